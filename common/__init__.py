@@ -1,0 +1,1 @@
+"""What the recipes share. Nothing here owns a training loop."""

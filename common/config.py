@@ -1,0 +1,155 @@
+"""From a dataclass to the command line and back: shared flags, validation, `--config FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from common.errors import UserError
+
+ConfigType = TypeVar("ConfigType", bound="TrainingConfig")
+
+# These say where and how one run is carried out, not what it computes: `--config` leaves them.
+NOT_REPEATED = {"config", "evaluate_only", "output_dir", "resume", "run_name"}
+
+# Least and most for the numbers of all recipes; not every recipe has every one.
+LARGEST = 1e300
+LIMITS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(["batch_size", "gradient_accumulation_steps", "log_every"], (1, LARGEST)),
+    **dict.fromkeys(
+        ["epochs", "max_steps", "eval_every", "hidden_sizes", "image_size"], (1, LARGEST)
+    ),
+    **dict.fromkeys(["learning_rate", "weight_decay", "warmup_steps"], (0, LARGEST)),
+    **dict.fromkeys(["max_grad_norm", "num_workers"], (0, LARGEST)),
+    **dict.fromkeys(["target_accuracy", "dropout", "label_smoothing"], (0, 1)),
+    "max_length": (4, LARGEST),
+    "vocabulary_size": (100, LARGEST),
+    "seed": (0, 2**32 - 1),
+}
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """The flags that every recipe has, with the same meaning in each."""
+
+    dataset: str = "auto"  # Name, Hub id or local folder; auto: public if at hand, else built in.
+    dataset_config: str | None = None  # Configuration of a Hub data set, such as sst2 of glue.
+    label_column: str | None = None  # Column of the labels, where it can't be found by its type.
+    init_from: str | None = None  # Run or model folder to take the initial weights from.
+
+    epochs: int | None = None  # Passes over the training data (default: by data set).
+    max_steps: int | None = None  # End after this many optimizer updates.
+    batch_size: int = 128  # Samples per process and micro-batch.
+    gradient_accumulation_steps: int = 1  # Micro-batches per optimizer update.
+    learning_rate: float | None = None  # Peak learning rate (default: by recipe and data set).
+    weight_decay: float = 0.01  # Decay of weight matrices; biases and norms have none.
+    warmup_steps: int | None = None  # Updates of linear warm-up (default: a share of the run).
+    max_grad_norm: float = 1.0  # Clip the gradient's global L2 norm to this; 0 turns it off.
+
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # Precision of the arithmetic.
+    compile: bool = False  # Compile the model with torch.compile.
+    gradient_checkpointing: bool = False  # Recompute activations: less memory, more time.
+    seed: int = 0  # Seed of initial weights, sample order, augmentation and dropout.
+    deterministic: bool = False  # Only deterministic kernels: the same bits in every run.
+    num_workers: int | None = None  # Loader processes where data does not live on the device.
+    data_placement: Literal["auto", "device", "workers"] = "auto"  # Where batches are made.
+
+    output_dir: str | None = None  # Directory of the run (default: runs/RECIPE-TIMESTAMP).
+    log_every: int = 50  # Updates between log lines.
+    eval_every: int | None = None  # Updates between evaluations (default: each epoch).
+    target_accuracy: float | None = None  # Exit with an error if the final accuracy is below.
+    evaluate_only: bool = False  # Evaluate the model of --init-from, without training.
+
+    tracker: Literal["wandb", "tensorboard", "none"] = "wandb"  # Where metrics go, besides files.
+    project: str = "accelerate-recipes"  # Project of the run at the tracker.
+    run_name: str | None = None  # Name of the run (default: that of its directory).
+    tags: tuple[str, ...] = ()  # Tags of the run at the tracker.
+    config: str | None = None  # A config.json of an earlier run to repeat; flags override it.
+
+    def validate(self) -> None:
+        """Reject impossible values before any data or model is loaded.
+
+        Raises:
+            UserError: naming the first flag whose value can't work, and what would.
+        """
+        for name, (least, most) in LIMITS.items():
+            value = getattr(self, name, None)
+            for number in value if isinstance(value, tuple) else [value]:
+                if number is not None and not least <= number <= most:
+                    raise UserError(
+                        f"--{name.replace('_', '-')} {number} can't work: give "
+                        + (f"{least} or more" if most == LARGEST else f"{least} to {most}")
+                    )
+        if self.evaluate_only and self.init_from is None:
+            raise UserError("--evaluate-only needs a model: add --init-from runs/NAME")
+
+
+def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
+    """Read the command line into `config_class`, over a `--config` file if one is given.
+
+    Args:
+        config_class: a dataclass whose fields are the flags.
+        description: the recipe's docstring; its first paragraph heads `--help`.
+    Raises:
+        UserError: for an unreadable file or an impossible value.
+        SystemExit: from tyro, for an unknown flag (with the nearest match) or a wrong type.
+    """
+    import tyro
+
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config")
+    early.add_argument("--init-from", "--init_from")
+    early.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
+    given = early.parse_known_args([word for word in sys.argv[1:] if word != "--"])[0]
+    defaults = config_class()
+    if given.config:
+        defaults = read_config(config_class, Path(given.config))
+    elif given.evaluate_only and given.init_from:
+        earlier = Path(given.init_from, "config.json")
+        if earlier.is_file():
+            defaults = read_config(config_class, earlier)
+    config = tyro.cli(
+        config_class,
+        default=defaults,
+        description=(description or "").split("\n\n")[0],
+        console_outputs=os.environ.get("RANK", "0") == "0",
+    )
+    config.validate()
+    return config
+
+
+def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
+    """Build a config from the `config.json` of an earlier run.
+
+    Raises:
+        UserError: when the file is missing, is not such a file, or belongs to another recipe.
+    """
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())["config"]
+        assert isinstance(values, dict)
+    except FileNotFoundError:
+        raise UserError(f"--config {path} does not exist: pass a run's config.json") from None
+    except (ValueError, KeyError, TypeError, AssertionError, OSError) as problem:
+        raise UserError(
+            f"{path} is not the config.json of a run ({type(problem).__name__}): "
+            "pass one that a recipe wrote"
+        ) from None
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise UserError(
+            f"{path} has {', '.join(unknown)}, which this recipe has not: "
+            "it belongs to another recipe or version"
+        )
+    kept = {name: value for name, value in values.items() if name not in NOT_REPEATED}
+    for name, value in kept.items():
+        if isinstance(value, list):
+            kept[name] = tuple(value)
+    return config_class(**kept)

@@ -1,0 +1,95 @@
+"""What the terminal shows, on rank 0 only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+
+
+def is_main_rank() -> bool:
+    """Whether this process is the one that speaks for the job."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(message: str) -> None:
+    """Print a line on rank 0."""
+    if is_main_rank():
+        CONSOLE.print(message, markup=False)
+
+
+def say_block(rows: Sequence[tuple[str, str]]) -> None:
+    """Print aligned lines of a name and what it is."""
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        say(f"{name:<{width}}  {text}")
+
+
+class ProgressDisplay:
+    """A bar where there is a terminal; a plain line at each log interval where there is none."""
+
+    def __init__(self, total_steps: int, first_step: int) -> None:
+        self.total_steps = total_steps
+        self.bar: Progress | None = None
+        self.task = TaskID(0)
+        if is_main_rank() and CONSOLE.is_terminal:
+            columns = (
+                TextColumn("epoch {task.fields[epoch]}  step {task.completed}/{task.total}"),
+                BarColumn(bar_width=None),
+                TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  {task.fields[memory]}"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=CONSOLE, refresh_per_second=4, transient=True)
+            self.task = self.bar.add_task(
+                "",
+                total=total_steps,
+                completed=first_step,
+                epoch="-",
+                loss="-",
+                speed="",
+                memory="",
+            )
+            self.bar.start()
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of one log interval."""
+        epoch = f"{metrics['progress/epoch']:.2f}"
+        loss = f"{metrics['train/loss']:.4f}"
+        speed = f"{metrics['perf/samples_per_second']:,.0f} samples/s"
+        memory = f"{peak_memory(metrics):,.0f} MiB"
+        step = int(metrics["progress/global_step"])
+        if self.bar is not None:
+            self.bar.update(
+                self.task, completed=step, epoch=epoch, loss=loss, speed=speed, memory=memory
+            )
+        else:
+            say(
+                f"epoch {epoch}  step {step}/{self.total_steps}  loss {loss}  "
+                f"accuracy {metrics['train/accuracy']:.4f}  {speed}  {memory}"
+            )
+
+    def close(self) -> None:
+        """Take the bar away; what was printed above it stays."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def peak_memory(metrics: Mapping[str, Any]) -> float:
+    """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
+    return metrics.get("memory/peak_allocated_mib") or metrics["memory/host_rss_mib"]
+
+
+def show_summary(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print the table that ends a run."""
+    if not is_main_rank():
+        return
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    CONSOLE.print(table, markup=False)

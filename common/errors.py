@@ -1,0 +1,19 @@
+"""The one exception for a user's mistake: one clear sentence instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+
+
+class UserError(SystemExit):
+    """A mistake that the user can mend: says what is wrong, where, and what to do.
+
+    A ``SystemExit``: the interpreter prints the sentence without a traceback and ends with
+    status 1. Only the first process of a job prints it, because all of them meet the same
+    mistake; pass ``every_rank=True`` for what one rank alone can see.
+    """
+
+    def __init__(self, message: str, *, every_rank: bool = False) -> None:
+        printed = every_rank or os.environ.get("RANK", "0") == "0"
+        super().__init__(f"error: {message}" if printed else 1)
+        self.message = message

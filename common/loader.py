@@ -1,0 +1,143 @@
+"""Batches in a resumable order, from memory of the device or from worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import psutil
+import torch
+from torch.utils.data import DataLoader
+
+from common.sampling import EvaluationOrder, TrainingOrder
+
+Batch = dict[str, torch.Tensor]
+# Images are gathered this many bytes at a time and handed out in slices: one pass of few large
+# operations costs less than one of small ones for each micro-batch.
+GATHER_BYTES = 4 * 2**20
+
+
+class Samples(Protocol):
+    """A split that can make batches; see `common.images` and `common.text`."""
+
+    num_bytes: int  # that its samples take in the memory of a device
+    bytes_per_sample: int | None  # None where samples of a batch can't be cut from a larger one
+
+    def place(self, device: torch.device) -> None:
+        """Copy all samples to `device`, for `gather`."""
+
+    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Make a batch from samples that were placed; augmented where `epoch` is given."""
+
+    def fetch(self, samples: torch.Tensor) -> Batch:
+        """Make the raw batch on the host, in a worker process."""
+
+    def finish(self, raw: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Turn what `fetch` made, moved to the device, into a batch."""
+
+    def count_tokens(self, samples: torch.Tensor) -> int:
+        """Return the number of real tokens, without padding; 0 for images."""
+
+
+class Loader:
+    """Yields the micro-batches of one split for this rank, already on the device."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        order: TrainingOrder | EvaluationOrder,
+        device: torch.device,
+        placement: str = "auto",
+        num_workers: int | None = None,
+    ) -> None:
+        """Choose where batches are made.
+
+        Args:
+            placement: ``device``: all samples lie in its memory and a batch is one gather;
+                ``workers``: processes make batches on the host; ``auto``: the former if the
+                samples take less than half of the memory that is free.
+            num_workers: processes, where they are used; None for what the machine has.
+        """
+        self.samples = samples
+        self.order = order
+        self.device = device
+        if placement == "auto":
+            fits = samples.num_bytes < free_memory(device) / 2
+            placement = "device" if fits else "workers"
+        self.placement = placement
+        if num_workers is None:
+            num_workers = min(8, max(1, psutil.cpu_count() // order.world_size))
+        self.num_workers = num_workers if placement == "workers" else 0
+        if placement == "device":
+            samples.place(device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield each batch of an evaluation."""
+        assert isinstance(self.order, EvaluationOrder)
+        for batch, _, _ in self.make_batches(self.order.micro_batches(), None):
+            yield batch
+
+    def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, int, int]]:
+        """Yield (batch, samples, real tokens) from an update of an epoch to its end."""
+        assert isinstance(self.order, TrainingOrder)
+        yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
+
+    def make_batches(
+        self, micro_batches: torch.Tensor | list[torch.Tensor], epoch: int | None
+    ) -> Iterator[tuple[Batch, int, int]]:
+        """Yield a batch for each tensor of sample indices."""
+        make = self.from_device if self.placement == "device" else self.from_workers
+        for samples, batch in zip(micro_batches, make(micro_batches, epoch), strict=True):
+            yield batch, len(samples), self.samples.count_tokens(samples)
+
+    def from_device(self, micro_batches: Any, epoch: int | None) -> Iterator[Batch]:
+        """Gather batches from the device's memory, several at a time where that is possible."""
+        size = self.samples.bytes_per_sample
+        per_gather = 1 if size is None else GATHER_BYTES // (size * self.order.batch_size)
+        for start in range(0, len(micro_batches), max(1, per_gather)):
+            group = micro_batches[start : start + max(1, per_gather)]
+            indices = torch.cat(list(group)).to(self.device, non_blocking=True)
+            gathered = self.samples.gather(indices, epoch)
+            if len(group) == 1:
+                yield gathered
+                continue
+            parts = {name: values.split(self.order.batch_size) for name, values in gathered.items()}
+            for position in range(len(group)):
+                yield {name: split[position] for name, split in parts.items()}
+
+    def from_workers(self, micro_batches: Any, epoch: int | None) -> Iterator[Batch]:
+        """Have worker processes make batches, and move them while the one before is used."""
+        loader = DataLoader(
+            WorkerBatches(self.samples, micro_batches),
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=self.device.type == "cuda",
+            # Its own generator: making an iterator must not draw from the one of dropout.
+            generator=torch.Generator(),
+        )
+        for samples, raw in zip(micro_batches, loader, strict=True):
+            moved = {
+                name: values.to(self.device, non_blocking=True) for name, values in raw.items()
+            }
+            yield self.samples.finish(moved, samples.to(self.device, non_blocking=True), epoch)
+
+
+class WorkerBatches(torch.utils.data.Dataset[Batch]):
+    """Raw batches by number, for `DataLoader`'s workers."""
+
+    def __init__(self, samples: Samples, micro_batches: Any) -> None:
+        self.samples = samples
+        self.micro_batches = micro_batches
+
+    def __len__(self) -> int:
+        return len(self.micro_batches)
+
+    def __getitem__(self, position: int) -> Batch:
+        return self.samples.fetch(self.micro_batches[position])
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free memory of `device`, in bytes; for a CPU, what this process may still take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available

@@ -1,0 +1,413 @@
+"""One training run: its directory, its state, and what happens around the recipe's loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, set_seed
+from torch import nn
+
+from common import console, metrics
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.export import load_weights, save_model
+from common.failures import GradientGuard, TrainingFailure
+from common.loader import Batch, Loader, Samples
+from common.runtime import build_accelerator, describe_environment
+from common.sampling import EvaluationOrder, TrainingOrder
+from common.tracking import Tracking, json_safe, synchronize, write_json
+
+
+class Run:
+    """Carries a recipe's loop: counts, times, logs and saves; the loop itself is the recipe's.
+
+    Use it as a context manager: however the run ends, `status.json` says how.
+    """
+
+    def __init__(self, config: TrainingConfig, recipe_file: str) -> None:
+        self.config = config
+        self.recipe = Path(recipe_file).stem
+        self.began = time.perf_counter()
+        self.accelerator = build_accelerator(config)
+        self.device = self.accelerator.device
+        self.global_step = 0
+        self.epoch = 0
+        self.directory = self.create_directory()
+        self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
+        self.sums = metrics.TrainingSums(self.device, config.gradient_accumulation_steps)
+        self.stopwatch = metrics.Stopwatch(lambda: synchronize(self.device))
+        self.tracking = Tracking(self.accelerator, self.directory)
+        self.display: console.ProgressDisplay | None = None
+        self.pending: dict[str, Any] = {}
+        self.latest: dict[str, Any] = {}
+        self.best_accuracy: float | None = None
+
+    # Before the loop
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type that matrix products run in."""
+        types = {"fp16": torch.float16, "bf16": torch.bfloat16}
+        return types.get(self.accelerator.mixed_precision, torch.float32)
+
+    def create_directory(self) -> Path:
+        """Create the run's directory; rank 0 chooses its name."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        chosen = [self.config.output_dir or f"runs/{self.recipe}-{stamp}"]
+        broadcast_object_list(chosen)
+        directory = Path(chosen[0])
+        if (directory / "config.json").exists():
+            raise UserError(
+                f"--output-dir {directory} holds a run already, and it is kept: name another"
+            )
+        if self.accelerator.is_main_process:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise UserError(f"--output-dir {directory} can't be made: {problem}") from None
+        return directory
+
+    def loaders(self, splits: Mapping[str, Samples]) -> tuple[Loader, Loader, Loader]:
+        """Return the loaders for training, evaluation during it, and the final evaluation.
+
+        The second reads the validation split, the third the test split; each stands in for the
+        other where there is only one.
+        """
+        names = [name for name in ("validation", "test") if name in splits]
+        self.validation_split, self.test_split = names[0], names[-1]
+        config, accelerator = self.config, self.accelerator
+        ranks = {"world_size": accelerator.num_processes, "rank": accelerator.process_index}
+        train = splits["train"]
+        training_order = TrainingOrder(
+            num_samples=len(train),
+            batch_size=config.batch_size,
+            accumulation=config.gradient_accumulation_steps,
+            seed=config.seed,
+            lengths=getattr(train, "lengths", None),
+            **ranks,
+        )
+        placement, workers = config.data_placement, config.num_workers
+        loaders = {"train": Loader(train, training_order, self.device, placement, workers)}
+        for name in names:
+            order = EvaluationOrder(
+                num_samples=len(splits[name]),
+                batch_size=config.batch_size,
+                lengths=getattr(splits[name], "lengths", None),
+                **ranks,
+            )
+            loaders[name] = Loader(splits[name], order, self.device, placement, workers)
+        return loaders["train"], loaders[names[0]], loaders[names[-1]]
+
+    def plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
+        """Settle how many updates the run has, and how often it evaluates.
+
+        Args:
+            default_epochs: by name of the data set, and "other".
+        """
+        assert isinstance(train_loader.order, TrainingOrder)
+        self.data, config = data, self.config
+        self.updates_per_epoch = train_loader.order.updates_per_epoch
+        self.samples_per_update = train_loader.order.global_batch
+        if config.epochs is None:
+            config.epochs = default_epochs.get(data.source.name, default_epochs["other"])
+        self.total_steps = config.epochs * self.updates_per_epoch
+        if config.max_steps is not None:
+            self.total_steps = min(self.total_steps, config.max_steps)
+        self.eval_every = config.eval_every or self.updates_per_epoch
+
+    def warmup_steps(self, share: float) -> int:
+        """Return the updates of warm-up: `--warmup-steps`, or a share of the run."""
+        asked = self.config.warmup_steps
+        return int(share * self.total_steps) if asked is None else asked
+
+    def start(self, model: nn.Module, optimizer: Any, description: dict[str, Any]) -> None:
+        """Load initial weights, write `config.json`, open the trackers, show what will run.
+
+        Args:
+            description: of the model: its ``name``, and what else is needed to use it again.
+        """
+        self.model, self.optimizer, self.description = model, optimizer, description
+        self.unwrapped = self.accelerator.unwrap_model(model)
+        config, data = self.config, self.data
+        if config.init_from is not None:
+            load_weights(self.unwrapped, config.init_from)
+        config.dataset = data.source.location if config.dataset != "auto" else data.source.name
+        parameters = sum(p.numel() for p in self.unwrapped.parameters())
+        environment = describe_environment(self.accelerator, config)
+        sizes = {name: len(split) for name, split in data.splits.items()}
+        facts = {
+            "recipe": self.recipe,
+            "config": vars(config),
+            "environment": environment,
+            "data": {"name": data.source.name, "reason": data.source.reason, "sizes": sizes}
+            | {"classes": len(data.class_names), "notes": data.notes},
+            "model": {"name": description["name"], "parameters": parameters},
+            "plan": {"total_steps": self.total_steps, "updates_per_epoch": self.updates_per_epoch},
+        }
+        if self.accelerator.is_main_process:
+            write_json(self.directory / "config.json", facts)
+        self.write_status("running")
+        self.tracking.start(config, facts, config.run_name or self.directory.name)
+        self.show_plan(facts)
+        # From here on, each rank draws its own dropout.
+        set_seed(config.seed, device_specific=True)
+        first_step = 0 if not config.evaluate_only else self.total_steps
+        self.display = console.ProgressDisplay(self.total_steps, first_step)
+
+    def show_plan(self, facts: dict[str, Any]) -> None:
+        """Print what will run, on what, and why."""
+        config, environment, data = self.config, facts["environment"], self.data
+        sizes = ", ".join(f"{name} {size:,}" for name, size in facts["data"]["sizes"].items())
+        epochs, processes = config.epochs, environment["world_size"]
+        rows = [
+            ("recipe", f"{self.recipe}: {facts['model']['name']}, "
+             f"{facts['model']['parameters']:,} parameters"),
+            ("data", f"{data.source.name} ({data.source.reason}): {sizes}; "
+             f"{len(data.class_names)} classes"),
+            *(("", note) for note in data.notes),
+            ("device", f"{environment['device']}; {processes} process{'es'[:2 * (processes > 1)]}; "
+             f"{ {'no': 'fp32'}.get(environment['mixed_precision'], environment['mixed_precision'])}"),
+            ("batch", f"{config.batch_size} × {config.gradient_accumulation_steps} accumulated × "
+             f"{processes} = {environment['effective_batch_size']}; {self.total_steps:,} updates, "
+             f"{epochs} epochs of {self.updates_per_epoch:,}"),
+            ("logs", f"{self.directory}; {self.tracking.shown}"),
+        ]  # fmt: skip
+        console.say_block(rows)
+
+    # In the loop
+
+    def batches(self, loader: Loader) -> Iterator[Batch]:
+        """Yield training batches to the end of the run, from where it stands."""
+        if self.config.evaluate_only:
+            return
+        self.model.train()
+        self.stopwatch.start()
+        while self.global_step < self.total_steps:
+            self.epoch, update = divmod(self.global_step, self.updates_per_epoch)
+            batches = loader.epoch(self.epoch, update)
+            while self.global_step < self.total_steps:
+                waited = time.perf_counter()
+                item = next(batches, None)
+                if item is None:
+                    break
+                batch, samples, tokens = item
+                self.counted = samples, tokens, time.perf_counter() - waited
+                yield batch
+        self.stopwatch.stop()
+
+    def clip_gradients(self, model: nn.Module, optimizer: Any) -> None:
+        """Clip the gradients' global norm, and see that non-finite ones are not applied."""
+        self.guard.clip(model, optimizer)
+
+    def record(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Take note of a micro-batch; log when an interval is over. No other synchronisation."""
+        is_update = self.accelerator.sync_gradients
+        self.sums.add(loss, logits, labels)
+        self.stopwatch.count(*self.counted, is_update)
+        if is_update:
+            self.flush()
+            self.global_step += 1
+            if self.global_step % self.config.log_every == 0 or self.is_last_step:
+                self.log_training()
+
+    @property
+    def is_last_step(self) -> bool:
+        """Whether the run's last update is done."""
+        return self.global_step == self.total_steps
+
+    @property
+    def should_evaluate(self) -> bool:
+        """Whether an evaluation is due; at the last update, the final one may stand for it."""
+        if not self.accelerator.sync_gradients or self.global_step % self.eval_every:
+            return False
+        return not self.is_last_step or self.validation_split != self.test_split
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Give the bare model in evaluation mode, with throughput's clock stopped.
+
+        Buffers such as batch norm's statistics differ between ranks, and are averaged first.
+        The bare model is used, because ranks may have different numbers of batches.
+        """
+        running = self.stopwatch.started is not None
+        self.stopwatch.stop()
+        unwrapped = self.accelerator.unwrap_model(model)
+        if self.accelerator.num_processes > 1:
+            for buffer in unwrapped.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(self.accelerator.reduce(buffer, "mean"))
+        unwrapped.eval()
+        with torch.inference_mode():
+            yield unwrapped
+        unwrapped.train()
+        if running:
+            self.stopwatch.start()
+
+    def log_training(self) -> None:
+        """Gather one interval's figures from all ranks, and log them."""
+        lap = self.stopwatch.lap()
+        memory = metrics.memory_used(self.device)
+        mine = torch.cat(
+            [
+                torch.tensor([*vars(lap).values(), *memory.values()], dtype=torch.float64),
+                self.sums.take(),
+            ]
+        ).to(self.device, torch.float32 if self.device.type == "mps" else torch.float64)
+        ranks = self.accelerator.gather(mine[None]).cpu()
+        counted = len(vars(lap))
+        loss, correct, micro_batches, samples = ranks[:, -4:].sum(0).tolist()
+        values = {
+            "train/loss": loss / micro_batches,
+            "train/accuracy": correct / samples,
+            "train/learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train/grad_norm": float(self.guard.grad_norm),
+            **metrics.throughput(ranks[:, :counted], tokens_matter=bool(lap.tokens)),
+            **dict(zip(memory, ranks[:, counted:-4].max(0).values.tolist(), strict=True)),
+        }
+        values["train/skipped_updates"] = self.guard.check(self.global_step, values["train/loss"])
+        if self.accelerator.scaler is not None:
+            values["train/loss_scale"] = self.accelerator.scaler.get_scale()
+        self.log(values)
+        self.display.update(self.latest)
+
+    def log(self, values: dict[str, float]) -> None:
+        """Log metrics at the present step; those of one step are written together."""
+        if "eval/accuracy" in values:
+            self.show_evaluation(values, self.validation_split)
+            if self.validation_split == "validation":
+                self.best_accuracy = max(values["eval/accuracy"], self.best_accuracy or 0.0)
+        self.pending |= values | {
+            "progress/global_step": self.global_step,
+            "progress/epoch": self.global_step / self.updates_per_epoch,
+            "progress/samples": self.global_step * self.samples_per_update,
+        }
+        self.latest |= self.pending
+
+    def flush(self) -> None:
+        """Write what was logged at the last step, to `metrics.jsonl` and the tracker."""
+        if self.pending:
+            self.tracking.log(self.pending, self.pending["progress/global_step"])
+            self.pending = {}
+
+    def show_evaluation(self, values: Mapping[str, float], split: str) -> None:
+        """Print the figures of an evaluation."""
+        figures = (f"{name.split('/')[1]} {value:.4f}" for name, value in values.items())
+        count = f"{values['eval/count']:,.0f} samples"
+        console.say(
+            f"epoch {self.global_step / self.updates_per_epoch:.2f}  "
+            f"step {self.global_step}/{self.total_steps}  {split}: {count}  "
+            + "  ".join(figure for figure in figures if not figure.startswith("count"))
+        )
+
+    # After the loop
+
+    def finish(self, evaluation: dict[str, float]) -> None:
+        """Save the model, write `summary.json`, show the summary, and check the target.
+
+        Args:
+            evaluation: the final evaluation of the model as it is now.
+        """
+        config = self.config
+        if self.validation_split == self.test_split:
+            self.log(evaluation)
+        else:
+            self.show_evaluation(evaluation, self.test_split)
+        self.flush()
+        self.display.close()
+        summary = self.summarize(evaluation)
+        if self.accelerator.is_main_process:
+            if not config.evaluate_only:
+                facts = {"recipe": self.recipe, "class_names": self.data.class_names}
+                save_model(self.directory / "model", self.unwrapped, facts | self.description)
+            write_json(self.directory / "summary.json", json_safe(summary))
+        self.tracking.finish(summary)
+        self.show_summary(summary)
+        accuracy, target = evaluation["eval/accuracy"], config.target_accuracy
+        if target is not None and accuracy < target:
+            raise TrainingFailure(
+                f"the final accuracy {accuracy:.4f} is below --target-accuracy {target}"
+            )
+        self.write_status("finished")
+
+    def summarize(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
+        """Return the run's figures under the metrics' names."""
+        summary = {**self.latest, **evaluation}
+        if not self.config.evaluate_only:
+            whole = list(vars(self.stopwatch.whole_run).values())
+            mine = torch.tensor([[*whole, self.sums.last_loss()]], dtype=torch.float64)
+            ranks = self.accelerator.gather(mine.to(self.device)).cpu()
+            summary |= metrics.throughput(ranks[:, :-1], tokens_matter=bool(ranks[0, 4]))
+            summary["train/loss"] = float(ranks[:, -1].mean())
+        if self.best_accuracy is not None:
+            summary["eval/best_accuracy"] = self.best_accuracy
+        summary["time/train_seconds"] = self.stopwatch.train_seconds
+        summary["time/total_seconds"] = time.perf_counter() - self.began
+        return summary
+
+    def show_summary(self, summary: Mapping[str, Any]) -> None:
+        """Print the table that ends the run."""
+        rows = [("accuracy", f"{summary['eval/accuracy']:.4f} on {self.test_split}")]
+        if "eval/f1" in summary:
+            rows.append(("F1", f"{summary['eval/f1']:.4f}"))
+        if self.best_accuracy is not None:
+            rows.append(("best accuracy", f"{self.best_accuracy:.4f} on validation"))
+        seconds = summary["time/total_seconds"]
+        rows.append(("time", f"{seconds:.1f} s, {summary['time/train_seconds']:.1f} s in training"))
+        if "perf/samples_per_second" in summary:
+            speed = f"{summary['perf/samples_per_second']:,.0f} samples/s"
+            if "perf/tokens_per_second" in summary:
+                speed += f", {summary['perf/tokens_per_second']:,.0f} tokens/s"
+            rows.append(("throughput", speed))
+            rows.append(("peak memory", f"{console.peak_memory(summary):,.0f} MiB"))
+        files = "config.json  metrics.jsonl  summary.json  status.json"
+        rows.append(
+            ("files", f"{self.directory}: {files}" + "  model/" * (not self.config.evaluate_only))
+        )
+        rows += [
+            ("view" if index == 0 else "", c) for index, c in enumerate(self.tracking.commands)
+        ]
+        console.show_summary(self.recipe, rows)
+
+    def write_status(self, status: str, reason: str | None = None) -> None:
+        """Say in `status.json` how the run stands, for supervisors."""
+        if self.accelerator.is_main_process:
+            value = {"status": status, "reason": reason, "global_step": self.global_step}
+            write_json(self.directory / "status.json", value)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            if self.display is not None:
+                self.display.close()
+            reason = error.message if isinstance(error, UserError) else f"{kind.__name__}: {error}"
+            self.flush()
+            self.tracking.finish(self.latest, exit_code=1)
+            self.write_status("failed", reason)
+            self.remove_if_empty()
+        elif torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def remove_if_empty(self) -> None:
+        """Remove a directory that was named by the clock, if the run ended before it began."""
+        names = {path.name for path in self.directory.glob("*")}
+        if (
+            self.accelerator.is_main_process
+            and self.config.output_dir is None
+            and names == {"status.json"}
+        ):
+            (self.directory / "status.json").unlink()
+            self.directory.rmdir()

@@ -1,0 +1,169 @@
+"""Build the Accelerator: device, precision that really runs, threads, kernels, process group."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import accelerate.optimizer
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    set_seed,
+)
+
+from common.config import TrainingConfig
+from common.errors import UserError
+
+# A rank that hangs ends the job after this long, not after the default half hour.
+PROCESS_GROUP_TIMEOUT = timedelta(minutes=3)
+
+
+def build_accelerator(config: TrainingConfig) -> Accelerator:
+    """Return an Accelerator set to what is best for the hardware.
+
+    Raises:
+        UserError: when the precision asked for can't run here, or when the launcher started
+            more processes than can see each other.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    use_cpu = not torch.accelerator.is_available() or "ACCELERATE_USE_CPU" in os.environ
+    precision = choose_precision(config.mixed_precision, use_cpu)
+    set_kernels(config.deterministic)
+    if use_cpu:
+        torch.set_num_threads(cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    # Two look-ups of a package that is not there cost 90 µs in each optimizer step.
+    accelerate.optimizer.is_lomo_available = functools.cache(  # type: ignore[attr-defined]
+        accelerate.optimizer.is_lomo_available
+    )
+    accelerator = Accelerator(
+        cpu=use_cpu,
+        mixed_precision=precision,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        # One scheduler step per update on any number of processes, not one per process.
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT),
+            # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+        ],
+    )
+    if accelerator.num_processes != world_size:
+        raise UserError(
+            f"the launcher started {world_size} processes, but each of them sees "
+            f"{accelerator.num_processes}: launch with one of accelerate_configs/, such as "
+            "multi_cpu.yaml, or with --multi_gpu --num_processes N",
+        )
+    set_seed(config.seed)
+    return accelerator
+
+
+def choose_precision(asked: str, use_cpu: bool) -> str:
+    """Return the precision that will run: "no" (fp32), "bf16" or "fp16".
+
+    ``auto`` is what the launcher asked for; else fp16 on CUDA, bf16 on a CPU that has bf16
+    instructions, and fp32 elsewhere.
+
+    Raises:
+        UserError: when fp16 or bf16 is asked for where it would not run, or not pay.
+    """
+    launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    wanted = launcher if asked == "auto" and launcher in ("fp16", "bf16") else asked
+    has_cuda = torch.cuda.is_available() and not use_cpu
+    if wanted == "auto":
+        return "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"
+    if wanted == "fp16" and not has_cuda:
+        alternative = "bf16" if use_cpu and cpu_has_bf16() else "no"
+        raise UserError(
+            "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32): "
+            f"pass --mixed-precision {alternative}"
+        )
+    if wanted == "bf16" and has_cuda and not torch.cuda.is_bf16_supported(False):
+        raise UserError("this GPU has no bf16 arithmetic: pass --mixed-precision fp16")
+    return wanted
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor has bf16 matrix instructions (AVX512-BF16 or AMX)."""
+    return platform.machine() in ("x86_64", "AMD64") and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
+
+
+def set_kernels(deterministic: bool) -> None:
+    """Choose kernels: TF32 and autotuned convolutions, or deterministic ones."""
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if deterministic else "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee" if deterministic else "tf32"  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def usable_cores() -> int:
+    """Return how many processor cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_threads(local_processes: int) -> int:
+    """Return how many threads one process should use, so that all cores are used once.
+
+    ``accelerate launch`` exports ``OMP_NUM_THREADS=1`` when nothing is set, which would leave
+    every core but one idle; any other value is the user's and is kept.
+    """
+    asked = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    return asked if asked > 1 else max(1, usable_cores() // local_processes)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the hardware behind `device`, such as "NVIDIA H100 80GB HBM3"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {usable_cores()} cores" if device.type == "cpu" else name
+
+
+def describe_environment(accelerator: Accelerator, config: TrainingConfig) -> dict[str, Any]:
+    """Return what a run's figures depend on besides its flags, for `config.json`."""
+    packages = ["torch", "accelerate", "transformers", "datasets", "wandb", "numpy"]
+    return {
+        "device": device_name(accelerator.device),
+        "device_type": accelerator.device.type,
+        "world_size": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
+        "effective_batch_size": config.batch_size
+        * config.gradient_accumulation_steps
+        * accelerator.num_processes,
+        "threads_per_process": torch.get_num_threads(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",
+        "deterministic": config.deterministic,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+        "git_commit": git_commit(),
+    }
+
+
+def git_commit() -> str | None:
+    """Return the commit of the checkout that holds this module, or None outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

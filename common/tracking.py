@@ -1,0 +1,177 @@
+"""Where metrics go: W&B or TensorBoard through Accelerate, and always the run's own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+
+from common.config import TrainingConfig
+from common.console import say
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class Tracking:
+    """Logs one vocabulary of metrics; a failing tracker never stops the training.
+
+    The calls are made on all ranks; rank 0 alone writes.
+    """
+
+    def __init__(self, accelerator: Accelerator, directory: Path) -> None:
+        self.accelerator = accelerator
+        self.directory = directory
+        self.main = accelerator.is_main_process
+        self.shown = "metrics.jsonl only"
+        self.commands: list[str] = []
+        self.file: TextIO | None = None
+
+    def start(self, config: TrainingConfig, facts: Mapping[str, Any], name: str) -> None:
+        """Open the tracker that the configuration names, and the run's `metrics.jsonl`."""
+        if not self.main:
+            return
+        self.file = open(self.directory / "metrics.jsonl", "a", encoding="utf-8")
+        try:
+            if config.tracker == "wandb":
+                self.start_wandb(config, facts, name)
+            elif config.tracker == "tensorboard":
+                self.start_tensorboard(config)
+        except Exception as problem:  # a tracker may fail in any way, and must not matter
+            self.give_up(problem)
+
+    def start_wandb(self, config: TrainingConfig, facts: Mapping[str, Any], name: str) -> None:
+        """Start W&B: online when a key is there and the server answers, else offline."""
+        import wandb
+        from accelerate.tracking import filter_trackers
+
+        mode, reason = wandb_mode()
+        if mode == "disabled":
+            self.shown = "W&B is disabled by WANDB_MODE; metrics.jsonl"
+            return
+        arguments: dict[str, Any] = {
+            "name": name,
+            "mode": mode,
+            "tags": list(config.tags),
+            "settings": wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=20,
+                # Neither the command line, which may hold a token, nor code or git remotes.
+                x_disable_meta=True,
+                save_code=False,
+                disable_git=True,
+                disable_code=True,
+            ),
+        }
+        self.accelerator.log_with = filter_trackers(["wandb"])
+        try:
+            self.accelerator.init_trackers(config.project, None, {"wandb": arguments})
+        except Exception as problem:
+            if mode == "offline":
+                raise
+            mode, reason = "offline", f"the server refused: {type(problem).__name__}"
+            arguments["mode"] = mode
+            self.accelerator.trackers.clear()
+            self.accelerator.init_trackers(config.project, None, {"wandb": arguments})
+        run = self.accelerator.get_tracker("wandb", unwrap=True)
+        run.config.update(dict(facts), allow_val_change=True)
+        run.define_metric("progress/global_step")
+        run.define_metric("*", step_metric="progress/global_step")
+        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
+        folder = Path(run.dir).parent
+        shown = os.path.relpath(folder)
+        self.commands = (
+            [f"wandb leet {shlex.quote(shown)}", f"wandb sync {shlex.quote(shown)}"]
+            if mode == "offline"
+            else [str(run.url)]
+        )
+
+    def start_tensorboard(self, config: TrainingConfig) -> None:
+        """Write TensorBoard events into the run's directory."""
+        from accelerate.tracking import filter_trackers
+
+        self.accelerator.project_configuration.set_directories(str(self.directory))
+        self.accelerator.log_with = filter_trackers(["tensorboard"], self.directory)
+        self.accelerator.init_trackers("tensorboard")
+        if not self.accelerator.trackers:
+            raise ModuleNotFoundError("package tensorboard is not installed")
+        self.shown = "TensorBoard, and metrics.jsonl"
+        self.commands = [f"tensorboard --logdir {shlex.quote(os.path.relpath(self.directory))}"]
+
+    def log(self, metrics: Mapping[str, float], global_step: int) -> None:
+        """Write one object to `metrics.jsonl`, flushed, and send it to the tracker."""
+        if self.file is None:
+            return
+        self.file.write(json.dumps(json_safe(metrics)) + "\n")
+        self.file.flush()
+        try:
+            self.accelerator.log(dict(metrics), step=global_step)
+        except Exception as problem:
+            self.give_up(problem)
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int = 0) -> None:
+        """Close the tracker, with the end-of-run values as its summary."""
+        if self.file is None:
+            return
+        self.file.close()
+        self.file = None
+        try:
+            for tracker in self.accelerator.trackers:
+                if tracker.name == "wandb":
+                    tracker.tracker.summary.update(dict(summary))
+                    tracker.tracker.finish(exit_code=exit_code)
+                else:
+                    tracker.finish()
+        except Exception as problem:
+            self.give_up(problem)
+
+    def give_up(self, problem: Exception) -> None:
+        """Go on with the files alone."""
+        self.accelerator.trackers = []
+        say(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
+
+
+def wandb_mode() -> tuple[str, str]:
+    """Return W&B's mode and why; never prompts, and takes 3 s at most."""
+    import requests
+    import wandb
+
+    asked = os.environ.get("WANDB_MODE", "")
+    if asked:
+        return asked, "by WANDB_MODE"
+    server = wandb.setup().settings.base_url
+    has_key = bool(os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server))
+    if not has_key:
+        return "offline", "no API key"
+    try:
+        requests.get(server, timeout=3)
+    except requests.RequestException:
+        return "offline", "the server does not answer"
+    return "online", str(server)
+
+
+def json_safe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace what JSON has no word for: NaN and infinities become null."""
+    return {
+        name: None if isinstance(value, float) and value - value != 0 else value
+        for name, value in values.items()
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file whole, so that a reader never meets half of one."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on `device`, so that a clock read next tells the truth."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,150 @@
+"""Train a multilayer perceptron on small images: MNIST, or any images of one size.
+
+accelerate launch recipes/mnist_mlp.py
+accelerate launch recipes/mnist_mlp.py --dataset mnist --hidden-sizes 1024 1024
+accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/mnist_mlp.py
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from common.config import TrainingConfig, parse_config
+from common.datasets import choose_source
+from common.images import ImageData, load_images
+from common.loader import Batch, Loader
+from common.metrics import EvaluationSums
+from common.optimizers import decay_groups
+from common.run import Run
+from common.schedule import warmup_decay
+
+# ------------------------------------------------------------------------------------- Config
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    learning_rate: float = 1e-3  # Peak learning rate.
+    hidden_sizes: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
+    dropout: float = 0.1  # Share of activations dropped while training.
+    image_size: int | None = None  # Height and width in pixels (default: the data set's).
+    image_column: str | None = None  # Column of the images, where it can't be found by its type.
+
+
+DEFAULT_EPOCHS = {"mnist": 10, "digits": 60, "synthetic": 1, "other": 20}
+
+# --------------------------------------------------------------------------------------- Data
+
+
+def load_data(config: Config, run: Run) -> ImageData:
+    source = choose_source(
+        config, run.accelerator, public="mnist", built_in="digits", public_on_cpu=True
+    )
+    return load_images(
+        source,
+        image_size=config.image_size or (28 if source.name == "synthetic" else None),
+        image_column=config.image_column,
+        label_column=config.label_column,
+        seed=config.seed,
+        dtype=run.compute_dtype,
+    )
+
+
+# -------------------------------------------------------------------------------------- Model
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between: [batch, channels, height, width] to [batch, classes]."""
+
+    def __init__(self, in_features: int, hidden_sizes: list[int], classes: int, dropout: float):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in hidden_sizes:
+            layers += [nn.Linear(in_features, width), nn.ReLU(), nn.Dropout(dropout)]
+            in_features = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(in_features, classes)
+        self.gradient_checkpointing = False  # recompute the body in the backward pass
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = images.flatten(1)
+        if self.gradient_checkpointing and self.training:
+            features = checkpoint(self.body, features, use_reentrant=False)
+        else:
+            features = self.body(features)
+        return self.head(features)
+
+
+def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
+    arguments = {
+        "in_features": data.channels * data.image_size**2,
+        "hidden_sizes": list(config.hidden_sizes),
+        "classes": len(data.class_names),
+        "dropout": config.dropout,
+    }
+    model = MLP(**arguments)
+    model.gradient_checkpointing = config.gradient_checkpointing
+    sizes = [arguments["in_features"], *config.hidden_sizes, arguments["classes"]]
+    name = f"MLP {'-'.join(map(str, sizes))}"
+    return model, {"name": name, "arguments": arguments, **data.preprocessing()}
+
+
+def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model(batch["images"])
+    return F.cross_entropy(logits, batch["labels"]), logits
+
+
+# --------------------------------------------------------------------------------- Evaluation
+
+
+def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
+    sums = EvaluationSums(run.accelerator, len(run.data.class_names))
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, logits = compute_loss(bare_model, batch)
+            sums.add(loss, logits, batch["labels"])
+    return sums.result()
+
+
+# --------------------------------------------------------------------------------------- Main
+
+
+def main(config: Config) -> None:
+    with Run(config, __file__) as run:
+        accelerator = run.accelerator
+        data = load_data(config, run)
+        train_loader, validation_loader, test_loader = run.loaders(data.splits)
+        run.plan(data, train_loader, DEFAULT_EPOCHS)
+
+        model, description = build_model(config, data)
+        if config.compile:
+            model.compile()
+        optimizer = torch.optim.AdamW(
+            decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True
+        )
+        warmup_steps = run.warmup_steps(share=0.1)
+        scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        run.start(model, optimizer, description)
+
+        for batch in run.batches(train_loader):
+            with accelerator.accumulate(model):
+                loss, logits = compute_loss(model, batch)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    run.clip_gradients(model, optimizer)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            run.record(loss, logits, batch["labels"])
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
+
+        run.finish(evaluate(run, model, test_loader))
+
+
+if __name__ == "__main__":
+    main(parse_config(Config, __doc__))
