@@ -141,18 +141,21 @@ def hub_commit(dataset_id: str) -> str | None:
 
     `datasets.load_dataset` would take 24 s to find that the Hub does not answer.
     """
-    import httpx
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    import requests
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers
 
-    try:
-        return HfApi().dataset_info(dataset_id, timeout=3).sha
-    except HFValidationError:
-        return None
-    except (HfHubHTTPError, OfflineModeIsEnabled, httpx.HTTPError, OSError):
-        folder = "datasets--" + dataset_id.replace("/", "--")
-        reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
-        return reference.read_text().strip() if reference.is_file() else None
+    if not constants.HF_HUB_OFFLINE:
+        address = f"{constants.ENDPOINT}/api/datasets/{dataset_id}"
+        try:
+            answer = requests.get(address, headers=build_hf_headers(), timeout=3)
+            if answer.ok:
+                return answer.json()["sha"]
+        except (requests.RequestException, KeyError):
+            pass  # out of reach: what the cache has will do
+    folder = "datasets--" + dataset_id.replace("/", "--")
+    reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
+    return reference.read_text().strip() if reference.is_file() else None
 
 
 def cache_folder(source: DataSource, **settings: object) -> Path:
