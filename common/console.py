@@ -93,3 +93,11 @@ def show_summary(title: str, rows: Sequence[tuple[str, str]]) -> None:
     for row in rows:
         table.add_row(*row)
     CONSOLE.print(table, markup=False)
+
+
+def quiet_transformers() -> None:
+    """Keep Transformers from reports that a user can do nothing about, such as a new head's."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from datasets import Dataset, DatasetDict
+
+Answer = TypeVar("Answer")
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {
@@ -50,6 +53,7 @@ class RawData:
     splits: dict[str, Dataset]
     labels: dict[str, np.ndarray]  # split -> int64 [rows]
     class_names: list[str]
+    label_column: str
     notes: list[str] = field(default_factory=list)
 
 
@@ -66,18 +70,24 @@ def choose_source(
     Raises:
         UserError: for a named data set that can't be had; a name is never replaced.
     """
+    return ask_rank_zero(
+        accelerator, lambda: find_source(config, accelerator, public, built_in, public_on_cpu)
+    )
+
+
+def ask_rank_zero(accelerator: Accelerator, choose: Callable[[], Answer]) -> Answer:
+    """Return what `choose` returns on rank 0, on all ranks; its `UserError` ends all of them."""
     from accelerate.utils import broadcast_object_list
 
-    answer: list[DataSource | UserError | None] = [None]
+    answer: list[Any] = [None]
     if accelerator.is_main_process:
         try:
-            answer = [find_source(config, accelerator, public, built_in, public_on_cpu)]
+            answer = [choose()]
         except UserError as error:
             answer = [error]
     broadcast_object_list(answer)
     if isinstance(answer[0], UserError):
         raise answer[0]
-    assert answer[0] is not None
     return answer[0]
 
 
@@ -136,8 +146,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     return DataSource(name, location, configuration or known_configuration, reason, commit)
 
 
-def hub_commit(dataset_id: str) -> str | None:
-    """Return the commit of a Hub data set: from the Hub within 3 s, else from the local cache.
+def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") -> str | None:
+    """Return the commit of a Hub repository: from the Hub within 3 s, else from the local cache.
 
     `datasets.load_dataset` would take 24 s to find that the Hub does not answer.
     """
@@ -146,14 +156,14 @@ def hub_commit(dataset_id: str) -> str | None:
     from huggingface_hub.utils import build_hf_headers
 
     if not constants.HF_HUB_OFFLINE:
-        address = f"{constants.ENDPOINT}/api/datasets/{dataset_id}"
+        address = f"{constants.ENDPOINT}/api/{kind}/{hub_id}"
         try:
             answer = requests.get(address, headers=build_hf_headers(), timeout=3)
             if answer.ok:
                 return answer.json()["sha"]
         except (requests.RequestException, KeyError):
             pass  # out of reach: what the cache has will do
-    folder = "datasets--" + dataset_id.replace("/", "--")
+    folder = f"{kind}--{hub_id.replace('/', '--')}"
     reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
     return reference.read_text().strip() if reference.is_file() else None
 
@@ -177,7 +187,7 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
     dataset = load_splits(source)
     train_name = "train" if "train" in dataset else next(iter(dataset))
     label = find_label_column(dataset[train_name], label_column, source.name)
-    raw = RawData({}, {}, [])
+    raw = RawData({}, {}, [], label)
     columns: dict[str, tuple[Dataset, list[Any]]] = {}
     for name, split in dataset.items():
         role = "train" if name == train_name else str(name)

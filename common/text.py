@@ -18,9 +18,9 @@ from common.images import as_tensor
 from common.loader import Batch
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
 PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
 
 
@@ -101,8 +101,7 @@ class TextSamples:
 def load_text(
     source: DataSource,
     *,
-    tokenizer: str | None,
-    vocabulary_size: int,
+    checkpoint: str,
     max_length: int,
     text_columns: tuple[str, ...],
     label_column: str | None,
@@ -110,23 +109,25 @@ def load_text(
     """Return a text data set, tokenising it first where no cache of it exists.
 
     Args:
-        tokenizer: Hub id or folder of a pretrained tokenizer; None trains a WordPiece
-            vocabulary of `vocabulary_size` on the training text.
+        checkpoint: Hub id or folder whose tokenizer to use; "scratch" trains a WordPiece
+            vocabulary on the training text.
         max_length: tokens after which a sample is cut, special tokens included.
     Raises:
         UserError: for data or a tokenizer that can't be read or used.
     """
+    if source.name == "synthetic":
+        raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
     folder = cache_folder(
         source,
         kind="text-1",
-        tokenizer=tokenizer_fingerprint(tokenizer) or vocabulary_size,
+        tokenizer=tokenizer_fingerprint(checkpoint),
         max_length=max_length,
         columns=[*text_columns, label_column],
     )
 
     def prepare(target: CachedData) -> None:
         raw = load_raw(source, label_column)
-        tokenize(target, raw, source, tokenizer, vocabulary_size, max_length, text_columns)
+        tokenize(target, raw, source, checkpoint, max_length, text_columns)
 
     cached = prepare_once(folder, prepare)
     facts = cached.facts
@@ -145,11 +146,11 @@ def load_text(
     )
 
 
-def tokenizer_fingerprint(tokenizer: str | None) -> str | None:
+def tokenizer_fingerprint(checkpoint: str) -> str:
     """Return a name of the tokenizer that changes when its local files do."""
-    if tokenizer is None or not Path(tokenizer).is_dir():
-        return tokenizer
-    files = sorted(p for p in Path(tokenizer).glob("*") if p.name.startswith(("token", "vocab")))
+    if not Path(checkpoint).is_dir():
+        return f"{checkpoint}-{SCRATCH_VOCABULARY}"
+    files = sorted(p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab")))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
@@ -157,13 +158,12 @@ def tokenize(
     target: CachedData,
     raw: RawData,
     source: DataSource,
-    tokenizer: str | None,
-    vocabulary_size: int,
+    checkpoint: str,
     max_length: int,
     text_columns: tuple[str, ...],
 ) -> None:
     """Tokenise all splits of `raw` into flat arrays, and write them to the cache."""
-    columns = find_text_columns(raw.splits["train"], text_columns, source.name)
+    columns = find_text_columns(raw, text_columns, source.name)
     texts: dict[str, list[list[str]]] = {}
     for name, split in raw.splits.items():
         rows = [split[column][:] for column in columns]
@@ -174,10 +174,10 @@ def tokenize(
         if not kept:
             raise UserError(f"data set {source.name}: no row of {name} has text in {columns}")
         texts[name] = [[values[row] for row in kept] for values in rows]
-    if tokenizer is None:
-        encoder = train_wordpiece([t for column in texts["train"] for t in column], vocabulary_size)
+    if checkpoint == "scratch":
+        encoder = train_wordpiece([text for column in texts["train"] for text in column])
     else:
-        encoder = load_tokenizer(tokenizer)
+        encoder = load_tokenizer(checkpoint)
     say(
         f"tokenising {sum(len(t[0]) for t in texts.values()):,} texts once, for this and later runs"
     )
@@ -200,7 +200,7 @@ def tokenize(
     }
 
 
-def find_text_columns(split: Dataset, asked: tuple[str, ...], name: str) -> list[str]:
+def find_text_columns(raw: RawData, asked: tuple[str, ...], name: str) -> list[str]:
     """Return the one or two columns of text: named, or all that hold strings.
 
     Raises:
@@ -208,6 +208,7 @@ def find_text_columns(split: Dataset, asked: tuple[str, ...], name: str) -> list
     """
     from datasets import Value
 
+    split = raw.splits["train"]
     if asked:
         found = [existing_column(split, column, "--text-columns", name) for column in asked]
     else:
@@ -216,7 +217,7 @@ def find_text_columns(split: Dataset, asked: tuple[str, ...], name: str) -> list
             for column, kind in split.features.items()
             if isinstance(kind, Value) and kind.dtype in ("string", "large_string")
         ]
-        found = [column for column in strings if column.lower() not in ("label", "id", "idx")]
+        found = [column for column in strings if column not in (raw.label_column, "id", "idx")]
     if not 1 <= len(found) <= 2:
         raise UserError(
             f"data set {name}: BERT takes one sentence or a pair, and there are {len(found)} "
@@ -243,11 +244,11 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         ) from None
 
 
-def train_wordpiece(texts: list[str], vocabulary_size: int) -> PreTrainedTokenizerBase:
+def train_wordpiece(texts: list[str]) -> PreTrainedTokenizerBase:
     """Train BERT's tokenizer, lower-cased WordPiece, on `texts`."""
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizer
 
     trained: Any = BertWordPieceTokenizer(lowercase=True)
-    trained.train_from_iterator(texts, vocab_size=vocabulary_size, show_progress=False)
+    trained.train_from_iterator(texts, vocab_size=SCRATCH_VOCABULARY, show_progress=False)
     return BertTokenizer(vocab=trained.get_vocab(), do_lower_case=True)

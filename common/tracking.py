@@ -47,8 +47,9 @@ class Tracking:
 
     def start_wandb(self, config: TrainingConfig, facts: Mapping[str, Any], name: str) -> None:
         """Start W&B: online when a key is there and the server answers, else offline."""
-        import wandb
         from accelerate.tracking import filter_trackers
+
+        import wandb
 
         mode, reason = wandb_mode()
         if mode == "disabled":
@@ -140,6 +141,7 @@ class Tracking:
 def wandb_mode() -> tuple[str, str]:
     """Return W&B's mode and why; never prompts, and takes 3 s at most."""
     import requests
+
     import wandb
 
     asked = os.environ.get("WANDB_MODE", "")

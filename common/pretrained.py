@@ -1,0 +1,122 @@
+"""BERT checkpoints: from the Hub, from a folder, or a small one trained from scratch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.console import quiet_transformers
+from common.datasets import ask_rank_zero, hub_commit
+from common.errors import UserError
+from common.export import model_folder
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import nn
+
+    from common.text import TextData
+
+PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
+
+
+def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
+    """Resolve `--model`: a folder, a Hub id, or "scratch"; rank 0 decides for all.
+
+    ``auto`` is BERT-base with an accelerator and where it can be had, else a small BERT from
+    scratch. With `--init-from`, the model of that run.
+
+    Raises:
+        UserError: for a named checkpoint that can't be had.
+    """
+
+    def choose() -> str:
+        if config.init_from is not None:
+            return str(model_folder(config.init_from).resolve())
+        name = config.model
+        if name == "scratch":
+            return name
+        if name == "auto":
+            wanted = accelerator.device.type != "cpu" and hub_commit(PUBLIC_CHECKPOINT, "models")
+            return PUBLIC_CHECKPOINT if wanted else "scratch"
+        if Path(name).is_dir():
+            check_folder(Path(name))
+            return str(Path(name).resolve())
+        if hub_commit(name, "models") is None:
+            raise UserError(
+                f"--model {name} can't be had: there is no such folder, it is not cached, and the "
+                "Hub has no such model or does not answer. Pass a local folder, or "
+                "--model scratch to train a small one"
+            )
+        return str(name)
+
+    return ask_rank_zero(accelerator, choose)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a `UserError` unless `folder` holds a BERT checkpoint as `save_pretrained` writes."""
+    try:
+        kind = json.loads((folder / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        raise UserError(f"--model {folder} holds no readable config.json of a model") from None
+    if kind != "bert":
+        raise UserError(f"--model {folder} is a {kind} model, and this recipe trains BERT")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"--model {folder} has no weights in safetensors: pickled ones are not loaded"
+        )
+
+
+def load_bert(name: str, data: TextData, dropout: float) -> nn.Module:
+    """Load a pretrained BERT with a classification head of the data set's classes.
+
+    Raises:
+        UserError: when it can't be loaded, or does not fit the tokenizer.
+    """
+    quiet_transformers()
+    from transformers import BertForSequenceClassification
+
+    try:
+        model = BertForSequenceClassification.from_pretrained(
+            name,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            dtype="float32",
+            **settings(data, dropout),
+        )
+    except (OSError, ValueError) as problem:
+        raise UserError(f"--model {name} can't be loaded: {str(problem).splitlines()[0]}") from None
+    if data.vocabulary_size > model.config.vocab_size:
+        raise UserError(
+            f"--model {name}: its tokenizer has {data.vocabulary_size:,} tokens and its weights "
+            f"{model.config.vocab_size:,}: they don't belong together"
+        )
+    return model
+
+
+def small_bert(name: str, data: TextData, dropout: float) -> nn.Module:
+    """Return a BERT of 2 layers and width 128 with random weights (google/bert_uncased_L-2's)."""
+    quiet_transformers()
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=data.vocabulary_size,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=512,
+        **settings(data, dropout),
+    )
+    return BertForSequenceClassification(config)
+
+
+def settings(data: TextData, dropout: float) -> dict[str, Any]:
+    """Return what a model takes from the data set and the flags."""
+    return {
+        "num_labels": len(data.class_names),
+        "id2label": dict(enumerate(data.class_names)),
+        "label2id": {name: index for index, name in enumerate(data.class_names)},
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }

@@ -1,0 +1,205 @@
+"""Train a ResNet on images: CIFAR-10, or any other data set of images and classes.
+
+accelerate launch recipes/resnet.py
+accelerate launch recipes/resnet.py --dataset cifar10 --model resnet50
+accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/resnet.py
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from common.config import TrainingConfig, parse_config
+from common.datasets import choose_source
+from common.images import ImageData, load_images
+from common.loader import Batch, Loader
+from common.metrics import EvaluationSums
+from common.optimizers import decay_groups
+from common.run import Run
+from common.schedule import warmup_decay
+
+# ------------------------------------------------------------------------------------- Config
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    learning_rate: float = 0.1  # Peak learning rate.
+    weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
+    model: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"  # Depth of the network.
+    label_smoothing: float = 0.1  # Share of the target spread over all classes.
+    horizontal_flip: bool | None = None  # Mirror at random (default: colour images only).
+    image_size: int | None = None  # Height and width in pixels (default: the data set's).
+    image_column: str | None = None  # Column of the images, where it can't be found by its type.
+
+
+DEFAULT_EPOCHS = {"cifar10": 30, "mnist": 5, "digits": 20, "synthetic": 1, "other": 30}
+
+# --------------------------------------------------------------------------------------- Data
+
+
+def load_data(config: Config, run: Run) -> ImageData:
+    source = choose_source(
+        config, run.accelerator, public="cifar10", built_in="digits", public_on_cpu=False
+    )
+    data = load_images(
+        source,
+        image_size=config.image_size,
+        image_column=config.image_column,
+        label_column=config.label_column,
+        seed=config.seed,
+        dtype=run.compute_dtype,
+    )
+    # Digits and letters are spoilt by mirroring; natural images are in colour.
+    natural = data.channels == 3 if config.horizontal_flip is None else config.horizontal_flip
+    data.splits["train"].flip = natural
+    data.splits["train"].crop_padding = data.image_size // 8
+    return data
+
+
+# -------------------------------------------------------------------------------------- Model
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions, or 1×1, 3×3, 1×1 with four times the width, and a shortcut."""
+
+    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool):
+        super().__init__()
+        channels = width * 4 if bottleneck else width
+        # (in, out, kernel, stride); the stride is on the 3×3 convolution of a bottleneck.
+        plain = [(in_channels, width, 3, stride), (width, width, 3, 1)]
+        deep = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, channels, 1, 1)]
+        layers: list[nn.Module] = []
+        for convolution in deep if bottleneck else plain:
+            layers += [*convolve(*convolution), nn.ReLU(inplace=True)]
+        self.body = nn.Sequential(*layers[:-1])
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(*convolve(in_channels, channels, 1, stride))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(features) + self.shortcut(features), inplace=True)
+
+
+def convolve(in_channels: int, channels: int, kernel: int, stride: int) -> list[nn.Module]:
+    padding = kernel // 2
+    convolution = nn.Conv2d(in_channels, channels, kernel, stride, padding, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return [convolution, nn.BatchNorm2d(channels)]
+
+
+class ResNet(nn.Module):
+    """ResNet-18, 34 or 50 (arXiv 1512.03385): [batch, channels, height, width] to [batch, classes].
+
+    Images of up to 64 pixels keep their size in the stem; larger ones are reduced fourfold.
+    """
+
+    DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
+
+    def __init__(self, name: str, channels: int, image_size: int, classes: int):
+        super().__init__()
+        small, bottleneck = image_size <= 64, name == "resnet50"
+        stem = [
+            *convolve(channels, 64, 3 if small else 7, 1 if small else 2),
+            nn.ReLU(inplace=True),
+        ]
+        self.stem = nn.Sequential(*stem, *([] if small else [nn.MaxPool2d(3, 2, padding=1)]))
+        stages, features = [], 64
+        for stage, depth in enumerate(self.DEPTHS[name]):
+            blocks = []
+            for index in range(depth):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(Block(features, 64 * 2**stage, stride, bottleneck))
+                features = 64 * 2**stage * (4 if bottleneck else 1)
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Linear(features, classes)
+        self.gradient_checkpointing = False  # recompute each stage in the backward pass
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.stem(images)
+        for stage in self.stages:
+            if self.gradient_checkpointing and self.training:
+                features = checkpoint(stage, features, use_reentrant=False)
+            else:
+                features = stage(features)
+        return self.head(features.mean((2, 3)))
+
+
+def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
+    arguments = {
+        "name": config.model,
+        "channels": data.channels,
+        "image_size": data.image_size,
+        "classes": len(data.class_names),
+    }
+    model = ResNet(**arguments).to(memory_format=torch.channels_last)
+    model.gradient_checkpointing = config.gradient_checkpointing
+    return model, {"name": config.model, "arguments": arguments, **data.preprocessing()}
+
+
+def compute_loss(
+    model: nn.Module, batch: Batch, label_smoothing: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model(batch["images"])
+    return F.cross_entropy(logits, batch["labels"], label_smoothing=label_smoothing), logits
+
+
+# --------------------------------------------------------------------------------- Evaluation
+
+
+def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
+    sums = EvaluationSums(run.accelerator, len(run.data.class_names))
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, logits = compute_loss(bare_model, batch)
+            sums.add(loss, logits, batch["labels"])
+    return sums.result()
+
+
+# --------------------------------------------------------------------------------------- Main
+
+
+def main(config: Config) -> None:
+    with Run(config, __file__) as run:
+        accelerator = run.accelerator
+        data = load_data(config, run)
+        train_loader, validation_loader, test_loader = run.loaders(data.splits)
+        run.plan(data, train_loader, DEFAULT_EPOCHS)
+
+        model, description = build_model(config, data)
+        if config.compile:
+            model.compile()
+        optimizer = torch.optim.SGD(
+            decay_groups(model, config.weight_decay),
+            lr=config.learning_rate,
+            momentum=0.9,
+            nesterov=True,
+            fused=True,
+        )
+        warmup_steps = run.warmup_steps(share=0.2)
+        scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        run.start(model, optimizer, description)
+
+        for batch in run.batches(train_loader):
+            with accelerator.accumulate(model):
+                loss, logits = compute_loss(model, batch, config.label_smoothing)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    run.clip_gradients(model, optimizer)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            run.record(loss, logits, batch["labels"])
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
+
+        run.finish(evaluate(run, model, test_loader))
+
+
+if __name__ == "__main__":
+    main(parse_config(Config, __doc__))
