@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-# Packages that every CPython from 3.11 on has, also where Tk or IDLE is left out.
-PACKAGES = [
-    "asyncio",
-    "email",
-    "importlib",
-    "logging",
-    "xml",
-    "multiprocessing",
-    "unittest",
-    "http",
-    "urllib",
-    "concurrent",
-]
+# Packages and large modules that every CPython from 3.11 on has, also where Tk or IDLE is left out.
+PACKAGES = {
+    "asyncio": "asyncio",
+    "decimal": "_pydecimal.py",
+    "email": "email",
+    "http": "http",
+    "importlib": "importlib",
+    "logging": "logging",
+    "mailbox": "mailbox.py",
+    "multiprocessing": "multiprocessing",
+    "unittest": "unittest",
+    "xml": "xml",
+}
 
 
 def digits() -> DatasetDict:
@@ -59,15 +59,17 @@ def docstrings() -> DatasetDict:
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
     library = Path(sysconfig.get_path("stdlib"))
+    names = list(PACKAGES)
     package_of: dict[str, str] = {}
-    for package in PACKAGES:
-        for path in sorted((library / package).rglob("*.py")):
-            for text in docstrings_of(path):
-                package_of.setdefault(text, package)
-    features = Features({"text": Value("string"), "label": ClassLabel(names=PACKAGES)})
+    for name, place in PACKAGES.items():
+        path = library / place
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            for text in docstrings_of(file):
+                package_of.setdefault(text, name)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
     columns = {
         "text": list(package_of),
-        "label": [PACKAGES.index(package) for package in package_of.values()],
+        "label": [names.index(name) for name in package_of.values()],
     }
     return DatasetDict({"train": Dataset.from_dict(columns, features=features)})
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 
@@ -22,13 +21,6 @@ def say(message: str) -> None:
     """Print a line on rank 0."""
     if is_main_rank():
         CONSOLE.print(message, markup=False)
-
-
-def say_block(rows: Sequence[tuple[str, str]]) -> None:
-    """Print aligned lines of a name and what it is."""
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        say(f"{name:<{width}}  {text}")
 
 
 class ProgressDisplay:
@@ -83,16 +75,6 @@ class ProgressDisplay:
 def peak_memory(metrics: Mapping[str, Any]) -> float:
     """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
     return metrics.get("memory/peak_allocated_mib") or metrics["memory/host_rss_mib"]
-
-
-def show_summary(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print the table that ends a run."""
-    if not is_main_rank():
-        return
-    table = Table(title=title, title_justify="left", show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    CONSOLE.print(table, markup=False)
 
 
 def quiet_transformers() -> None:

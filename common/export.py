@@ -68,8 +68,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise UserError(
-                f"--init-from {path} is another model: {name} has the shape {found.get(name)} there "
-                f"and {expected.get(name)} here: pass the same model flags and data set"
+                f"--init-from {path} is another model: {name} has the shape {found.get(name)} "
+                f"there and {expected.get(name)} here: pass the same model flags and data set"
             )
     model.load_state_dict(weights)
 
@@ -98,7 +98,7 @@ class ImagePreprocessor:
 
     def __call__(self, image: Any) -> torch.Tensor:
         """Return float32 [1, channels, image_size, image_size]."""
-        from common.images import image_to_pixels
+        from common.decode import image_to_pixels
 
         size, channels = self.facts["image_size"], self.facts["channels"]
         pixels = torch.from_numpy(image_to_pixels(image, size, channels).copy()) / 255

@@ -12,7 +12,7 @@ from common.errors import UserError
 MOST_SKIPS_IN_A_ROW = 25
 
 
-class TrainingFailure(UserError):
+class TrainingError(UserError):
     """Training can't go on; says at which update, why, and what to try."""
 
 
@@ -50,18 +50,18 @@ class GradientGuard:
         """Return how many updates were skipped so far; called at the log interval.
 
         Raises:
-            TrainingFailure: when an update was skipped that fp16's loss scale does not explain.
+            TrainingError: when an update was skipped that fp16's loss scale does not explain.
         """
         skipped = int(self.skipped)
         fp16 = self.accelerator.scaler is not None
         if (skipped and not fp16) or loss != loss:
-            raise TrainingFailure(
+            raise TrainingError(
                 f"a gradient or the loss was not finite by update {global_step}; that update was "
                 "not applied. Try a lower --learning-rate, a lower --max-grad-norm, or "
                 "--mixed-precision no; and look for broken samples"
             )
         if int(self.skipped_in_a_row) >= MOST_SKIPS_IN_A_ROW:
-            raise TrainingFailure(
+            raise TrainingError(
                 f"{int(self.skipped_in_a_row)} fp16 updates in a row overflowed by update "
                 f"{global_step} and were not applied. Try --mixed-precision bf16, or a lower "
                 "--learning-rate"

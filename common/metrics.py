@@ -125,6 +125,12 @@ def memory_used(device: torch.device) -> dict[str, float]:
     return metrics
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on `device`, so that a clock read next tells the truth."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 class TrainingSums:
     """Sums of loss and right answers since the last log line, kept on the device."""
 

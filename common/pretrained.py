@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.console import quiet_transformers
-from common.datasets import ask_rank_zero, hub_commit
 from common.errors import UserError
 from common.export import model_folder
+from common.sources import ask_rank_zero, hub_commit
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import set_seed
 from torch import nn
 
-from common import console, metrics
+from common import console, metrics, report
 from common.config import TrainingConfig
+from common.directory import RunDirectory, json_safe
 from common.errors import UserError
 from common.export import load_weights, save_model
-from common.failures import GradientGuard, TrainingFailure
+from common.failures import GradientGuard, TrainingError
 from common.loader import Batch, Loader, Samples
 from common.runtime import build_accelerator, describe_environment
 from common.sampling import EvaluationOrder, TrainingOrder
-from common.tracking import Tracking, json_safe, synchronize, write_json
+from common.tracking import Tracking
 
 
 class Run:
@@ -39,11 +39,11 @@ class Run:
         self.device = self.accelerator.device
         self.global_step = 0
         self.epoch = 0
-        self.directory = self.create_directory()
+        self.directory = RunDirectory(config.output_dir, self.recipe)
         self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
         self.sums = metrics.TrainingSums(self.device, config.gradient_accumulation_steps)
-        self.stopwatch = metrics.Stopwatch(lambda: synchronize(self.device))
-        self.tracking = Tracking(self.accelerator, self.directory)
+        self.stopwatch = metrics.Stopwatch(lambda: metrics.synchronize(self.device))
+        self.tracking = Tracking(self.accelerator, self.directory.path)
         self.display: console.ProgressDisplay | None = None
         self.pending: dict[str, Any] = {}
         self.latest: dict[str, Any] = {}
@@ -56,23 +56,6 @@ class Run:
         """The type that matrix products run in."""
         types = {"fp16": torch.float16, "bf16": torch.bfloat16}
         return types.get(self.accelerator.mixed_precision, torch.float32)
-
-    def create_directory(self) -> Path:
-        """Create the run's directory; rank 0 chooses its name."""
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        chosen = [self.config.output_dir or f"runs/{self.recipe}-{stamp}"]
-        broadcast_object_list(chosen)
-        directory = Path(chosen[0])
-        if (directory / "config.json").exists():
-            raise UserError(
-                f"--output-dir {directory} holds a run already, and it is kept: name another"
-            )
-        if self.accelerator.is_main_process:
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except OSError as problem:
-                raise UserError(f"--output-dir {directory} can't be made: {problem}") from None
-        return directory
 
     def loaders(self, splits: Mapping[str, Samples]) -> tuple[Loader, Loader, Loader]:
         """Return the loaders for training, evaluation during it, and the final evaluation.
@@ -151,35 +134,14 @@ class Run:
             "model": {"name": description["name"], "parameters": parameters},
             "plan": {"total_steps": self.total_steps, "updates_per_epoch": self.updates_per_epoch},
         }
-        if self.accelerator.is_main_process:
-            write_json(self.directory / "config.json", facts)
-        self.write_status("running")
-        self.tracking.start(config, facts, config.run_name or self.directory.name)
-        self.show_plan(facts)
+        self.directory.write("config.json", facts)
+        self.directory.write_status("running", self.global_step)
+        self.tracking.start(config, facts, config.run_name or self.directory.path.name)
+        report.show_plan(facts, f"{self.directory.path}; {self.tracking.shown}")
         # From here on, each rank draws its own dropout.
         set_seed(config.seed, device_specific=True)
         first_step = 0 if not config.evaluate_only else self.total_steps
         self.display = console.ProgressDisplay(self.total_steps, first_step)
-
-    def show_plan(self, facts: dict[str, Any]) -> None:
-        """Print what will run, on what, and why."""
-        config, environment, data = self.config, facts["environment"], self.data
-        sizes = ", ".join(f"{name} {size:,}" for name, size in facts["data"]["sizes"].items())
-        epochs, processes = config.epochs, environment["world_size"]
-        rows = [
-            ("recipe", f"{self.recipe}: {facts['model']['name']}, "
-             f"{facts['model']['parameters']:,} parameters"),
-            ("data", f"{data.source.name} ({data.source.reason}): {sizes}; "
-             f"{len(data.class_names)} classes"),
-            *(("", note) for note in data.notes),
-            ("device", f"{environment['device']}; {processes} process{'es'[:2 * (processes > 1)]}; "
-             f"{ {'no': 'fp32'}.get(environment['mixed_precision'], environment['mixed_precision'])}"),
-            ("batch", f"{config.batch_size} × {config.gradient_accumulation_steps} accumulated × "
-             f"{processes} = {environment['effective_batch_size']}; {self.total_steps:,} updates, "
-             f"{epochs} epochs of {self.updates_per_epoch:,}"),
-            ("logs", f"{self.directory}; {self.tracking.shown}"),
-        ]  # fmt: skip
-        console.say_block(rows)
 
     # In the loop
 
@@ -298,12 +260,8 @@ class Run:
 
     def show_evaluation(self, values: Mapping[str, float], split: str) -> None:
         """Print the figures of an evaluation."""
-        figures = (f"{name.split('/')[1]} {value:.4f}" for name, value in values.items())
-        count = f"{values['eval/count']:,.0f} samples"
-        console.say(
-            f"epoch {self.global_step / self.updates_per_epoch:.2f}  "
-            f"step {self.global_step}/{self.total_steps}  {split}: {count}  "
-            + "  ".join(figure for figure in figures if not figure.startswith("count"))
+        report.show_evaluation(
+            values, split, self.global_step, self.total_steps, self.updates_per_epoch
         )
 
     # After the loop
@@ -322,19 +280,20 @@ class Run:
         self.flush()
         self.display.close()
         summary = self.summarize(evaluation)
-        if self.accelerator.is_main_process:
-            if not config.evaluate_only:
-                facts = {"recipe": self.recipe, "class_names": self.data.class_names}
-                save_model(self.directory / "model", self.unwrapped, facts | self.description)
-            write_json(self.directory / "summary.json", json_safe(summary))
+        if self.accelerator.is_main_process and not config.evaluate_only:
+            facts = {"recipe": self.recipe, "class_names": self.data.class_names}
+            save_model(self.directory.path / "model", self.unwrapped, facts | self.description)
+        self.directory.write("summary.json", json_safe(summary))
         self.tracking.finish(summary)
-        self.show_summary(summary)
+        report.show_summary(
+            self.recipe, summary, self.test_split, self.directory.path, self.tracking.commands
+        )
         accuracy, target = evaluation["eval/accuracy"], config.target_accuracy
         if target is not None and accuracy < target:
-            raise TrainingFailure(
+            raise TrainingError(
                 f"the final accuracy {accuracy:.4f} is below --target-accuracy {target}"
             )
-        self.write_status("finished")
+        self.directory.write_status("finished", self.global_step)
 
     def summarize(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
         """Return the run's figures under the metrics' names."""
@@ -351,36 +310,6 @@ class Run:
         summary["time/total_seconds"] = time.perf_counter() - self.began
         return summary
 
-    def show_summary(self, summary: Mapping[str, Any]) -> None:
-        """Print the table that ends the run."""
-        rows = [("accuracy", f"{summary['eval/accuracy']:.4f} on {self.test_split}")]
-        if "eval/f1" in summary:
-            rows.append(("F1", f"{summary['eval/f1']:.4f}"))
-        if self.best_accuracy is not None:
-            rows.append(("best accuracy", f"{self.best_accuracy:.4f} on validation"))
-        seconds = summary["time/total_seconds"]
-        rows.append(("time", f"{seconds:.1f} s, {summary['time/train_seconds']:.1f} s in training"))
-        if "perf/samples_per_second" in summary:
-            speed = f"{summary['perf/samples_per_second']:,.0f} samples/s"
-            if "perf/tokens_per_second" in summary:
-                speed += f", {summary['perf/tokens_per_second']:,.0f} tokens/s"
-            rows.append(("throughput", speed))
-            rows.append(("peak memory", f"{console.peak_memory(summary):,.0f} MiB"))
-        files = "config.json  metrics.jsonl  summary.json  status.json"
-        rows.append(
-            ("files", f"{self.directory}: {files}" + "  model/" * (not self.config.evaluate_only))
-        )
-        rows += [
-            ("view" if index == 0 else "", c) for index, c in enumerate(self.tracking.commands)
-        ]
-        console.show_summary(self.recipe, rows)
-
-    def write_status(self, status: str, reason: str | None = None) -> None:
-        """Say in `status.json` how the run stands, for supervisors."""
-        if self.accelerator.is_main_process:
-            value = {"status": status, "reason": reason, "global_step": self.global_step}
-            write_json(self.directory / "status.json", value)
-
     def __enter__(self) -> Run:
         return self
 
@@ -396,18 +325,7 @@ class Run:
             reason = error.message if isinstance(error, UserError) else f"{kind.__name__}: {error}"
             self.flush()
             self.tracking.finish(self.latest, exit_code=1)
-            self.write_status("failed", reason)
-            self.remove_if_empty()
+            self.directory.write_status("failed", self.global_step, reason)
+            self.directory.remove_if_unused()
         elif torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-    def remove_if_empty(self) -> None:
-        """Remove a directory that was named by the clock, if the run ended before it began."""
-        names = {path.name for path in self.directory.glob("*")}
-        if (
-            self.accelerator.is_main_process
-            and self.config.output_dir is None
-            and names == {"status.json"}
-        ):
-            (self.directory / "status.json").unlink()
-            self.directory.rmdir()

@@ -12,10 +12,11 @@ import torch
 
 from common.cache import CachedData, prepare_once
 from common.console import say
-from common.datasets import DataSource, RawData, cache_folder, existing_column, load_raw
+from common.datasets import RawData, existing_column, load_raw
 from common.errors import UserError
 from common.images import as_tensor
 from common.loader import Batch
+from common.sources import DataSource, cache_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

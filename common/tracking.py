@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
-
 from common.config import TrainingConfig
 from common.console import say
+from common.directory import json_safe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,7 +35,7 @@ class Tracking:
         """Open the tracker that the configuration names, and the run's `metrics.jsonl`."""
         if not self.main:
             return
-        self.file = open(self.directory / "metrics.jsonl", "a", encoding="utf-8")
+        self.file = (self.directory / "metrics.jsonl").open("a", encoding="utf-8")
         try:
             if config.tracker == "wandb":
                 self.start_wandb(config, facts, name)
@@ -156,24 +155,3 @@ def wandb_mode() -> tuple[str, str]:
     except requests.RequestException:
         return "offline", "the server does not answer"
     return "online", str(server)
-
-
-def json_safe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what JSON has no word for: NaN and infinities become null."""
-    return {
-        name: None if isinstance(value, float) and value - value != 0 else value
-        for name, value in values.items()
-    }
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file whole, so that a reader never meets half of one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for all work on `device`, so that a clock read next tells the truth."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
-from common.datasets import choose_source
 from common.loader import Batch, Loader
 from common.metrics import EvaluationSums
 from common.optimizers import decay_groups
 from common.pretrained import choose_checkpoint, load_bert, small_bert
 from common.run import Run
 from common.schedule import warmup_decay
+from common.sources import choose_source
 from common.text import TextData, load_text
 
 # ------------------------------------------------------------------------------------- Config
@@ -35,7 +35,7 @@ class Config(TrainingConfig):
     text_columns: tuple[str, ...] = ()  # One or two columns of text (default: all that hold any).
 
 
-DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 8, "synthetic": 1, "other": 3}
+DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 12, "synthetic": 1, "other": 3}
 
 # --------------------------------------------------------------------------------------- Data
 

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from common.config import TrainingConfig, parse_config
-from common.datasets import choose_source
 from common.images import ImageData, load_images
 from common.loader import Batch, Loader
 from common.metrics import EvaluationSums
 from common.optimizers import decay_groups
 from common.run import Run
 from common.schedule import warmup_decay
+from common.sources import choose_source
 
 # ------------------------------------------------------------------------------------- Config
 
