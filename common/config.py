@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from common.errors import UserError
+from common.errors import UserError, is_main_rank, let_main_rank_exit_first
 
 ConfigType = TypeVar("ConfigType", bound="TrainingConfig")
 
@@ -114,13 +113,17 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         earlier = Path(given.init_from, "config.json")
         if earlier.is_file():
             defaults = read_config(config_class, earlier)
-    config = tyro.cli(
-        config_class,
-        default=defaults,
-        description=(description or "").split("\n\n")[0],
-        console_outputs=os.environ.get("RANK", "0") == "0",
-    )
-    config.validate()
+    try:
+        config = tyro.cli(
+            config_class,
+            default=defaults,
+            description=(description or "").split("\n\n")[0],
+            console_outputs=is_main_rank(),
+        )
+        config.validate()
+    except SystemExit:
+        let_main_rank_exit_first()
+        raise
     return config
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from common.errors import is_main_rank
+
 CONSOLE = Console(highlight=False, soft_wrap=True)
-
-
-def is_main_rank() -> bool:
-    """Whether this process is the one that speaks for the job."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def say(message: str) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from common.console import is_main_rank
-from common.errors import UserError
+from common.errors import UserError, is_main_rank
 
 
 class RunDirectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 
 class UserError(SystemExit):
@@ -14,6 +15,17 @@ class UserError(SystemExit):
     """
 
     def __init__(self, message: str, *, every_rank: bool = False) -> None:
-        printed = every_rank or os.environ.get("RANK", "0") == "0"
+        printed = every_rank or is_main_rank()
         super().__init__(f"error: {message}" if printed else 1)
         self.message = message
+
+
+def is_main_rank() -> bool:
+    """Whether this process is the one that speaks for the job."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def let_main_rank_exit_first() -> None:
+    """Wait on other ranks: a launcher ends all ranks when one exits, also one about to speak."""
+    if not is_main_rank():
+        time.sleep(5)

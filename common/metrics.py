@@ -207,7 +207,7 @@ class EvaluationSums:
         metrics = {
             "eval/loss": float(sums[0]) / count,
             "eval/accuracy": float(confusion.diagonal().sum()) / count,
-            "eval/count": count,
+            "eval/count": int(count),
         }
         if self.num_classes == 2:
             errors = float(confusion[0, 1] + confusion[1, 0])

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from common.console import CONSOLE, is_main_rank, peak_memory, say
+from common.console import CONSOLE, peak_memory, say
+from common.errors import is_main_rank
 
 PRECISIONS = {"no": "fp32"}
 

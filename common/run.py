@@ -16,7 +16,7 @@ from torch import nn
 from common import console, metrics, report
 from common.config import TrainingConfig
 from common.directory import RunDirectory, json_safe
-from common.errors import UserError
+from common.errors import UserError, let_main_rank_exit_first
 from common.export import load_weights, save_model
 from common.failures import GradientGuard, TrainingError
 from common.loader import Batch, Loader, Samples
@@ -322,10 +322,16 @@ class Run:
         if error is not None:
             if self.display is not None:
                 self.display.close()
-            reason = error.message if isinstance(error, UserError) else f"{kind.__name__}: {error}"
+            reason = (
+                error.message
+                if isinstance(error, UserError)
+                else f"{type(error).__name__}: {error}"
+            )
             self.flush()
             self.tracking.finish(self.latest, exit_code=1)
             self.directory.write_status("failed", self.global_step, reason)
             self.directory.remove_if_unused()
-        elif torch.distributed.is_initialized():
+        if isinstance(error, UserError):
+            let_main_rank_exit_first()
+        if torch.distributed.is_initialized() and (not error or isinstance(error, UserError)):
             torch.distributed.destroy_process_group()

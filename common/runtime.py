@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+import warnings
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -45,6 +46,8 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     accelerate.optimizer.is_lomo_available = functools.cache(  # type: ignore[attr-defined]
         accelerate.optimizer.is_lomo_available
     )
+    # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
         cpu=use_cpu,
         mixed_precision=precision,
