@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from common.errors import UserError, is_main_rank, let_main_rank_exit_first
+from common.resume import from_json, resumed_config
 
 ConfigType = TypeVar("ConfigType", bound="TrainingConfig")
 
@@ -27,6 +28,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(["learning_rate", "weight_decay", "warmup_steps"], (0, LARGEST)),
     **dict.fromkeys(["max_grad_norm", "num_workers"], (0, LARGEST)),
     **dict.fromkeys(["target_accuracy", "dropout", "label_smoothing"], (0, 1)),
+    **dict.fromkeys(["checkpoint_every", "keep_checkpoints", "collective_timeout"], (1, LARGEST)),
     "max_length": (4, LARGEST),
     "vocabulary_size": (100, LARGEST),
     "seed": (0, 2**32 - 1),
@@ -60,8 +62,12 @@ class TrainingConfig:
     data_placement: Literal["auto", "device", "workers"] = "auto"  # Where batches are made.
 
     output_dir: str | None = None  # Directory of the run (default: runs/RECIPE-TIMESTAMP).
+    checkpoint_every: int | None = None  # Updates between checkpoints, besides each epoch's end.
+    keep_checkpoints: int = 2  # Newest checkpoints to keep.
+    resume: str | None = None  # auto, a run or a checkpoint: go on where it stopped.
     log_every: int = 50  # Updates between log lines.
     eval_every: int | None = None  # Updates between evaluations (default: each epoch).
+    collective_timeout: int = 180  # Seconds after which a rank that hangs ends the job.
     target_accuracy: float | None = None  # Exit with an error if the final accuracy is below.
     evaluate_only: bool = False  # Evaluate the model of --init-from, without training.
 
@@ -99,30 +105,40 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         UserError: for an unreadable file or an impossible value.
         SystemExit: from tyro, for an unknown flag (with the nearest match) or a wrong type.
     """
-    import tyro
-
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--config")
-    early.add_argument("--init-from", "--init_from")
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in ("config", "init-from", "resume", "output-dir"):
+        early.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
     early.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
-    given = early.parse_known_args([word for word in sys.argv[1:] if word != "--"])[0]
-    defaults = config_class()
-    if given.config:
-        defaults = read_config(config_class, Path(given.config))
-    elif given.evaluate_only and given.init_from:
-        earlier = Path(given.init_from, "config.json")
-        if earlier.is_file():
-            defaults = read_config(config_class, earlier)
     try:
-        config = tyro.cli(
+        given = early.parse_known_args()[0]
+    except argparse.ArgumentError:  # a flag without its value: tyro says it better
+        given = argparse.Namespace(config=None, resume=None, init_from=None, evaluate_only=False)
+    evaluated = Path(given.init_from or "", "config.json") if given.evaluate_only else Path()
+
+    def parse(defaults: ConfigType | None) -> ConfigType:
+        import tyro
+
+        return tyro.cli(
             config_class,
-            default=defaults,
+            default=config_class() if defaults is None else defaults,
             description=(description or "").split("\n\n")[0],
             console_outputs=is_main_rank(),
         )
+
+    try:
+        if given.resume is not None:
+            recipe = Path(sys.argv[0]).stem
+            config = resumed_config(parse, given.resume, given.output_dir, recipe)
+        elif given.config is not None:
+            config = parse(read_config(config_class, Path(given.config)))
+        elif evaluated.is_file():
+            config = parse(read_config(config_class, evaluated))
+        else:
+            config = parse(None)
         config.validate()
-    except SystemExit:
-        let_main_rank_exit_first()
+    except SystemExit as end:
+        if end.code:
+            let_main_rank_exit_first()
         raise
     return config
 
@@ -152,7 +168,4 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             "it belongs to another recipe or version"
         )
     kept = {name: value for name, value in values.items() if name not in NOT_REPEATED}
-    for name, value in kept.items():
-        if isinstance(value, list):
-            kept[name] = tuple(value)
-    return config_class(**kept)
+    return config_class(**from_json(kept))

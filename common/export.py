@@ -24,8 +24,9 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
             normalisation, image size.
     """
     folder.mkdir(exist_ok=True)
-    if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder)
+    save_pretrained: Any = getattr(model, "save_pretrained", None)
+    if save_pretrained is not None:
+        save_pretrained(folder)
     else:
         weights = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
         save_file(weights, folder / WEIGHTS)

@@ -10,10 +10,19 @@ from common.errors import UserError
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MOST_SKIPS_IN_A_ROW = 25
+COUNTS = ("grad_norm", "skipped", "skipped_in_a_row")
 
 
 class TrainingError(UserError):
     """Training can't go on; says at which update, why, and what to try."""
+
+
+class Preempted(SystemExit):
+    """The run was asked to stop, and did, with everything saved; status 75 says: try again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(75)
+        self.message = message
 
 
 class GradientGuard:
@@ -67,3 +76,20 @@ class GradientGuard:
                 "--learning-rate"
             )
         return skipped
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint needs to go on with these counts."""
+        return {f"guard.{name}": getattr(self, name) for name in COUNTS}
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Go on with the counts of a checkpoint."""
+        for name in COUNTS:
+            setattr(self, name, tensors[f"guard.{name}"].to(self.accelerator.device))
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone: what a restart mends."""
+    words = ("gloo", "NCCL", "peer", "Timed out", "timed out")
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )

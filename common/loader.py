@@ -23,6 +23,9 @@ class Samples(Protocol):
     num_bytes: int  # that its samples take in the memory of a device
     bytes_per_sample: int | None  # None where samples of a batch can't be cut from a larger one
 
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
     def place(self, device: torch.device) -> None:
         """Copy all samples to `device`, for `gather`."""
 

@@ -169,6 +169,25 @@ class TrainingSums:
         self.micro_batches += len(losses)
         self.samples += len(all_labels)
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint needs to go on with these sums."""
+        self.fold()
+        counts = [float(self.loss), float(self.correct), self.micro_batches, self.samples]
+        losses = torch.stack([*self.last_update]) if self.last_update else torch.empty(0)
+        return {
+            "sums.counts": torch.tensor(counts, dtype=torch.float64),
+            "sums.last_update": losses,
+        }
+
+    def load_state(self, states: list[dict[str, torch.Tensor]]) -> None:
+        """Go on with the sums of one rank, or of several if there are fewer ranks now."""
+        loss, correct, micro, samples = sum(s["sums.counts"] for s in states).tolist()  # type: ignore[union-attr]
+        self.loss += loss
+        self.correct += int(correct)
+        self.micro_batches, self.samples = int(micro), int(samples)
+        losses = torch.cat([state["sums.last_update"] for state in states])
+        self.last_update.extend(losses.to(self.device))
+
     def last_loss(self) -> float:
         """Return this rank's mean loss of the last update; NaN where there was none."""
         return float(torch.stack([*self.last_update]).mean()) if self.last_update else float("nan")

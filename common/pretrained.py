@@ -13,7 +13,6 @@ from common.sources import ask_rank_zero, hub_commit
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch import nn
 
     from common.text import TextData
 
@@ -67,7 +66,7 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def load_bert(name: str, data: TextData, dropout: float) -> nn.Module:
+def load_bert(name: str, data: TextData, dropout: float) -> Any:
     """Load a pretrained BERT with a classification head of the data set's classes.
 
     Raises:
@@ -95,7 +94,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> nn.Module:
     return model
 
 
-def small_bert(name: str, data: TextData, dropout: float) -> nn.Module:
+def small_bert(name: str, data: TextData, dropout: float) -> Any:
     """Return a BERT of 2 layers and width 128 with random weights (google/bert_uncased_L-2's)."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification

@@ -10,18 +10,21 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from accelerate.utils import set_seed
 from torch import nn
 
 from common import console, metrics, report
+from common.checkpoint import Checkpoints
 from common.config import TrainingConfig
 from common.directory import RunDirectory, json_safe
 from common.errors import UserError, let_main_rank_exit_first
 from common.export import load_weights, save_model
-from common.failures import GradientGuard, TrainingError
+from common.failures import GradientGuard, Preempted, TrainingError, is_lost_peer
 from common.loader import Batch, Loader, Samples
+from common.persistence import restore_random_state, restore_run, save_run
+from common.resume import read_json
 from common.runtime import build_accelerator, describe_environment
 from common.sampling import EvaluationOrder, TrainingOrder
+from common.signals import StopRequest
 from common.tracking import Tracking
 
 
@@ -33,13 +36,25 @@ class Run:
 
     def __init__(self, config: TrainingConfig, recipe_file: str) -> None:
         self.config = config
+        self.given = dict(vars(config))
         self.recipe = Path(recipe_file).stem
         self.began = time.perf_counter()
         self.accelerator = build_accelerator(config)
         self.device = self.accelerator.device
         self.global_step = 0
         self.epoch = 0
-        self.directory = RunDirectory(config.output_dir, self.recipe)
+        self.stop_request = StopRequest()
+        self.stopping = False
+        self.check_every = 1  # updates between two agreements of all ranks on whether to stop
+        resume = config.resume is not None
+        self.directory = RunDirectory(config.output_dir, self.recipe, resume)
+        self.checkpoints = Checkpoints(
+            self.directory.path / "checkpoints",
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            config.keep_checkpoints,
+        )
+        self.random_state: dict[str, torch.Tensor] | None = None
         self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
         self.sums = metrics.TrainingSums(self.device, config.gradient_accumulation_steps)
         self.stopwatch = metrics.Stopwatch(lambda: metrics.synchronize(self.device))
@@ -110,13 +125,16 @@ class Run:
         asked = self.config.warmup_steps
         return int(share * self.total_steps) if asked is None else asked
 
-    def start(self, model: nn.Module, optimizer: Any, description: dict[str, Any]) -> None:
-        """Load initial weights, write `config.json`, open the trackers, show what will run.
+    def start(
+        self, model: nn.Module, optimizer: Any, scheduler: Any, description: dict[str, Any]
+    ) -> None:
+        """Load weights or a checkpoint, write `config.json`, open trackers, show what will run.
 
         Args:
             description: of the model: its ``name``, and what else is needed to use it again.
         """
-        self.model, self.optimizer, self.description = model, optimizer, description
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.description = description
         self.unwrapped = self.accelerator.unwrap_model(model)
         config, data = self.config, self.data
         if config.init_from is not None:
@@ -125,23 +143,33 @@ class Run:
         parameters = sum(p.numel() for p in self.unwrapped.parameters())
         environment = describe_environment(self.accelerator, config)
         sizes = {name: len(split) for name, split in data.splits.items()}
-        facts = {
+        facts: dict[str, Any] = {
             "recipe": self.recipe,
             "config": vars(config),
+            "given": self.given,
             "environment": environment,
             "data": {"name": data.source.name, "reason": data.source.reason, "sizes": sizes}
             | {"classes": len(data.class_names), "notes": data.notes},
             "model": {"name": description["name"], "parameters": parameters},
             "plan": {"total_steps": self.total_steps, "updates_per_epoch": self.updates_per_epoch},
         }
+        self.facts = facts
+        manifest = None
+        if config.resume is not None:
+            facts["given"] = read_json(self.directory.path / "config.json")["given"]
+            manifest = restore_run(self)
         self.directory.write("config.json", facts)
         self.directory.write_status("running", self.global_step)
-        self.tracking.start(config, facts, config.run_name or self.directory.path.name)
+        self.tracking.start(
+            config,
+            facts,
+            config.run_name or self.directory.path.name,
+            manifest["wandb_run_id"] if manifest else None,
+            self.directory.cut_metrics(self.global_step),
+        )
         report.show_plan(facts, f"{self.directory.path}; {self.tracking.shown}")
-        # From here on, each rank draws its own dropout.
-        set_seed(config.seed, device_specific=True)
-        first_step = 0 if not config.evaluate_only else self.total_steps
-        self.display = console.ProgressDisplay(self.total_steps, first_step)
+        self.display = console.ProgressDisplay(self.total_steps, self.global_step)
+        restore_random_state(self)
 
     # In the loop
 
@@ -162,7 +190,20 @@ class Run:
                 batch, samples, tokens = item
                 self.counted = samples, tokens, time.perf_counter() - waited
                 yield batch
+                if self.stopping:
+                    self.leave()
         self.stopwatch.stop()
+
+    def leave(self) -> None:
+        """End the job after a request to stop, once the checkpoint is on disk."""
+        self.stopwatch.stop()
+        self.checkpoints.wait()
+        self.check_requests()
+        reason = self.stop_request.reason or "a signal to another rank"
+        raise Preempted(
+            f"stopped after update {self.global_step} by {reason}; everything is saved: "
+            f"go on with --resume {self.directory.path}"
+        )
 
     def clip_gradients(self, model: nn.Module, optimizer: Any) -> None:
         """Clip the gradients' global norm, and see that non-finite ones are not applied."""
@@ -178,6 +219,27 @@ class Run:
             self.global_step += 1
             if self.global_step % self.config.log_every == 0 or self.is_last_step:
                 self.log_training()
+            if self.global_step % self.check_every == 0:
+                self.check_requests()
+
+    def check_requests(self) -> None:
+        """Let all ranks agree on whether one was asked to stop, or could not save.
+
+        Raises:
+            TrainingError: on all ranks, when a checkpoint could not be written.
+        """
+        failure = self.checkpoints.failure
+        flags = [self.stop_request.is_made, failure is not None]
+        if self.accelerator.num_processes > 1:
+            mine = torch.tensor(flags, dtype=torch.float32, device=self.device)
+            flags = [value > 0 for value in self.accelerator.reduce(mine, "sum").tolist()]
+        self.stopping = flags[0]
+        if flags[1]:
+            raise TrainingError(
+                f"a checkpoint could not be written ({failure or 'on another rank'}): free some "
+                f"space, then go on from the one before with --resume {self.directory.path}",
+                every_rank=failure is not None,
+            )
 
     @property
     def is_last_step(self) -> bool:
@@ -190,6 +252,22 @@ class Run:
         if not self.accelerator.sync_gradients or self.global_step % self.eval_every:
             return False
         return not self.is_last_step or self.validation_split != self.test_split
+
+    @property
+    def should_save(self) -> bool:
+        """Whether a checkpoint is due: by updates, at an epoch's end, or because of a signal."""
+        if not self.accelerator.sync_gradients:
+            return False
+        every = self.config.checkpoint_every or self.updates_per_epoch
+        ends = self.global_step % self.updates_per_epoch == 0 or self.is_last_step
+        return self.stopping or ends or self.global_step % every == 0
+
+    def save(self) -> None:
+        """Save a checkpoint: copies the state now, and writes it in the background."""
+        self.flush()
+        self.stopwatch.stop()
+        save_run(self)
+        self.stopwatch.start()
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -237,7 +315,11 @@ class Run:
         if self.accelerator.scaler is not None:
             values["train/loss_scale"] = self.accelerator.scaler.get_scale()
         self.log(values)
+        assert self.display is not None
         self.display.update(self.latest)
+        # About once a second, and at the same updates on all ranks.
+        per_second = 1000 / values["perf/step_milliseconds"]
+        self.check_every = max(1, int(per_second)) if self.accelerator.num_processes > 1 else 1
 
     def log(self, values: dict[str, float]) -> None:
         """Log metrics at the present step; those of one step are written together."""
@@ -273,11 +355,14 @@ class Run:
             evaluation: the final evaluation of the model as it is now.
         """
         config = self.config
+        self.checkpoints.wait()
+        self.check_requests()
         if self.validation_split == self.test_split:
             self.log(evaluation)
         else:
             self.show_evaluation(evaluation, self.test_split)
         self.flush()
+        assert self.display is not None
         self.display.close()
         summary = self.summarize(evaluation)
         if self.accelerator.is_main_process and not config.evaluate_only:
@@ -319,19 +404,22 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
-            if self.display is not None:
-                self.display.close()
-            reason = (
-                error.message
-                if isinstance(error, UserError)
-                else f"{type(error).__name__}: {error}"
-            )
+        if self.display is not None:
+            self.display.close()
+        if isinstance(error, Preempted):
+            console.say(error.message)
+            self.flush()
+            self.tracking.finish(self.latest)
+            self.directory.write_status("preempted", self.global_step, error.message)
+        elif error is not None:
+            named = f"rank {self.accelerator.process_index}: {type(error).__name__}: {error}"
+            reason = error.message if isinstance(error, UserError) else named
+            self.directory.write_failure(self.global_step, reason, is_lost_peer(error))
             self.flush()
             self.tracking.finish(self.latest, exit_code=1)
-            self.directory.write_status("failed", self.global_step, reason)
             self.directory.remove_if_unused()
         if isinstance(error, UserError):
             let_main_rank_exit_first()
-        if torch.distributed.is_initialized() and (not error or isinstance(error, UserError)):
+        together = error is None or isinstance(error, (UserError, Preempted))
+        if torch.distributed.is_initialized() and together:
             torch.distributed.destroy_process_group()

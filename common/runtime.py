@@ -25,9 +25,6 @@ from accelerate.utils import (
 from common.config import TrainingConfig
 from common.errors import UserError
 
-# A rank that hangs ends the job after this long, not after the default half hour.
-PROCESS_GROUP_TIMEOUT = timedelta(minutes=3)
-
 
 def build_accelerator(config: TrainingConfig) -> Accelerator:
     """Return an Accelerator set to what is best for the hardware.
@@ -55,7 +52,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
             # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
         ],

@@ -30,21 +30,41 @@ class Tracking:
         self.shown = "metrics.jsonl only"
         self.commands: list[str] = []
         self.file: TextIO | None = None
+        self.run_id: str | None = None  # of the W&B run
 
-    def start(self, config: TrainingConfig, facts: Mapping[str, Any], name: str) -> None:
-        """Open the tracker that the configuration names, and the run's `metrics.jsonl`."""
+    def start(
+        self,
+        config: TrainingConfig,
+        facts: Mapping[str, Any],
+        name: str,
+        run_id: str | None,
+        earlier: list[dict[str, Any]],
+    ) -> None:
+        """Open the tracker that the configuration names, and the run's `metrics.jsonl`.
+
+        Args:
+            run_id: of the W&B run to go on with.
+            earlier: what `metrics.jsonl` holds already; what W&B lost of it is logged again.
+        """
         if not self.main:
             return
+        self.run_id = run_id
         self.file = (self.directory / "metrics.jsonl").open("a", encoding="utf-8")
         try:
             if config.tracker == "wandb":
-                self.start_wandb(config, facts, name)
+                self.start_wandb(config, facts, name, earlier)
             elif config.tracker == "tensorboard":
                 self.start_tensorboard(config)
         except Exception as problem:  # a tracker may fail in any way, and must not matter
             self.give_up(problem)
 
-    def start_wandb(self, config: TrainingConfig, facts: Mapping[str, Any], name: str) -> None:
+    def start_wandb(
+        self,
+        config: TrainingConfig,
+        facts: Mapping[str, Any],
+        name: str,
+        earlier: list[dict[str, Any]],
+    ) -> None:
         """Start W&B: online when a key is there and the server answers, else offline."""
         from accelerate.tracking import filter_trackers
 
@@ -57,6 +77,8 @@ class Tracking:
         arguments: dict[str, Any] = {
             "name": name,
             "mode": mode,
+            "id": self.run_id,
+            "resume": "allow" if self.run_id else None,
             "tags": list(config.tags),
             "settings": wandb.Settings(
                 silent=True,
@@ -80,9 +102,13 @@ class Tracking:
             self.accelerator.trackers.clear()
             self.accelerator.init_trackers(config.project, None, {"wandb": arguments})
         run = self.accelerator.get_tracker("wandb", unwrap=True)
+        self.run_id = run.id
         run.config.update(dict(facts), allow_val_change=True)
         run.define_metric("progress/global_step")
         run.define_metric("*", step_metric="progress/global_step")
+        for values in earlier:
+            if values["progress/global_step"] >= run.step:
+                run.log(values, step=values["progress/global_step"])
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = Path(run.dir).parent
         shown = os.path.relpath(folder)

@@ -60,11 +60,15 @@ def load_data(config: Config, run: Run) -> TextData:
 def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, Any]]:
     load = small_bert if config.model == "scratch" else load_bert
     model = load(config.model, data, config.dropout)
-    if config.learning_rate is None:
-        config.learning_rate = 5e-4 if config.model == "scratch" else 5e-5
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model, {"name": f"BERT ({config.model})", "max_length": config.max_length}
+
+
+def peak_learning_rate(config: Config) -> float:
+    if config.learning_rate is None:
+        config.learning_rate = 5e-4 if config.model == "scratch" else 5e-5
+    return config.learning_rate
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,12 +103,12 @@ def main(config: Config) -> None:
         if config.compile:
             model.compile()
         optimizer = torch.optim.AdamW(
-            decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True
+            decay_groups(model, config.weight_decay), lr=peak_learning_rate(config), fused=True
         )
         warmup_steps = run.warmup_steps(share=0.1)
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.start(model, optimizer, description)
+        run.start(model, optimizer, scheduler, description)
 
         for batch in run.batches(train_loader):
             with accelerator.accumulate(model):
@@ -118,6 +122,8 @@ def main(config: Config) -> None:
             run.record(loss, logits, batch["labels"])
             if run.should_evaluate:
                 run.log(evaluate(run, model, validation_loader))
+            if run.should_save:
+                run.save()
 
         run.finish(evaluate(run, model, test_loader))
 

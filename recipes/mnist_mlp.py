@@ -79,7 +79,7 @@ class MLP(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    arguments = {
+    arguments: dict[str, Any] = {
         "in_features": data.channels * data.image_size**2,
         "hidden_sizes": list(config.hidden_sizes),
         "classes": len(data.class_names),
@@ -128,7 +128,7 @@ def main(config: Config) -> None:
         warmup_steps = run.warmup_steps(share=0.1)
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.start(model, optimizer, description)
+        run.start(model, optimizer, scheduler, description)
 
         for batch in run.batches(train_loader):
             with accelerator.accumulate(model):
@@ -142,6 +142,8 @@ def main(config: Config) -> None:
             run.record(loss, logits, batch["labels"])
             if run.should_evaluate:
                 run.log(evaluate(run, model, validation_loader))
+            if run.should_save:
+                run.save()
 
         run.finish(evaluate(run, model, test_loader))
 

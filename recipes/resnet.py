@@ -130,13 +130,14 @@ class ResNet(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    arguments = {
+    arguments: dict[str, Any] = {
         "name": config.model,
         "channels": data.channels,
         "image_size": data.image_size,
         "classes": len(data.class_names),
     }
-    model = ResNet(**arguments).to(memory_format=torch.channels_last)
+    model = ResNet(**arguments)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.gradient_checkpointing = config.gradient_checkpointing
     return model, {"name": config.model, "arguments": arguments, **data.preprocessing()}
 
@@ -183,7 +184,7 @@ def main(config: Config) -> None:
         warmup_steps = run.warmup_steps(share=0.2)
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.start(model, optimizer, description)
+        run.start(model, optimizer, scheduler, description)
 
         for batch in run.batches(train_loader):
             with accelerator.accumulate(model):
@@ -197,6 +198,8 @@ def main(config: Config) -> None:
             run.record(loss, logits, batch["labels"])
             if run.should_evaluate:
                 run.log(evaluate(run, model, validation_loader))
+            if run.should_save:
+                run.save()
 
         run.finish(evaluate(run, model, test_loader))
 

@@ -1,0 +1,217 @@
+"""Checkpoints that are whole or not there: written in the background, verified when read.
+
+A checkpoint is a folder ``checkpoints/step-00000120``. Each rank writes its files into
+``step-00000120.unfinished`` and then a receipt with their sizes and SHA-256. Once all receipts
+are there, rank 0 writes the manifest, syncs, renames the folder and syncs its parent; only then
+are old checkpoints removed. The ranks meet on the file system they share, so nothing here takes
+part in the training's collectives. There is no pickle: safetensors and JSON alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from common.errors import UserError
+
+MANIFEST = "manifest.json"
+UNFINISHED = ".unfinished"
+# Longest wait for the receipts of other ranks, in seconds.
+PATIENCE = 120.0
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Checkpoints:
+    """The checkpoints of one run, as one rank sees them."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int, keep: int) -> None:
+        self.folder = folder
+        self.rank, self.world_size, self.keep = rank, world_size, keep
+        self.writer: threading.Thread | None = None
+        self.failure: str | None = None
+        self.last_step = -1
+
+    def save(self, step: int, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
+        """Copy this rank's state, and write it in the background.
+
+        Args:
+            files: tensors by name of the file that will hold them.
+            facts: what rank 0 adds to the manifest.
+        """
+        self.wait()
+        if self.failure is not None or step == self.last_step:
+            return
+        self.last_step = step
+        copies = {name: copied(tensors) for name, tensors in files.items()}
+        arguments = (step, copies, json.loads(json.dumps(facts)))
+        self.writer = threading.Thread(target=self.write_or_fail, args=arguments)
+        self.writer.start()
+
+    def wait(self) -> None:
+        """Wait until what was saved last is on disk, or has failed: then `failure` says how."""
+        if self.writer is not None:
+            self.writer.join()
+            self.writer = None
+
+    def write_or_fail(self, step: int, files: Mapping[str, Tensors], facts: Any) -> None:
+        """Write a checkpoint; a failure is kept for the training to report on all ranks."""
+        unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
+        try:
+            self.write(unfinished, files, facts)
+        except OSError as problem:
+            self.failure = f"rank {self.rank}: {problem}"
+            # Make room first: where the disk is full, nothing else can be written.
+            for name in files:
+                (unfinished / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (unfinished / f"failed-{self.rank}").touch()
+
+    def write(self, unfinished: Path, files: Mapping[str, Tensors], facts: Any) -> None:
+        """Write this rank's files and receipt; on rank 0, wait for all and finish the folder."""
+        unfinished.mkdir(parents=True, exist_ok=True)
+        receipt = {}
+        for name, tensors in files.items():
+            data = save(tensors)
+            write_synced(unfinished / name, data)
+            receipt[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        receipt_path = unfinished / f"receipt-{self.rank}.json"
+        write_synced(receipt_path.with_suffix(".part"), json.dumps(receipt).encode())
+        os.replace(receipt_path.with_suffix(".part"), receipt_path)
+        finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
+        if self.rank != 0:
+            self.await_files(unfinished, [finished])
+            return
+        receipts = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
+        self.await_files(unfinished, receipts)
+        for path in receipts[1:]:
+            receipt |= json.loads(path.read_text())
+        for path in receipts:
+            path.unlink()
+        manifest = {**facts, "files": receipt}
+        write_synced(unfinished / MANIFEST, json.dumps(manifest, indent=2).encode())
+        sync_folder(unfinished)
+        if finished.exists():  # a damaged one of the same step, which a resume passed over
+            shutil.rmtree(finished)
+        os.rename(unfinished, finished)
+        sync_folder(self.folder)
+        for old in step_folders(self.folder)[: -self.keep]:
+            shutil.rmtree(old)
+
+    def await_files(self, unfinished: Path, paths: list[Path]) -> None:
+        """Wait until all `paths` exist.
+
+        Raises:
+            OSError: when another rank failed, or did not answer in time.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while not all(path.exists() for path in paths):
+            failed = list(unfinished.glob("failed-*"))
+            if failed:
+                raise OSError(f"rank {failed[0].name.removeprefix('failed-')} could not write")
+            if time.monotonic() > deadline:
+                raise OSError(f"other ranks did not finish {unfinished.name} in {PATIENCE:.0f} s")
+            time.sleep(0.01)
+
+
+def copied(tensors: Tensors) -> Tensors:
+    """Return contiguous copies in the host's memory, which training does not change."""
+    return {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return the finished checkpoints in `folder`, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if not path.name.endswith(UNFINISHED))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed save left behind."""
+    for path in folder.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(path)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Return what is wrong with a checkpoint, naming the file; None if it is whole."""
+    try:
+        manifest = read_manifest(checkpoint)
+    except UserError as error:
+        return error.message
+    for name, expected in manifest["files"].items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{path} is missing"
+        data = path.read_bytes()
+        if len(data) != expected["size"]:
+            return f"{path} has {len(data):,} bytes instead of {expected['size']:,}"
+        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+            return f"{path} is not what was written: its SHA-256 differs"
+    return None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest.
+
+    Raises:
+        UserError: when it is missing or not one.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        if isinstance(manifest["files"], dict) and isinstance(manifest["global_step"], int):
+            return manifest
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is missing or damaged")
+
+
+def newest_whole(folder: Path, named: str | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that is whole, and what is wrong with those after it.
+
+    Args:
+        named: of the newest one to consider; None for all.
+    """
+    problems: list[str] = []
+    for checkpoint in reversed(step_folders(folder)):
+        if named is not None and checkpoint.name > named:
+            continue
+        problem = damage(checkpoint)
+        if problem is None:
+            return checkpoint, problems
+        problems.append(problem)
+    return None, problems
+
+
+def read_tensors(checkpoint: Path, name: str) -> Tensors:
+    """Return the tensors of one file of a checkpoint."""
+    return load_file(checkpoint / name)
