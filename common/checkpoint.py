@@ -117,9 +117,9 @@ class Checkpoints:
         """
         deadline = time.monotonic() + PATIENCE
         while not all(path.exists() for path in paths):
-            failed = list(unfinished.glob("failed-*"))
-            if failed:
-                raise OSError(f"rank {failed[0].name.removeprefix('failed-')} could not write")
+            for rank in range(self.world_size):
+                if (unfinished / f"failed-{rank}").exists():
+                    raise OSError(f"rank {rank} could not write its part")
             if time.monotonic() > deadline:
                 raise OSError(f"other ranks did not finish {unfinished.name} in {PATIENCE:.0f} s")
             time.sleep(0.01)

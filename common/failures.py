@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -10,7 +12,9 @@ from common.errors import UserError
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MOST_SKIPS_IN_A_ROW = 25
-COUNTS = ("grad_norm", "skipped", "skipped_in_a_row")
+# Updates after which gradients are looked at, where the log interval is longer: 166 overflows in
+# a row halve the loss scale to 0.
+MOST_UNCHECKED = 100
 
 
 class TrainingError(UserError):
@@ -37,54 +41,78 @@ class GradientGuard:
         self.accelerator = accelerator
         self.max_grad_norm = max_grad_norm
         self.grad_norm = torch.zeros((), device=accelerator.device)
-        self.skipped = torch.zeros((), device=accelerator.device)
-        self.skipped_in_a_row = torch.zeros((), device=accelerator.device)
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        self.unchecked: list[torch.Tensor] = []
 
     def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Clip the global norm of the gradients, and mark the update if they are not finite."""
         self.accelerator.unscale_gradients()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         self.grad_norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        self.unchecked.append(self.grad_norm)
+        if self.accelerator.scaler is not None:  # which skips the update itself
+            if self.max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(
+                    model.parameters(), self.max_grad_norm, self.grad_norm, foreach=True
+                )
+            return
+        bare: Any = optimizer.optimizer  # type: ignore[attr-defined]
+        bare.found_inf = self.grad_norm.isfinite().logical_not_().float()
         if self.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(
-                model.parameters(), self.max_grad_norm, self.grad_norm, foreach=True
-            )
-        found_inf = self.grad_norm.isfinite().logical_not().float()
-        if self.accelerator.scaler is None:
-            optimizer.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-        self.skipped += found_inf
-        self.skipped_in_a_row = (self.skipped_in_a_row + found_inf) * found_inf
+            # A fused optimizer divides by this as it reads the gradients: no pass of its own.
+            bare.grad_scale = (self.grad_norm / self.max_grad_norm).clamp_(min=1.0)
 
-    def check(self, global_step: int, loss: float) -> int:
+    @property
+    def is_due(self) -> bool:
+        """Whether `check` must not wait for the log interval."""
+        return len(self.unchecked) >= MOST_UNCHECKED
+
+    def count_skipped(self) -> None:
+        """Count the updates that were not applied since the last check."""
+        if self.unchecked:
+            finite = torch.stack(self.unchecked).isfinite().tolist()
+            self.unchecked.clear()
+            for is_finite in finite:
+                self.skipped += not is_finite
+                self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
+
+    def check(self, global_step: int, loss: float = 0.0) -> int:
         """Return how many updates were skipped so far; called at the log interval.
+
+        A cap on skips in a row keeps fp16's loss scale from reaching 0, after which the next
+        healthy update would write NaN into the weights.
 
         Raises:
             TrainingError: when an update was skipped that fp16's loss scale does not explain.
         """
-        skipped = int(self.skipped)
+        self.count_skipped()
         fp16 = self.accelerator.scaler is not None
-        if (skipped and not fp16) or loss != loss:
+        if not fp16 and (self.skipped or loss != loss):
             raise TrainingError(
                 f"a gradient or the loss was not finite by update {global_step}; that update was "
                 "not applied. Try a lower --learning-rate, a lower --max-grad-norm, or "
                 "--mixed-precision no; and look for broken samples"
             )
-        if int(self.skipped_in_a_row) >= MOST_SKIPS_IN_A_ROW:
+        if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:
             raise TrainingError(
-                f"{int(self.skipped_in_a_row)} fp16 updates in a row overflowed by update "
+                f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "
                 f"{global_step} and were not applied. Try --mixed-precision bf16, or a lower "
                 "--learning-rate"
             )
-        return skipped
+        return self.skipped
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint needs to go on with these counts."""
-        return {f"guard.{name}": getattr(self, name) for name in COUNTS}
+        self.count_skipped()
+        counts = [float(self.grad_norm), self.skipped, self.skipped_in_a_row]
+        return {"guard": torch.tensor(counts, dtype=torch.float64)}
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Go on with the counts of a checkpoint."""
-        for name in COUNTS:
-            setattr(self, name, tensors[f"guard.{name}"].to(self.accelerator.device))
+        grad_norm, skipped, in_a_row = tensors["guard"].tolist()
+        self.grad_norm = torch.tensor(grad_norm, device=self.accelerator.device)
+        self.skipped, self.skipped_in_a_row = int(skipped), int(in_a_row)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+import signal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
 from torch.utils.data import DataLoader
 
 from common.sampling import EvaluationOrder, TrainingOrder
+from common.signals import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from common.config import TrainingConfig
 
 Batch = dict[str, torch.Tensor]
 # Images are gathered this many bytes at a time and handed out in slices: one pass of few large
@@ -40,6 +47,28 @@ class Samples(Protocol):
 
     def count_tokens(self, samples: torch.Tensor) -> int:
         """Return the number of real tokens, without padding; 0 for images."""
+
+
+def make_loaders(
+    config: TrainingConfig, accelerator: Accelerator, splits: Mapping[str, Samples]
+) -> dict[str, Loader]:
+    """Return a loader for each split: training in a shuffled order, the others each sample once."""
+    loaders = {}
+    for name, samples in splits.items():
+        common: dict[str, Any] = {
+            "num_samples": len(samples),
+            "batch_size": config.batch_size,
+            "world_size": accelerator.num_processes,
+            "rank": accelerator.process_index,
+            "lengths": getattr(samples, "lengths", None),
+        }
+        order: TrainingOrder | EvaluationOrder = EvaluationOrder(**common)
+        if name == "train":
+            accumulation = config.gradient_accumulation_steps
+            order = TrainingOrder(**common, accumulation=accumulation, seed=config.seed)
+        placement, workers = config.data_placement, config.num_workers
+        loaders[name] = Loader(samples, order, accelerator.device, placement, workers)
+    return loaders
 
 
 class Loader:
@@ -115,6 +144,7 @@ class Loader:
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=ignore_stop_signals,
             # Its own generator: making an iterator must not draw from the one of dropout.
             generator=torch.Generator(),
         )
@@ -123,6 +153,12 @@ class Loader:
                 name: values.to(self.device, non_blocking=True) for name, values in raw.items()
             }
             yield self.samples.finish(moved, samples.to(self.device, non_blocking=True), epoch)
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """Let a worker outlive a signal to the whole job: its loader ends it, after the last update."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class WorkerBatches(torch.utils.data.Dataset[Batch]):

@@ -201,6 +201,24 @@ class TrainingSums:
         return taken
 
 
+def gather_interval(
+    accelerator: Accelerator, lap: Interval, sums: TrainingSums
+) -> dict[str, float]:
+    """Return the ``train/``, ``perf/`` and ``memory/`` metrics of all ranks' last interval."""
+    memory = memory_used(accelerator.device)
+    counts = torch.tensor([*vars(lap).values(), *memory.values()], dtype=torch.float64)
+    mine = torch.cat([counts, sums.take()]).to(accelerator.device)
+    ranks = accelerator.gather(mine[None]).cpu()
+    fields = len(vars(lap))
+    loss, correct, micro_batches, samples = ranks[:, -4:].sum(0).tolist()
+    return {
+        "train/loss": loss / micro_batches,
+        "train/accuracy": correct / samples,
+        **throughput(ranks[:, :fields], tokens_matter=bool(lap.tokens)),
+        **dict(zip(memory, ranks[:, fields:-4].amax(0).tolist(), strict=True)),
+    }
+
+
 class EvaluationSums:
     """Loss and confusion counts of an evaluation, each sample once, over all ranks."""
 

@@ -19,11 +19,12 @@ from common.directory import RunDirectory, json_safe
 from common.errors import UserError, let_main_rank_exit_first
 from common.export import load_weights, save_model
 from common.failures import GradientGuard, Preempted, TrainingError, is_lost_peer
-from common.loader import Batch, Loader, Samples
+from common.loader import Batch, Loader, Samples, make_loaders
+from common.optimizers import start_momentum
 from common.persistence import restore_random_state, restore_run, save_run
 from common.resume import read_json
 from common.runtime import build_accelerator, describe_environment
-from common.sampling import EvaluationOrder, TrainingOrder
+from common.sampling import TrainingOrder
 from common.signals import StopRequest
 from common.tracking import Tracking
 
@@ -80,28 +81,8 @@ class Run:
         """
         names = [name for name in ("validation", "test") if name in splits]
         self.validation_split, self.test_split = names[0], names[-1]
-        config, accelerator = self.config, self.accelerator
-        ranks = {"world_size": accelerator.num_processes, "rank": accelerator.process_index}
-        train = splits["train"]
-        training_order = TrainingOrder(
-            num_samples=len(train),
-            batch_size=config.batch_size,
-            accumulation=config.gradient_accumulation_steps,
-            seed=config.seed,
-            lengths=getattr(train, "lengths", None),
-            **ranks,
-        )
-        placement, workers = config.data_placement, config.num_workers
-        loaders = {"train": Loader(train, training_order, self.device, placement, workers)}
-        for name in names:
-            order = EvaluationOrder(
-                num_samples=len(splits[name]),
-                batch_size=config.batch_size,
-                lengths=getattr(splits[name], "lengths", None),
-                **ranks,
-            )
-            loaders[name] = Loader(splits[name], order, self.device, placement, workers)
-        return loaders["train"], loaders[names[0]], loaders[names[-1]]
+        loaders = make_loaders(self.config, self.accelerator, splits)
+        return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
     def plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle how many updates the run has, and how often it evaluates.
@@ -135,6 +116,7 @@ class Run:
         """
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.description = description
+        start_momentum(optimizer.optimizer)
         self.unwrapped = self.accelerator.unwrap_model(model)
         config, data = self.config, self.data
         if config.init_from is not None:
@@ -219,6 +201,8 @@ class Run:
             self.global_step += 1
             if self.global_step % self.config.log_every == 0 or self.is_last_step:
                 self.log_training()
+            if self.guard.is_due:
+                self.guard.check(self.global_step)
             if self.global_step % self.check_every == 0:
                 self.check_requests()
 
@@ -292,25 +276,9 @@ class Run:
 
     def log_training(self) -> None:
         """Gather one interval's figures from all ranks, and log them."""
-        lap = self.stopwatch.lap()
-        memory = metrics.memory_used(self.device)
-        mine = torch.cat(
-            [
-                torch.tensor([*vars(lap).values(), *memory.values()], dtype=torch.float64),
-                self.sums.take(),
-            ]
-        ).to(self.device, torch.float32 if self.device.type == "mps" else torch.float64)
-        ranks = self.accelerator.gather(mine[None]).cpu()
-        counted = len(vars(lap))
-        loss, correct, micro_batches, samples = ranks[:, -4:].sum(0).tolist()
-        values = {
-            "train/loss": loss / micro_batches,
-            "train/accuracy": correct / samples,
-            "train/learning_rate": self.optimizer.param_groups[0]["lr"],
-            "train/grad_norm": float(self.guard.grad_norm),
-            **metrics.throughput(ranks[:, :counted], tokens_matter=bool(lap.tokens)),
-            **dict(zip(memory, ranks[:, counted:-4].max(0).values.tolist(), strict=True)),
-        }
+        values = metrics.gather_interval(self.accelerator, self.stopwatch.lap(), self.sums)
+        values["train/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        values["train/grad_norm"] = float(self.guard.grad_norm)
         values["train/skipped_updates"] = self.guard.check(self.global_step, values["train/loss"])
         if self.accelerator.scaler is not None:
             values["train/loss_scale"] = self.accelerator.scaler.get_scale()
