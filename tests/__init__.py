@@ -1,0 +1,1 @@
+"""Tests of the recipes as users run them, and of what they share."""

@@ -1,0 +1,116 @@
+"""Small data sets in local folders, as users have them: parquet, CSV, folders of images."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+from PIL import Image
+
+# Sizes that neither two ranks nor the tests' batches divide.
+IMAGE_SIZES = {"train": 203, "validation": 67, "test": 41}
+TEXT_SIZES = {"train": 107, "validation": 33, "test": 21}
+WORDS = {
+    "animals": ["cat", "dog", "horse", "mouse", "sheep", "cow", "goat", "fox", "wolf", "bear"],
+    "colours": ["red", "green", "blue", "yellow", "white", "black", "grey", "pink", "teal"],
+    "numbers": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+}
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Return an image as an encoded file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def grey_images(count: int, seed: int, classes: int = 3, size: int = 8) -> dict[str, list[Any]]:
+    """Return columns of grey images whose class is a bright row, and their labels."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    pixels = random.integers(0, 160, (count, size, size), dtype=np.uint8)
+    for image, label in zip(pixels, labels, strict=True):
+        image[2 * label : 2 * label + 2] += 95
+    return {
+        "image": [{"bytes": png(image), "path": None} for image in pixels],
+        "label": labels.tolist(),
+    }
+
+
+def write_parquet(path: Path, columns: dict[str, Any], features: Any = None) -> None:
+    """Write columns as a parquet file; with the types of `datasets` where given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if features is None:
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        return
+    from datasets import Dataset
+
+    Dataset.from_dict(columns, features=features).to_parquet(path)
+
+
+def write_image_parquet(
+    folder: Path, splits: dict[str, dict[str, list[Any]]], names: Sequence[str] = ("a", "b", "c")
+) -> Path:
+    """Write splits of images and class labels, one parquet file each."""
+    from datasets import ClassLabel, Features, Image
+
+    features = Features({"image": Image(), "label": ClassLabel(names=list(names))})
+    for split, columns in splits.items():
+        write_parquet(folder / f"{split}-00000-of-00001.parquet", columns, features)
+    return folder
+
+
+def write_image_folder(
+    folder: Path, classes: Sequence[str], per_class: int, split: str = "train"
+) -> Path:
+    """Write colour images of different sizes in a folder for each class."""
+    random = np.random.default_rng(0)
+    for number, name in enumerate(classes):
+        for index in range(per_class):
+            size = (12 + index % 5, 16 + number)
+            pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+            path = folder / split / name / f"{index:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    return folder
+
+
+def sentences(count: int, seed: int) -> dict[str, list[str]]:
+    """Return columns of short sentences of different lengths, and the names of their classes."""
+    random = np.random.default_rng(seed)
+    names = list(WORDS)
+    labels = [names[index % len(names)] for index in range(count)]
+    texts = [" ".join(random.choice(WORDS[label], random.integers(3, 40))) for label in labels]
+    return {"sentence": texts, "label": labels}
+
+
+def write_csv(path: Path, columns: dict[str, list[Any]]) -> None:
+    """Write columns as a CSV file."""
+    import csv
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def write_odd_images(folder: Path) -> Path:
+    """Write three splits of grey images with sizes that two ranks don't divide."""
+    splits = {
+        name: grey_images(count, seed)
+        for seed, (name, count) in enumerate(IMAGE_SIZES.items(), start=1)
+    }
+    return write_image_parquet(folder, splits)
+
+
+def write_odd_text(folder: Path) -> Path:
+    """Write three CSV splits of sentences with sizes that two ranks don't divide."""
+    for seed, (name, count) in enumerate(TEXT_SIZES.items(), start=1):
+        write_csv(folder / f"{name}.csv", sentences(count, seed))
+    return folder

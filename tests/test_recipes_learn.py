@@ -1,0 +1,287 @@
+"""Each recipe learns on its built-in data, and leaves a complete run directory."""
+
+from __future__ import annotations
+
+import json
+import platform
+from statistics import mean
+
+import pytest
+import torch
+
+from tests.launch import Finished, Runner
+
+ALWAYS = {
+    *("train/loss", "train/accuracy", "train/learning_rate", "train/grad_norm"),
+    *("train/skipped_updates", "eval/loss", "eval/accuracy", "eval/count"),
+    *("perf/samples_per_second", "perf/samples_per_second_per_device"),
+    *("perf/step_milliseconds", "perf/data_wait_fraction", "memory/host_rss_mib"),
+    *("progress/global_step", "progress/epoch", "progress/samples"),
+}
+# All names that the design knows; a run has those that its hardware and data can give.
+VOCABULARY = ALWAYS | {
+    *("train/loss_scale", "eval/f1", "perf/tokens_per_second", "perf/tflops_per_device"),
+    *("perf/mfu", "perf/goodput", "perf/joules_per_sample", "memory/peak_allocated_mib"),
+    *("memory/peak_reserved_mib", "gpu/utilization", "gpu/power_watts"),
+}
+ONLY_IN_SUMMARY = {"eval/best_accuracy", "time/total_seconds", "time/train_seconds"}
+PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+
+LEARNED = ("learned_mlp", "learned_resnet", "learned_bert")
+
+
+@pytest.fixture
+def learned(request: pytest.FixtureRequest) -> Finished:
+    """One of the runs that learned, by the name of its fixture."""
+    return request.getfixturevalue(request.param)
+
+
+def test_mlp_learns_digits(learned_mlp: Finished) -> None:
+    """A quarter of the default epochs gives 93 % on held-out digits."""
+    assert learned_mlp.summary["eval/accuracy"] >= 0.93
+    assert learned_mlp.summary["eval/count"] == 360
+    assert learned_mlp.config["data"]["sizes"] == {"train": 1437, "test": 360}
+
+
+def test_resnet_learns_digits(learned_resnet: Finished) -> None:
+    """Three epochs give 90 % on held-out digits."""
+    assert learned_resnet.summary["eval/accuracy"] >= 0.90
+    assert learned_resnet.summary["eval/count"] == 360
+
+
+def test_bert_learns_docstrings(learned_bert: Finished) -> None:
+    """Three epochs from scratch beat a majority guess by far."""
+    from common.built_in import docstrings
+
+    labels = docstrings()["train"]["label"]
+    majority = max(labels.count(label) for label in set(labels)) / len(labels)
+    assert majority < 0.3
+    assert learned_bert.summary["eval/accuracy"] >= max(0.6, 2 * majority)
+    assert "held out" in " ".join(learned_bert.config["data"]["notes"])
+    assert learned_bert.summary["eval/best_accuracy"] >= learned_bert.summary["eval/accuracy"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_losses_fall(learned: Finished) -> None:
+    """The training loss falls by a quarter at least; label smoothing keeps it from 0."""
+    losses = list(learned.series("train/loss").values())
+    assert losses[-1] < losses[0] * 0.75
+    assert learned.summary["train/loss"] < losses[0] * 0.75
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_config_says_what_ran(learned: Finished) -> None:
+    """`config.json` has all flags, the effective precision and batch, versions and the commit."""
+    config, environment = learned.config["config"], learned.config["environment"]
+    assert environment["mixed_precision"] in ("no", "bf16")
+    assert environment["world_size"] == 1
+    assert environment["device_type"] == "cpu"
+    assert environment["effective_batch_size"] == config["batch_size"]
+    assert environment["python"] == platform.python_version()
+    assert environment["versions"]["torch"] == torch.__version__
+    assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
+    assert "git_commit" in environment
+    assert config["epochs"] in (3, 15)
+    assert learned.config["model"]["parameters"] > 100_000
+    assert learned.config["data"]["reason"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_metrics_have_the_design_s_names(learned: Finished) -> None:
+    """`metrics.jsonl` rises strictly in step, and has the shared vocabulary and no other."""
+    lines = learned.metrics
+    steps = [line["progress/global_step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == learned.config["plan"]["total_steps"]
+    assert steps[-1] == learned.summary["progress/global_step"]
+    names = set().union(*lines)
+    assert names >= ALWAYS
+    assert names <= VOCABULARY
+    # A line holds what was logged at its step: of training, of an evaluation, or of both.
+    for line in lines:
+        assert ("train/loss" in line) or ("eval/loss" in line)
+        assert ("eval/loss" in line) == ("eval/accuracy" in line) == ("eval/count" in line)
+    trained = [line for line in lines if "train/loss" in line]
+    assert all(line["perf/samples_per_second"] > 0 for line in trained)
+    assert all(0 <= line["perf/data_wait_fraction"] <= 1 for line in trained)
+    assert all(line["train/skipped_updates"] == 0 for line in trained)
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_evaluation_comes_each_epoch(learned: Finished) -> None:
+    """Each epoch's end has an evaluation, and so has the run's."""
+    per_epoch = learned.config["plan"]["updates_per_epoch"]
+    total = learned.config["plan"]["total_steps"]
+    assert list(learned.series("eval/accuracy")) == [*range(per_epoch, total + 1, per_epoch)]
+    assert learned.series("eval/accuracy")[total] == learned.summary["eval/accuracy"]
+    assert learned.series("eval/loss")[total] == learned.summary["eval/loss"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_summary_is_complete(learned: Finished) -> None:
+    """`summary.json` is flat and has the run's last and best figures, throughput and times."""
+    summary = learned.summary
+    assert summary.keys() >= ALWAYS | {"time/total_seconds", "time/train_seconds"}
+    assert summary.keys() <= VOCABULARY | ONLY_IN_SUMMARY
+    assert all(isinstance(value, (int, float)) for value in summary.values())
+    assert 0 < summary["time/train_seconds"] < summary["time/total_seconds"]
+    # Best is told of validation data alone: digits has a test split, which selects nothing.
+    has_validation = "validation" in learned.config["data"]["sizes"]
+    assert ("eval/best_accuracy" in summary) == has_validation
+    if learned.config["recipe"] == "bert":
+        assert summary["perf/tokens_per_second"] > summary["perf/samples_per_second"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_status_says_finished(learned: Finished) -> None:
+    """`status.json` says that the run finished, and at which update."""
+    status = learned.status
+    assert status["status"] == "finished"
+    assert status["reason"] is None
+    assert status["global_step"] == learned.config["plan"]["total_steps"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_model_is_kept_without_pickles(learned: Finished) -> None:
+    """`model/` has weights as safetensors in fp32, class names, and nothing that is unpickled."""
+    facts = learned.read("model/model.json")
+    assert facts["recipe"] == learned.config["recipe"]
+    assert len(facts["class_names"]) == learned.config["data"]["classes"]
+    weights = learned.weights()
+    floats = [value for value in weights.values() if value.is_floating_point()]
+    assert all(value.dtype == torch.float32 for value in floats)
+    everything = [path for path in learned.directory.rglob("*") if path.is_file()]
+    assert not [path for path in everything if path.suffix in PICKLES]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_terminal_shows_what_runs_and_how_it_ended(learned: Finished) -> None:
+    """The terminal has a block first, a line at each log interval, and a table at the end."""
+    lines = learned.output.splitlines()
+    first = "\n".join(lines[: next(i for i, line in enumerate(lines) if "loss" in line)])
+    facts = learned.config
+    for shown in (
+        *(facts["recipe"], f"{facts['model']['parameters']:,}", facts["data"]["name"]),
+        *(facts["data"]["reason"], f"{facts['data']['classes']} classes"),
+        *(facts["environment"]["device"], "1 process", str(learned.directory)),
+        f"{facts['plan']['total_steps']} updates",
+    ):
+        assert shown in first, shown
+    for step, loss in learned.series("train/loss").items():
+        assert f"step {step}/{facts['plan']['total_steps']}  loss {loss:.4f}" in learned.output
+    table = "\n".join(lines[-12:])
+    assert f"{learned.summary['eval/accuracy']:.4f}" in table
+    assert str(learned.directory) in table
+    assert "Warning" not in learned.errors
+
+
+def test_auto_takes_built_in_data_where_the_hub_does_not_answer(learned_mlp: Finished) -> None:
+    """Without a data set named, and no Hub, the recipe trains on digits and says why."""
+    data = learned_mlp.config["data"]
+    assert data["name"] == "digits"
+    assert "Hub" in data["reason"]
+    assert learned_mlp.config["config"]["dataset"] == "digits"
+    assert data["reason"] in learned_mlp.output
+
+
+def evaluated_again(runner: Runner, run: Finished) -> Finished:
+    """Evaluate the model of a run, and do not train."""
+    return runner.run(
+        run.config["recipe"],
+        *("--evaluate-only", "--init-from", run.directory, "--tracker", "none"),
+        launcher="python",
+    )
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_evaluate_only_reproduces_figures(learned: Finished, runner: Runner) -> None:
+    """`--evaluate-only --init-from RUN` gives the run's final figures, and no other flag."""
+    again = evaluated_again(runner, learned)
+    for name in ("eval/loss", "eval/accuracy", "eval/count"):
+        assert again.summary[name] == pytest.approx(learned.summary[name], rel=1e-6), name
+    assert "perf/samples_per_second" not in again.summary
+    assert again.config["config"]["dataset"] == learned.config["config"]["dataset"]
+
+
+def test_bert_model_folder_loads_with_transformers(learned_bert: Finished) -> None:
+    """`from_pretrained` reads model and tokenizer from `model/`, as the README shows."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from common.built_in import docstrings
+
+    folder = learned_bert.directory / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert len(tokenizer) > 1000
+    assert model.config.id2label[0] == learned_bert.read("model/model.json")["class_names"][0]
+    rows = docstrings()["train"].shuffle(seed=0)[:64]
+    encoded = tokenizer(
+        rows["text"], truncation=True, max_length=128, padding=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        right = model(**encoded).logits.argmax(-1) == torch.tensor(rows["label"])
+    assert right.float().mean() >= 0.6
+
+
+def test_image_model_folder_predicts(learned_mlp: Finished) -> None:
+    """`load_model` gives the trained model and its preprocessing, right on held-out digits."""
+    from common.built_in import digits
+    from common.export import load_model
+    from recipes.mnist_mlp import MLP
+
+    model, preprocess = load_model(MLP, learned_mlp.directory)
+    rows = digits()["test"].select(range(100))
+    with torch.inference_mode():
+        right = [
+            preprocess.class_names[int(model(preprocess(row["image"])).argmax())]
+            == str(row["label"])
+            for row in rows
+        ]
+    assert mean(right) >= 0.9
+
+
+def test_run_repeats_for_others(learned_mlp: Finished) -> None:
+    """All JSON of a run is strict: no NaN, which other languages don't read."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in {path}")
+
+    for path in learned_mlp.directory.rglob("*.json*"):
+        for line in [path.read_text()] if path.suffix == ".json" else path.open():
+            json.loads(line, parse_constant=refuse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["mnist_mlp", "resnet"])
+def test_image_recipe_reaches_its_accuracy(recipe: str, runner: Runner) -> None:
+    """The default settings give 97 % on digits, mean of three seeds."""
+    accuracies = [
+        runner.run(
+            recipe, "--dataset", "digits", "--seed", seed, "--tracker", "none", timeout=1800
+        ).summary["eval/accuracy"]
+        for seed in range(3)
+    ]
+    assert mean(accuracies) >= 0.97, accuracies
+
+
+@pytest.mark.slow
+def test_bert_reaches_its_accuracy(runner: Runner) -> None:
+    """The default settings give 85 % on docstrings."""
+    run = runner.run("bert", "--dataset", "docstrings", "--tracker", "none", timeout=1800)
+    assert run.summary["eval/accuracy"] >= 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--model", "resnet50", "--image-size", 72),
+        ("--model", "resnet34", "--gradient-checkpointing"),
+    ],
+)
+def test_other_resnets_run(flags: tuple[object, ...], runner: Runner) -> None:
+    """The deeper networks, the ImageNet stem and recomputation train and evaluate."""
+    small = ("--batch-size", 4, "--max-steps", 2, "--tracker", "none", "--log-every", 1)
+    run = runner.run("resnet", "--dataset", "digits", *flags, *small)
+    assert run.summary["eval/count"] == 360
+    assert run.config["model"]["name"] == flags[1]

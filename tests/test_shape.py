@@ -1,0 +1,123 @@
+"""What is repeated in the recipes stays the same: the loop is what people copy."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from tests.launch import RECIPES, REPOSITORY
+
+HEADINGS = ["Config", "Data", "Model", "Evaluation", "Main"]
+# The recipes' files: those known by name, and any that is added.
+FILES = sorted((REPOSITORY / "recipes").glob("*.py"))
+PAIRS = list(combinations(FILES, 2))
+
+# All lines in which one `main` may differ from another: the optimizer, the length of warm-up, and
+# the loss with label smoothing.
+ALLOWED = {
+    "optimizer = torch.optim.AdamW(",
+    "decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True",
+    "decay_groups(model, config.weight_decay), lr=peak_learning_rate(config), fused=True",
+    "optimizer = torch.optim.SGD(",
+    "decay_groups(model, config.weight_decay),",
+    "lr=config.learning_rate,",
+    "momentum=0.9,",
+    "nesterov=True,",
+    "fused=True,",
+    "warmup_steps = run.warmup_steps(share=0.1)",
+    "warmup_steps = run.warmup_steps(share=0.2)",
+    'scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")',
+    'scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "cosine")',
+    "loss, logits = compute_loss(model, batch)",
+    "loss, logits = compute_loss(model, batch, config.label_smoothing)",
+}
+
+
+def source_of(path: Path, function: str) -> list[str]:
+    """Return the lines of a function in a file."""
+    text = path.read_text()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return text.splitlines()[node.lineno - 1 : node.end_lineno]
+    raise AssertionError(f"{path} has no function {function}")
+
+
+def test_three_recipes_are_compared() -> None:
+    """The comparisons below are about three recipes at least."""
+    assert len(FILES) >= 3
+    assert {path.stem for path in FILES} >= set(RECIPES)
+    assert len(ALLOWED) <= 20
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda path: path.stem)
+def test_main_is_the_same(first: Path, second: Path) -> None:
+    """`main` differs between recipes in the allowed lines alone."""
+    lines = difflib.ndiff(source_of(first, "main"), source_of(second, "main"))
+    differing = [line for line in lines if line.startswith(("+ ", "- "))]
+    unexpected = [line for line in differing if line[2:].strip() not in ALLOWED]
+    # A lone bracket belongs to a call that differs.
+    assert not [line for line in unexpected if line[2:].strip() not in ("(", ")")], unexpected
+    assert len(differing) <= 20
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_main_holds_the_loop(path: Path) -> None:
+    """Forward, backward, clipping, step, schedule and logging stand in each `main`, in order."""
+    main = "\n".join(source_of(path, "main"))
+    calls = [
+        *("run.start(", "in run.batches(train_loader):", "accelerator.accumulate(model)"),
+        *("compute_loss(model, batch", "accelerator.backward(loss)", "run.clip_gradients("),
+        *("optimizer.step()", "scheduler.step()", "optimizer.zero_grad()", "run.record("),
+        *("run.log(evaluate(", "run.finish(evaluate("),
+    ]
+    positions = [main.find(call) for call in calls]
+    assert -1 not in positions, calls[positions.index(-1)]
+    assert positions == sorted(positions)
+    for absent in ("try:", "except", ".item()", "print(", "%", "is_main_process"):
+        assert absent not in main
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_headings_are_the_same(path: Path) -> None:
+    """The banners stand in each recipe in the same order, all of one width."""
+    banners = re.findall(r"^# -+ \w+$", path.read_text(), re.MULTILINE)
+    assert [banner.split()[-1] for banner in banners] == HEADINGS
+    assert len({len(banner) for banner in banners}) == 1
+
+
+@pytest.mark.parametrize("name", ["evaluate"])
+def test_evaluation_is_the_same(name: str) -> None:
+    """The recipes evaluate alike, during training and at its end."""
+    sources = {"\n".join(source_of(path, name)) for path in FILES}
+    assert len(sources) == 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_recipe_is_one_short_file(path: Path) -> None:
+    """A recipe has at most 210 lines of at most 100 characters, and imports no other recipe."""
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 210
+    assert max(map(len, lines)) <= 100
+    tree = ast.parse(path.read_text())
+    imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in imported if name and name.startswith("recipes")]
+    docstring = ast.get_docstring(tree)
+    assert docstring
+    assert "accelerate launch" in docstring
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "common").glob("*.py")), ids=lambda p: p.stem)
+def test_common_knows_no_recipe(path: Path) -> None:
+    """What is shared never imports a recipe, unpickles, or trusts code from the Hub."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in imported if name and name.startswith("recipes")]
+    for forbidden in ("import pickle", "torch.load(", "weights_only=False"):
+        assert forbidden not in text
+    assert "trust_remote_code=True" not in text
