@@ -60,7 +60,7 @@ def learned_mlp(runner: Runner) -> Finished:
 @pytest.fixture(scope="session")
 def learned_resnet(runner: Runner) -> Finished:
     """ResNet-18 on digits, for few epochs of small batches."""
-    flags = ("--epochs", 3, "--batch-size", 32, "--log-every", 20)
+    flags = ("--epochs", 3, "--batch-size", 64, "--log-every", 20)
     return runner.run("resnet", "--dataset", "digits", *flags, "--tracker", "none")
 
 

@@ -1,0 +1,289 @@
+"""Each command that the README shows runs, and what it says of files is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from common.config import parse_config
+from common.sources import BUILT_IN
+from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
+from tests.local_data import grey_images, write_parquet
+
+README = REPOSITORY / "README.md"
+TEXT = README.read_text() if README.exists() else ""
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SHELL = [block for language, block in BLOCKS if language in ("bash", "sh", "console")]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+LINES = [
+    line
+    for block in SHELL
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+
+# What ends a command within a line.
+SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
+TRAINING = ("accelerate", "torchrun")
+EXECUTED = {"cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
+# Not run here: they install, upload, show, or need a cluster; these lines' files are looked at.
+LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "ruff", "mypy", "make"}
+
+pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.md yet")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the repository, and takes what the commands write."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("recipes", "accelerate_configs", "common", "benchmarks", "pyproject.toml"):
+        if (REPOSITORY / name).exists():
+            (folder / name).symlink_to(REPOSITORY / name)
+    return folder
+
+
+def recipe_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """Return the recipe that a command launches and its flags, if it launches one."""
+    for position, word in enumerate(words):
+        if word.endswith(".py"):
+            stem = Path(word).stem
+            known = stem if (REPOSITORY / "recipes" / f"{stem}.py").exists() else "resnet"
+            return known, words[position + 1 :]
+    return None
+
+
+def small(words: list[str], workspace: Path) -> list[str]:
+    """Return a command that launches a recipe, made tiny, without the Hub and without GPUs."""
+    launched = recipe_of(words)
+    assert launched is not None, f"launches no script: {shlex.join(words)}"
+    recipe, flags = launched
+    head = words[: len(words) - len(flags)]
+    if head[:2] == ["accelerate", "launch"] and any("multi" in word for word in head):
+        head[2:2] = ["--main_process_port", str(free_port())]
+    if head[0] == "torchrun":
+        head[1:1] = ["--master-port", str(free_port())]
+    if "--help" in flags:
+        return [*head, *flags]
+    built_in = "docstrings" if recipe == "bert" else "digits"
+    if "--model" in flags and recipe == "bert":
+        flags[flags.index("--model") + 1] = "scratch"
+    if "--dataset" in flags:
+        position = flags.index("--dataset") + 1
+        if flags[position].startswith(("path/", "./", "/")):
+            flags[position] = str(local_folder(workspace, flags))
+        elif flags[position] not in BUILT_IN:
+            flags[position] = built_in
+    elif not {"--resume", "--config", "--evaluate-only"} & set(flags):
+        flags += ["--dataset", built_in]
+    return [*head, *flags, *missing_flags(flags)]
+
+
+def missing_flags(flags: list[str]) -> Iterator[str]:
+    """Yield what makes a run tiny, where the command itself does not say."""
+    if "--evaluate-only" in flags:
+        yield from ("--tracker", "none")
+        return
+    if "--resume" in flags:
+        yield from ("--target-accuracy", "0")  # see `leave_unfinished`
+    tiny = {"--max-steps": "2", "--epochs": "1", "--tracker": "none", "--log-every": "1"}
+    for flag, value in (tiny | {"--batch-size": "16"}).items():
+        if flag not in flags and not (flag == "--batch-size" and "--resume" in flags):
+            yield from (flag, value)
+
+
+def local_folder(workspace: Path, flags: list[str]) -> Path:
+    """Make the folder of images that the README assumes, with its column of labels."""
+    from datasets import ClassLabel, Features, Image
+
+    label = flags[flags.index("--label-column") + 1] if "--label-column" in flags else "label"
+    columns = grey_images(60, 0)
+    columns[label] = columns.pop("label")
+    features = Features({"image": Image(), label: ClassLabel(names=["a", "b", "c"])})
+    folder = workspace / "path" / "to" / "folder"
+    write_parquet(folder / "train.parquet", columns, features)
+    return folder
+
+
+def shell(command: str, workspace: Path, runner: Runner) -> str:
+    """Run a line of the README as a shell does; return what it printed."""
+    environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    status, output, errors = run_command(["bash", "-c", command], environment, workspace, 300)
+    assert status == 0, f"{command}\nended with {status}\n{output[-3000:]}\n{errors[-5000:]}"
+    return output
+
+
+def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) -> None:
+    """Make the run that a command of the README goes on with, ended by a missed target."""
+    flags = missing_flags(["--target-accuracy", "1", "--batch-size", "16"])
+    data = "docstrings" if recipe == "bert" else "digits"
+    words = ["python", f"recipes/{recipe}.py", "--dataset", data, "--output-dir", f"runs/{name}"]
+    words += ["--batch-size", "16", "--target-accuracy", "1", *flags]
+    shell(f"{shlex.join(words)} || true", workspace, runner)
+    assert (workspace / "runs" / name / "checkpoints").is_dir()
+
+
+def prepare(line: str, workspace: Path, runner: Runner) -> None:
+    """Make what earlier lines of the README would have left, if they were not run."""
+    for name in re.findall(r"\bruns/(\w+)", line):
+        if (workspace / "runs" / name).exists() or f"--output-dir runs/{name}" in line:
+            continue
+        makers = [other for other in LINES if f"--output-dir runs/{name}" in other]
+        if f"--resume runs/{name}" in line:
+            launched = recipe_of(shlex.split(line))
+            assert launched is not None
+            leave_unfinished(name, launched[0], workspace, runner)
+        else:
+            assert makers, f"no line of the README makes runs/{name}"
+            shell(rewritten(makers[0], workspace), workspace, runner)
+
+
+def rewritten(line: str, workspace: Path) -> str:
+    """Return a line with each of its commands made tiny, or left out where it only installs."""
+    parts = SEPARATOR.split(line)
+    for position in range(0, len(parts), 2):
+        command = parts[position].strip()
+        keyword = re.match(r"(until|while|if|do|then|!)\s+", command)
+        prefix = keyword.group(0) if keyword else ""
+        words = shlex.split(command.removeprefix(prefix))
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            prefix += words.pop(0) + " "
+        if not words:
+            continue
+        if words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
+            parts[position] = prefix + shlex.join(small(words, workspace))
+        elif words[0] in LOOKED_AT:
+            parts[position] = prefix + "true"
+        elif words[0] == "python":
+            scripts = [word for word in words if word.endswith(".py")]
+            assert scripts, f"teach this test about: {command}"
+            for script in scripts:
+                ast.parse((REPOSITORY / script).read_text())
+            parts[position] = prefix + "true"
+        else:
+            assert words[0] in EXECUTED, f"teach this test about: {command}"
+    return "".join(parts)
+
+
+def needs_gpu(line: str) -> bool:
+    """Whether a line launches on GPUs."""
+    return "gpu" in line.split("recipes/")[0]
+
+
+def marked_lines() -> Iterator[object]:
+    """Yield the lines to run; of ResNet and BERT, all but the first launch are slow."""
+    launched = set()
+    for line in LINES:
+        if needs_gpu(line):
+            continue
+        recipe = re.search(r"recipes/(resnet|bert)\.py", line)
+        is_slow = recipe is not None and recipe.group() in launched and "--help" not in line
+        if recipe is not None:
+            launched.add(recipe.group())
+        yield pytest.param(line, marks=[pytest.mark.slow] if is_slow else [], id=line[:60])
+
+
+@pytest.mark.parametrize("line", list(marked_lines()))
+def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
+    """A command of the README runs as it stands, but for fewer steps and data that are here."""
+    prepare(line, workspace, runner)
+    before = set((workspace / "runs").glob("*"))
+    output = shell(rewritten(line, workspace), workspace, runner)
+    if "launch" in line or "torchrun" in line:
+        assert "accuracy" in output or "is finished" in output, output
+        for directory in set((workspace / "runs").glob("*")) - before:
+            assert '"finished"' in (directory / "status.json").read_text(), directory
+    if "--help" in line:
+        assert "--learning-rate" in output
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if needs_gpu(line)])
+def test_gpu_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command for GPUs names a launch config that is there, and flags that the recipe has."""
+    words = shlex.split(line)
+    assert (REPOSITORY / words[words.index("--config_file") + 1]).parent == CONFIGS
+    assert (REPOSITORY / words[words.index("--config_file") + 1]).is_file()
+    launched = recipe_of(words)
+    assert launched is not None
+    assert_flags_exist(*launched, monkeypatch)
+
+
+def assert_flags_exist(recipe: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a recipe takes these flags."""
+    monkeypatch.setattr(sys, "argv", [f"{recipe}.py", *flags])
+    parse_config(import_module(f"recipes.{recipe}").Config)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flags that the test above changes are right as the README has them."""
+    for command in SEPARATOR.split(line)[::2]:
+        words = shlex.split(command)
+        launched = recipe_of(words) if {"launch", "torchrun", "python"} & set(words) else None
+        if launched is None or not Path(words[-len(launched[1]) - 1]).match("recipes/*.py"):
+            continue
+        stateful = {"--help", "--resume", "--config"} & set(launched[1])
+        if not stateful:
+            assert_flags_exist(*launched, monkeypatch)
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_python_runs(block: str, workspace: Path, runner: Runner) -> None:
+    """A Python snippet runs, on a run that a command of the README makes."""
+    prepare(block, workspace, runner)
+    (workspace / "snippet.py").write_text(block)
+    assert len(block.splitlines()) <= 12
+    assert shell("python snippet.py", workspace, runner).strip()
+
+
+def test_two_commands_install_run_and_test() -> None:
+    """The README has the two commands of a fresh machine, and the flag that runs all tests."""
+    assert "pip install -r requirements.txt && accelerate launch recipes/mnist_mlp.py" in LINES
+    assert "pip install -r requirements-dev.txt && pytest" in LINES
+    assert 'pytest -m ""' in TEXT
+    script = REPOSITORY / ".ci" / "run"
+    assert re.search(r"^pytest -m ['\"]{2}$", script.read_text(), re.MULTILINE)
+
+
+def test_requirements_are_pinned_within_the_ranges() -> None:
+    """`requirements.txt` pins what `pyproject.toml` allows, and ends with the package itself."""
+    lines = [
+        line.split("#")[0].strip()
+        for line in (REPOSITORY / "requirements.txt").read_text().splitlines()
+    ]
+    lines = [line for line in lines if line]
+    assert lines[-1] == "-e ."
+    pinned = {r.name: r for r in map(Requirement, lines[:-1])}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    ranges = {r.name: r for r in map(Requirement, project["dependencies"])}
+    assert pinned.keys() == ranges.keys()
+    for name, requirement in pinned.items():
+        (specifier,) = requirement.specifier
+        assert specifier.operator == "==", name
+        assert ranges[name].specifier.contains(specifier.version), name
+    development = (REPOSITORY / "requirements-dev.txt").read_text().splitlines()
+    assert development[0] == "-r requirements.txt"
+    for line in development[1:]:
+        if line and not line.startswith("#"):
+            Requirement(line)
+
+
+def test_links_lead_somewhere() -> None:
+    """Files that the README links to are there."""
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", TEXT)
+    for link in links:
+        assert (REPOSITORY / link).exists(), link
+
+
+def test_no_figure_is_left_open() -> None:
+    """No placeholder stands where a measured figure belongs."""
+    assert not re.findall(r"@[A-Z0-9]+@|TODO|TBD|XXX", TEXT)
