@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from common.errors import UserError
@@ -213,5 +214,12 @@ def newest_whole(folder: Path, named: str | None = None) -> tuple[Path | None, l
 
 
 def read_tensors(checkpoint: Path, name: str) -> Tensors:
-    """Return the tensors of one file of a checkpoint."""
-    return load_file(checkpoint / name)
+    """Return the tensors of one file of a checkpoint.
+
+    Raises:
+        UserError: when it holds anything else; nothing in it is ever executed.
+    """
+    try:
+        return load_file(checkpoint / name)
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f"{checkpoint / name} can't be read: {problem}") from None

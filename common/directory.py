@@ -55,16 +55,17 @@ class RunDirectory:
         value = {"status": status, "resumable": resumable, "reason": reason}
         self.write("status.json", value | {"global_step": global_step})
 
-    def write_failure(self, global_step: int, reason: str, resumable: bool) -> None:
-        """Say in `status.json` why the run failed; the first rank to say so is believed."""
+    def write_failure(self, global_step: int, reason: str, resumable: bool) -> bool:
+        """Say in `status.json` why the run failed; return whether this rank was the first to."""
         path = self.path / "status.json"
         try:
             if json.loads(path.read_text())["status"] == "failed":
-                return
+                return False
         except (OSError, ValueError, KeyError):
             pass
         value = {"status": "failed", "resumable": resumable, "reason": reason}
         write_whole(path, json.dumps(value | {"global_step": global_step}, indent=2) + "\n")
+        return True
 
     def cut_metrics(self, last_step: int) -> list[dict[str, Any]]:
         """Cut `metrics.jsonl` back to `last_step`, on rank 0, and return what is left."""

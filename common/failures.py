@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.config import TrainingConfig
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MOST_SKIPS_IN_A_ROW = 25
@@ -121,3 +126,28 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, torch.distributed.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, in any of the wordings of torch and Python."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+def out_of_memory_advice(config: TrainingConfig, resume: str | None, peak: float) -> str:
+    """Return the command that makes the same updates from half the batch.
+
+    Args:
+        resume: the run's directory, where it has a checkpoint to go on from.
+        peak: memory taken, in MiB.
+    """
+    said = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
+    if config.batch_size == 1:
+        return f"{said} Try --gradient-checkpointing, or a smaller model or sample"
+    words = [sys.argv[0], *(["--resume", resume] if resume else sys.argv[1:])]
+    half, twice = config.batch_size // 2, config.gradient_accumulation_steps * 2
+    flags = f"--batch-size {half} --gradient-accumulation-steps {twice}"
+    same = "The same updates" if config.batch_size % 2 == 0 else "Almost the same updates"
+    return f"{said} {same} from half the batch: accelerate launch {shlex.join(words)} {flags}"

@@ -13,12 +13,19 @@ import torch
 from torch import nn
 
 from common import console, metrics, report
-from common.checkpoint import Checkpoints
+from common.checkpoint import Checkpoints, step_folders
 from common.config import TrainingConfig
 from common.directory import RunDirectory, json_safe
 from common.errors import UserError, let_main_rank_exit_first
 from common.export import load_weights, save_model
-from common.failures import GradientGuard, Preempted, TrainingError, is_lost_peer
+from common.failures import (
+    GradientGuard,
+    Preempted,
+    TrainingError,
+    is_lost_peer,
+    is_out_of_memory,
+    out_of_memory_advice,
+)
 from common.loader import Batch, Loader, Samples, make_loaders
 from common.optimizers import start_momentum
 from common.persistence import restore_random_state, restore_run, save_run
@@ -181,6 +188,7 @@ class Run:
         self.stopwatch.stop()
         self.checkpoints.wait()
         self.check_requests()
+        self.end_collectives()
         reason = self.stop_request.reason or "a signal to another rank"
         raise Preempted(
             f"stopped after update {self.global_step} by {reason}; everything is saved: "
@@ -333,6 +341,7 @@ class Run:
         assert self.display is not None
         self.display.close()
         summary = self.summarize(evaluation)
+        self.end_collectives()
         if self.accelerator.is_main_process and not config.evaluate_only:
             facts = {"recipe": self.recipe, "class_names": self.data.class_names}
             save_model(self.directory.path / "model", self.unwrapped, facts | self.description)
@@ -347,6 +356,15 @@ class Run:
                 f"the final accuracy {accuracy:.4f} is below --target-accuracy {target}"
             )
         self.directory.write_status("finished", self.global_step)
+
+    def end_collectives(self) -> None:
+        """Let the last collective be forgotten before a process can exit.
+
+        A thread of gloo (torch 2.13) that drops the last reference to a reduced tensor while
+        the interpreter exits aborts the process; a barrier holds no tensor and outlives those.
+        """
+        if self.accelerator.num_processes > 1:
+            self.accelerator.wait_for_everyone()
 
     def summarize(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
         """Return the run's figures under the metrics' names."""
@@ -382,12 +400,19 @@ class Run:
         elif error is not None:
             named = f"rank {self.accelerator.process_index}: {type(error).__name__}: {error}"
             reason = error.message if isinstance(error, UserError) else named
-            self.directory.write_failure(self.global_step, reason, is_lost_peer(error))
+            resumable = is_lost_peer(error)
+            first = self.directory.write_failure(self.global_step, reason, resumable)
             self.flush()
             self.tracking.finish(self.latest, exit_code=1)
             self.directory.remove_if_unused()
         if isinstance(error, UserError):
             let_main_rank_exit_first()
+        if error is not None and is_out_of_memory(error) and first:
+            peak = console.peak_memory(metrics.memory_used(self.device))
+            saved = any(step_folders(self.checkpoints.folder))
+            resume = str(self.directory.path) if saved else None
+            advice = out_of_memory_advice(self.config, resume, peak)
+            raise TrainingError(advice, every_rank=True) from None
         together = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and together:
             torch.distributed.destroy_process_group()

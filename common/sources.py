@@ -98,6 +98,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     """Resolve a data set that the user named: built in, a local folder, or a Hub id."""
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
+    if "://" in name:  # not repeated in the message: it may hold a token
+        raise UserError("--dataset takes a name, a Hub id or a local folder, and no address")
     folder = Path(name).expanduser()
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,117 @@
+"""Jobs that a test stops, kills or waits for while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.launch import REPOSITORY, Launcher, Runner, clean_environment, launch_command
+
+
+class Job:
+    """A recipe that runs in the background, in a process group of its own."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        recipe: str | Path,
+        *flags: object,
+        directory: Path,
+        launcher: Launcher = "python",
+    ) -> None:
+        script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
+        command = [*launch_command(launcher), str(script), *map(str, flags)]
+        self.directory = directory
+        self.log = directory.with_name(f"{directory.name}-{time.monotonic_ns()}.log")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=clean_environment(runner.folder),
+                cwd=directory.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """Return what was printed so far."""
+        return self.log.read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that train, by rank: the recipe itself under plain Python."""
+        parent = psutil.Process(self.process.pid)
+        name = next(word for word in parent.cmdline() if word.endswith(".py"))
+        found = []
+        for child in parent.children():
+            if name in child.cmdline():
+                rank = int(child.environ().get("RANK", "0"))
+                found.append((rank, child))
+        return [child for _, child in sorted(found, key=lambda pair: pair[0])] or [parent]
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
+        """Wait until `condition` holds; fail if the job ends or time runs out before."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"ended too early:\n{self.said()[-4000:]}"
+            assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.said()[-4000:]}"
+            time.sleep(0.002)
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until a checkpoint of `step` or later is there."""
+        self.wait_until(lambda: newest_step(self.directory) >= step)
+
+    def kill(self) -> None:
+        """Kill every process of the job at once, as a power cut would."""
+        everyone = [self.process.pid]
+        everyone += [child.pid for child in psutil.Process(self.process.pid).children(True)]
+        for process in everyone:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(30)
+
+    def end(self, timeout: float = 120) -> int:
+        """Wait for the launcher's end, then that of all it started; return its status."""
+        children = psutil.Process(self.process.pid).children(True)
+        try:
+            status = self.process.wait(timeout)
+            left = psutil.wait_procs(children, timeout=timeout)[1]
+            assert not left, f"left running: {left}\n{self.said()[-4000:]}"
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"still running after {timeout} s:\n{self.said()[-4000:]}"
+            ) from None
+        return status
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return a JSON file of the run's directory."""
+        return json.loads((self.directory / name).read_text())
+
+
+def newest_step(directory: Path) -> int:
+    """Return the step of a run's newest finished checkpoint, or -1."""
+    names = [path.name for path in directory.glob("checkpoints/step-*")]
+    return max((int(name[5:]) for name in names if name[5:].isdigit()), default=-1)
+
+
+def learned(directory: Path) -> list[dict[str, Any]]:
+    """Return what `metrics.jsonl` says of the learning, without what depends on the clock."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    kinds = ("train/", "eval/", "progress/")
+    return [{k: v for k, v in line.items() if k.startswith(kinds)} for line in lines]
+
+
+def final_weights(directory: Path) -> bytes:
+    """Return the bytes of the final model."""
+    return (directory / "model" / "model.safetensors").read_bytes()
