@@ -114,3 +114,35 @@ def write_odd_text(folder: Path) -> Path:
     for seed, (name, count) in enumerate(TEXT_SIZES.items(), start=1):
         write_csv(folder / f"{name}.csv", sentences(count, seed))
     return folder
+
+
+def cache_glue(hub_home: Path) -> None:
+    """Fill a Hub cache with two configurations of `nyu-mll/glue`, as downloads would leave them."""
+    import json
+    import shutil
+
+    import datasets
+    from datasets import ClassLabel, Features, Value
+
+    reference = hub_home / "hub" / "datasets--nyu-mll--glue" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("0123abcd")
+    labels = ClassLabel(names=["negative", "positive"])
+    for name, columns in {"sst2": ["sentence"], "mrpc": ["sentence1", "sentence2"]}.items():
+        folder = hub_home / "source" / name
+        features = Features(dict.fromkeys(columns, Value("string")) | {"label": labels})
+        for seed, (split, count) in enumerate({"train": 60, "validation": 17}.items()):
+            values: dict[str, Any] = {
+                column: sentences(count, seed)["sentence"] for column in columns
+            }
+            values["label"] = [index % 2 for index in range(count)]
+            write_parquet(folder / f"{split}.parquet", values, features)
+        datasets.load_dataset(str(folder), cache_dir=str(hub_home / "built"))
+        (built,) = (path.parent for path in (hub_home / "built" / name).rglob("dataset_info.json"))
+        target = hub_home / "datasets" / "nyu-mll___glue" / name / "0.0.0" / "0123abcd"
+        shutil.copytree(built, target)
+        for path in target.glob("*.arrow"):
+            path.rename(path.with_name(path.name.replace(f"{name}-", "glue-", 1)))
+        facts = json.loads((target / "dataset_info.json").read_text())
+        facts |= {"dataset_name": "glue", "config_name": name}
+        (target / "dataset_info.json").write_text(json.dumps(facts))

@@ -406,6 +406,35 @@ def test_copied_recipe_runs_from_elsewhere(
     assert json.loads((directory / "summary.json").read_text())["progress/global_step"] == 2
 
 
+def test_initial_weights_are_those_of_a_run(
+    runner: Runner, odd_images: Path, whole_mlp: Finished
+) -> None:
+    """`--init-from RUN` starts from its weights: without learning they are kept."""
+    run = runner.run(
+        *("mnist_mlp", "--dataset", odd_images, "--init-from", whole_mlp.directory),
+        *("--learning-rate", 0, "--max-steps", 1, "--mixed-precision", "no", "--tracker", "none"),
+        launcher="python",
+    )
+    assert run.summary["eval/loss"] == pytest.approx(whole_mlp.summary["eval/loss"], rel=1e-6)
+    before, after = whole_mlp.weights(), run.weights()
+    assert all(before[name].equal(after[name]) for name in after)
+
+
+def test_runs_of_one_second_have_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that start at once never share a directory."""
+    from accelerate import PartialState
+
+    from common.directory import RunDirectory
+
+    PartialState(cpu=True)
+    monkeypatch.chdir(tmp_path)
+    paths = [RunDirectory(None, "resnet", False).path.resolve() for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert all(path.parent == tmp_path / "runs" for path in paths)
+
+
 def test_target_accuracy_decides_the_status(runner: Runner, odd_images: Path) -> None:
     """A run that ends below `--target-accuracy` says so, keeps its model, and fails."""
     run = runner.run(

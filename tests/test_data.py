@@ -19,6 +19,7 @@ from common.sources import PUBLIC, cache_folder, find_named
 from common.text import TextData, load_text
 from tests.launch import UNREACHABLE, Finished, Runner
 from tests.local_data import (
+    cache_glue,
     grey_images,
     sentences,
     write_csv,
@@ -577,7 +578,34 @@ def test_cached_data_set_is_found_without_the_hub(
         assert (source.name, source.fingerprint) == (name, "0123abcd")
 
 
+@pytest.mark.parametrize("name", ["synthetic", "digits", "docstrings"])
+def test_folder_is_never_taken_for_built_in_data(name: str, tmp_path: Path) -> None:
+    """A local folder is read, also where it is called as data that are built in."""
+    data = images(write_image_folder(tmp_path / name, ["cat", "dog"], per_class=10))
+    assert data.class_names == ["cat", "dog"]
+    assert data.source.location == str(tmp_path / name)
+
+
 # Through the recipes.
+
+
+def test_public_data_set_is_repeated(runner: Runner, tmp_path: Path) -> None:
+    """A run on `sst2` from the Hub's cache can be repeated: its configuration is kept too."""
+    cache_glue(tmp_path / "huggingface")
+    environment = {"HF_HOME": str(tmp_path / "huggingface")}
+    run = runner.run(
+        *("bert", "--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none"),
+        launcher="python",
+        environment=environment,
+    )
+    assert run.config["data"]["name"] == "sst2"
+    assert run.summary["eval/count"] == 17
+    again = runner.run(
+        *("bert", "--evaluate-only", "--init-from", run.directory, "--tracker", "none"),
+        launcher="python",
+        environment=environment,
+    )
+    assert again.summary["eval/loss"] == pytest.approx(run.summary["eval/loss"], rel=1e-6)
 
 
 def test_colour_folder_through_resnet(runner: Runner, tmp_path: Path) -> None:

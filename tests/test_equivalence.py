@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,29 @@ def test_loader_workers_give_the_same_losses(
     weights = whole_mlp.weights()
     for name, values in run.weights().items():
         assert torch.equal(values, weights[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["mlp", "bert"])
+@pytest.mark.parametrize("flag", ["--gradient-checkpointing", "--compile", "--deterministic"])
+def test_way_of_computing_changes_rounding_alone(
+    flag: str, recipe: str, runner: Runner, request: pytest.FixtureRequest
+) -> None:
+    """Recomputing activations, compiling, and deterministic kernels train to the same weights."""
+    if flag == "--compile" and shutil.which("g++") is None:
+        pytest.skip("compiling for a CPU needs a C++ compiler")
+    whole = request.getfixturevalue(f"whole_{recipe}")
+    run = runner.run(
+        whole.config["recipe"], "--config", whole.directory, flag, launcher="python", timeout=600
+    )
+    assert_same_run(whole, run, weights_within=5e-4)
+
+
+@pytest.mark.slow
+def test_highest_seed_works_on_two_processes(runner: Runner, odd_images: Path) -> None:
+    """Each seed that the parser takes can be used on several processes."""
+    runner.run(
+        *("mnist_mlp", "--dataset", odd_images, "--seed", 2**32 - 1, "--max-steps", 1),
+        *("--tracker", "none", "--batch-size", 8),
+        launcher="two",
+    )
