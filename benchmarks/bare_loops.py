@@ -1,0 +1,104 @@
+"""Training loops with nothing around them, over batches that lie on the device already.
+
+What a recipe's loop costs beyond these is what clipping, the guard against non-finite gradients,
+the schedule, counting, logging and the run's files cost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.isolation import default_device, synchronize
+from benchmarks.rounds import Training
+from benchmarks.textbook import AUTOCAST_TYPES, Task
+
+Batch = dict[str, torch.Tensor]
+MAX_GRADIENT_NORM = 1.0  # the recipes' default
+
+
+@dataclass(frozen=True)
+class BareLoop:
+    """A loop over given batches.
+
+    Args:
+        batches: makes the batches of a run: its argument is the seed.
+        same_work: clip gradients and step a schedule, as the recipe does; without it, the loop
+            is forward, backward, step and nothing else.
+    """
+
+    task: Task
+    batches: Callable[[int], Iterator[Batch]]
+    precision: str
+    same_work: bool
+
+    def with_accelerate(self, steps: int, seed: int) -> Training:
+        """`prepare`, `accumulate`, backward, step."""
+        cpu = default_device().type == "cpu"
+        accelerator = Accelerator(cpu=cpu, mixed_precision=self.precision)
+        set_seed(seed)
+        model = self.task.build_model()
+        optimizer = self.task.build_optimizer(model)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        # Making a schedule sets its first learning rate, so the bare loop has none.
+        scheduler = self.task.build_schedule(optimizer, steps) if self.same_work else None
+        scheduler = accelerator.prepare(scheduler) if scheduler else None
+        model.train()
+        losses: list[torch.Tensor] = []
+        synchronize()
+        began = time.perf_counter()
+        for _, batch in zip(range(steps), self.batches(seed), strict=False):
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(batch["images"]), batch["labels"])
+                accelerator.backward(loss)
+                if self.same_work:
+                    accelerator.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+                optimizer.step()
+                if scheduler is not None:
+                    scheduler.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+        synchronize()
+        return self.trained(began, losses, accelerator.unwrap_model(model))
+
+    def without_accelerate(self, steps: int, seed: int) -> Training:
+        """The same in plain PyTorch."""
+        set_seed(seed)
+        device = default_device()
+        model = self.task.build_model().to(device)
+        optimizer = self.task.build_optimizer(model)
+        scheduler = self.task.build_schedule(optimizer, steps) if self.same_work else None
+        scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
+        dtype = AUTOCAST_TYPES.get(self.precision)
+        model.train()
+        losses: list[torch.Tensor] = []
+        synchronize()
+        began = time.perf_counter()
+        for _, batch in zip(range(steps), self.batches(seed), strict=False):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                loss = F.cross_entropy(model(batch["images"]), batch["labels"])
+            scaler.scale(loss).backward()
+            if self.same_work:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+            scaler.step(optimizer)
+            scaler.update()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        synchronize()
+        return self.trained(began, losses, model)
+
+    def trained(self, began: float, losses: list[torch.Tensor], model: nn.Module) -> Training:
+        """Stop the clock, then look at the losses."""
+        seconds = time.perf_counter() - began
+        mean_loss = torch.stack(losses).float().mean().item()
+        return Training(seconds, len(losses) * self.task.batch_size, mean_loss, model)

@@ -1,0 +1,87 @@
+"""Makes contestants of training loops, recipes and roofs, and reads the images they train on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import roofs
+from benchmarks.isolation import isolated
+from benchmarks.judging import Judge, throughput
+from benchmarks.options import Options
+from benchmarks.recipe_side import load_recipe, train_recipe
+from benchmarks.rounds import Contestant, Measurement, Round, Training
+from common.images import ImageData, load_images
+from common.runtime import cpu_threads
+from common.sources import find_named
+
+BATCH_SIZE = 128  # of the image suites
+
+Train = Callable[[int, int], Training]  # of a number of updates and a seed
+
+
+def threads() -> int:
+    """Return how many threads each process of this job should use, so that all cores are used."""
+    return cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def contestant(train: Train, judge: Judge | None = None) -> Contestant:
+    """Make a contestant whose figure is samples/s of a training loop."""
+
+    def compete(asked: Round) -> Measurement:
+        with isolated(threads()):
+            training = train(asked.steps, asked.seed)
+        return throughput(training, judge, asked)
+
+    return compete
+
+
+def roof(work: Callable[[], object], batch_size: int) -> Contestant:
+    """Make a contestant that does `work` once per update, and nothing else."""
+
+    def compete(asked: Round) -> Measurement:
+        with isolated(threads()):
+            seconds = roofs.seconds_of(work, asked.steps)
+        return Measurement(asked.steps * batch_size / seconds)
+
+    return compete
+
+
+def recipe_contestant(
+    name: str, options: Options, warmup_share: float, judge: Judge | None, **settings: Any
+) -> Contestant:
+    """Make a contestant of a recipe's own `main`; its warm-up is the peers', not the default."""
+    recipe = load_recipe(name)
+    settings = {"batch_size": BATCH_SIZE, "tracker": options.tracker, **settings}
+
+    def train(steps: int, seed: int) -> Training:
+        warmup = int(warmup_share * steps)
+        return train_recipe(recipe, steps, seed=seed, warmup_steps=warmup, **settings)
+
+    return contestant(train, judge)
+
+
+def read_images(dataset: str, image_size: int | None = None) -> ImageData:
+    """Read an image data set as the recipes do, decoding it if this is the first time."""
+    return load_images(
+        find_named(dataset, None),
+        image_size=image_size,
+        image_column=None,
+        label_column=None,
+        seed=0,
+        dtype=torch.float32,
+    )
+
+
+def decoded_folder(data: ImageData) -> Path:
+    """Return the folder of the decoded arrays of `data`."""
+    return Path(data.splits["train"].images.filename).parent  # type: ignore[attr-defined]
+
+
+def held_out(data: ImageData) -> Any:
+    """Return the split to judge on."""
+    return data.splits["test" if "test" in data.splits else "validation"]

@@ -1,0 +1,71 @@
+"""Keeps contestants of one process apart: Accelerate's singletons, and torch's global settings."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import warnings
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+import accelerate.optimizer
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+# Objects and attributes that a contestant may set for the whole process.
+BACKENDS = ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn")
+SETTINGS: list[tuple[Any, str]] = [
+    *((attrgetter(name)(torch.backends), "fp32_precision") for name in BACKENDS),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (accelerate.optimizer, "is_lomo_available"),
+]
+
+
+@contextlib.contextmanager
+def isolated(threads: int) -> Iterator[None]:
+    """Run one contestant: fresh Accelerate singletons, torch as it was, nothing printed.
+
+    What a contestant sets, another must neither profit nor suffer from. The allocator and the
+    caches of compiled and tuned kernels are shared: they are part of the machine's state.
+
+    Args:
+        threads: of torch in this process, the same for all contestants.
+    """
+    torch.set_num_threads(threads)
+    saved = [(owner, name, getattr(owner, name)) for owner, name in SETTINGS]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    reset_accelerate()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        reset_accelerate()
+        torch.set_float32_matmul_precision("highest")  # torch's default, kept beside the others
+        for owner, name, value in saved:
+            setattr(owner, name, value)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_num_threads(threads)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def reset_accelerate() -> None:
+    """Let the next Accelerator choose device and precision anew."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def default_device() -> torch.device:
+    """Return the accelerator's device if there is one, else the CPU."""
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one, so that a clock read next tells the truth."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

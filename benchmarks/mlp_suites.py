@@ -1,0 +1,241 @@
+"""The suites on the MNIST recipe: whole epochs, and the loop of 1 ms steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import roofs
+from benchmarks.bare_loops import BareLoop
+from benchmarks.contestants import (
+    BATCH_SIZE,
+    contestant,
+    decoded_folder,
+    held_out,
+    read_images,
+    recipe_contestant,
+    roof,
+    threads,
+)
+from benchmarks.isolation import default_device, isolated
+from benchmarks.judging import Judge
+from benchmarks.materials import image_dataset
+from benchmarks.options import Options
+from benchmarks.recipe_side import load_recipe
+from benchmarks.rounds import Comparison, Contestant, Suite
+from benchmarks.textbook import (
+    ImageArrays,
+    Task,
+    TransformedImages,
+    ready_tensors,
+    train_accelerate,
+    train_fabric,
+    train_pytorch,
+)
+from common.images import ImageData
+from common.loader import Loader
+from common.sampling import TrainingOrder
+
+MLP_WARMUP = 0.1  # share of the updates, as in the recipe's `main`
+# Widths of a two-layer perceptron to choose from, so that a bare step takes about 1 ms.
+LOOP_WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
+LOOP_STEP_SECONDS = 1e-3
+
+
+def mlp_builder(data: ImageData, **settings: Any) -> Callable[[], nn.Module]:
+    """Return a function that builds the recipe's multilayer perceptron."""
+    recipe = load_recipe("mnist_mlp")
+    return lambda: recipe.build_model(recipe.Config(**settings), data)[0]
+
+
+def adamw(weight_decay: float, **settings: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """Return a function that builds AdamW at the MNIST recipe's learning rate."""
+    rate = load_recipe("mnist_mlp").Config().learning_rate
+    return lambda model: torch.optim.AdamW(
+        model.parameters(), lr=rate, weight_decay=weight_decay, **settings
+    )
+
+
+def mnist(options: Options) -> Suite:
+    """The MNIST recipe against textbook loops, an epoch a round, and its own matrix products."""
+    half, dataset = options.half, image_dataset(options.data, "mnist")
+    data = read_images(dataset)
+    epoch = len(data.splits["train"]) // BATCH_SIZE
+    judge = Judge(load_recipe("mnist_mlp"), held_out(data), half, limit=10_000)
+    arrays = ImageArrays.read(decoded_folder(data))
+    config = load_recipe("mnist_mlp").Config()
+    task = Task(
+        mlp_builder(data),
+        adamw(config.weight_decay),
+        TransformedImages(arrays, crop_padding=0, flip=False),
+        BATCH_SIZE,
+        MLP_WARMUP,
+    )
+    ready = Task(
+        task.build_model, task.build_optimizer, ready_tensors(arrays), BATCH_SIZE, MLP_WARMUP
+    )
+    sizes = [
+        data.channels * data.image_size**2,
+        *config.hidden_sizes,
+        len(data.class_names),
+    ]
+    products = {
+        precision: roofs.linear_products(sizes, BATCH_SIZE, roofs.DTYPES[precision])
+        for precision in ("fp32", half)
+    }
+
+    def recipe(**settings: Any) -> Contestant:
+        return recipe_contestant(
+            "mnist_mlp", options, MLP_WARMUP, judge, dataset=dataset, **settings
+        )
+
+    contestants = {
+        "recipe": recipe(),
+        "Accelerate fp32": contestant(lambda n, seed: train_accelerate(task, "no", n, seed), judge),
+        f"Accelerate {half}": contestant(
+            lambda n, seed: train_accelerate(task, half, n, seed), judge
+        ),
+        "PyTorch fp32": contestant(lambda n, seed: train_pytorch(task, "no", n, seed), judge),
+        f"PyTorch {half}": contestant(lambda n, seed: train_pytorch(task, half, n, seed), judge),
+        f"Accelerate, TensorDataset, {half}": contestant(
+            lambda n, seed: train_accelerate(ready, half, n, seed), judge
+        ),
+        f"Lightning Fabric {half}": contestant(
+            lambda n, seed: train_fabric(task, half, n, seed), judge
+        ),
+        "recipe fp32": recipe(mixed_precision="no"),
+        f"matrix products {half}": roof(products[half], BATCH_SIZE),
+        "matrix products fp32": roof(products["fp32"], BATCH_SIZE),
+    }
+    textbook_goals = {"fp32": 4.0, half: 2.3} if not options.on_gpu else {"fp32": None, half: 5.0}
+    comparisons = [
+        *(
+            Comparison(f"MNIST MLP: recipe / Accelerate {name}", "recipe", f"Accelerate {name}", g)
+            for name, g in textbook_goals.items()
+        ),
+        Comparison("recipe / PyTorch fp32", "recipe", "PyTorch fp32"),
+        Comparison(f"recipe / PyTorch {half}", "recipe", f"PyTorch {half}"),
+        Comparison(
+            f"recipe / Accelerate, TensorDataset, {half}",
+            "recipe",
+            f"Accelerate, TensorDataset, {half}",
+        ),
+        Comparison(f"recipe / Lightning Fabric {half}", "recipe", f"Lightning Fabric {half}"),
+        Comparison("recipe fp32 / Accelerate fp32", "recipe fp32", "Accelerate fp32"),
+        Comparison(
+            "recipe / its own matrix products",
+            "recipe",
+            f"matrix products {half}",
+            None if options.on_gpu else 0.70,
+        ),
+        Comparison("recipe fp32 / its own products", "recipe fp32", "matrix products fp32"),
+    ]
+    return Suite(
+        "mnist",
+        "samples/s",
+        steps=options.scaled(epoch),
+        workload={
+            "data": data.source.name,
+            "layers": sizes,
+            "batch_size": BATCH_SIZE,
+            "recipe": f"default settings ({half})",
+        },
+        contestants=contestants,
+        comparisons=comparisons,
+        notes=["the textbook loops don't clip gradients, and the recipe does"],
+        quoted={}
+        if options.on_gpu or data.source.name != "mnist"
+        else {"Accelerate fp32": 19_900, "Accelerate bf16": 34_300},
+        warmup_steps=options.scaled(50),
+    )
+
+
+def loop(options: Options) -> Suite:
+    """The MNIST recipe's loop, logging on, against bare loops of 1 ms steps."""
+    half, dataset = options.half, image_dataset(options.data, "mnist")
+    data = read_images(dataset)
+    split = data.splits["train"]
+    split.dtype = roofs.DTYPES[half]
+    kept: dict[int, list[dict[str, torch.Tensor]]] = {}
+
+    def epochs(seed: int) -> Iterator[dict[str, torch.Tensor]]:
+        order = TrainingOrder(
+            num_samples=len(split),
+            batch_size=BATCH_SIZE,
+            accumulation=1,
+            world_size=1,
+            rank=0,
+            seed=seed,
+        )
+        loader = Loader(split, order, default_device(), "device")
+        for epoch in itertools.count():
+            for batch, *_ in loader.epoch(epoch):
+                yield batch
+
+    def ready(seed: int) -> Iterator[dict[str, torch.Tensor]]:
+        if not kept:
+            kept[0] = list(itertools.islice(epochs(0), len(split) // BATCH_SIZE))
+        return itertools.cycle(kept[0])
+
+    def bare(width: int, batches: Any, same_work: bool) -> BareLoop:
+        task = Task(
+            mlp_builder(data, hidden_sizes=(width, width)),
+            adamw(0.01, fused=True),
+            split,  # type: ignore[arg-type]
+            BATCH_SIZE,
+            MLP_WARMUP,
+        )
+        return BareLoop(task, batches, half, same_work)
+
+    times: dict[int, float] = {}
+    for width in LOOP_WIDTHS:
+        candidate = bare(width, ready, False)
+        for steps in (20, 100):
+            with isolated(threads()):
+                times[width] = candidate.with_accelerate(steps, 0).seconds / steps
+    width = min(times, key=lambda one: abs(times[one] - LOOP_STEP_SECONDS))
+    contestants = {
+        "recipe": recipe_contestant(
+            "mnist_mlp", options, MLP_WARMUP, None, dataset=dataset, hidden_sizes=(width, width)
+        ),
+        "bare Accelerate": contestant(bare(width, epochs, False).with_accelerate),
+        "bare Accelerate, clip and schedule": contestant(bare(width, epochs, True).with_accelerate),
+        "bare Accelerate, ready batches": contestant(bare(width, ready, False).with_accelerate),
+        "bare PyTorch": contestant(bare(width, epochs, False).without_accelerate),
+        "bare PyTorch, clip and schedule": contestant(bare(width, epochs, True).without_accelerate),
+        "bare PyTorch, ready batches": contestant(bare(width, ready, False).without_accelerate),
+    }
+    comparisons = [
+        Comparison(
+            f"time of the recipe's loop / {name}",
+            "recipe",
+            name,
+            at_most=1.03 if name == "bare Accelerate" else None,
+            inverted=True,
+        )
+        for name in list(contestants)[1:]
+    ]
+    return Suite(
+        "loop",
+        "samples/s",
+        steps=options.scaled(1400),
+        workload={
+            "data": data.source.name,
+            "hidden_sizes": [width, width],
+            "batch_size": BATCH_SIZE,
+            "step_milliseconds": {str(key): 1000 * value for key, value in times.items()},
+            "tracker": options.tracker,
+        },
+        contestants=contestants,
+        comparisons=comparisons,
+        notes=[
+            "bare loops take their batches from the recipe's own loader, from the same tensors; "
+            "ready batches lie on the device normalised, which leaves nothing to do for data",
+            "the width is the one whose bare Accelerate step is nearest to 1 ms",
+        ],
+        warmup_steps=options.scaled(100),
+    )

@@ -1,0 +1,45 @@
+"""What the benchmark can be asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "quality"]
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Compare the recipes with their peers on this machine, and write what was measured."""
+
+    suites: tuple[SuiteName, ...] = ("mnist", "resnet", "bert", "loop", "start", "ddp", "memory")
+    """What to measure; quality trains longer, to compare accuracies."""
+    rounds: int = 5
+    """Rounds in which all contestants take turns; each ratio is the median over rounds."""
+    steps: float = 1.0
+    """Scale of the updates per round: 0.1 to try the script, more for calmer figures."""
+    data: Path | None = None
+    """Folder with mnist/, cifar10/ and sst2/ as the Hub lays them out (default: built-in data)."""
+    bert_checkpoint: Path | None = None
+    """Folder of a BERT checkpoint (default: one of random weights, for speed alone)."""
+    tracker: Literal["none", "wandb"] = "none"
+    """Tracker of the recipe, besides its metrics.jsonl, which is always on; W&B is offline."""
+    name: str | None = None
+    """Name of the JSON file in benchmarks/results (default: peers and the device's name)."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the contestants train on an accelerator."""
+        return torch.accelerator.is_available()
+
+    @property
+    def half(self) -> str:
+        """The 16-bit precision of this machine's kind: what the recipes choose by themselves."""
+        return "fp16" if torch.cuda.is_available() else "bf16"
+
+    def scaled(self, steps: int) -> int:
+        """Return a number of updates, scaled; at least 2."""
+        return max(2, round(self.steps * steps))

@@ -1,0 +1,170 @@
+"""The suites on the ResNet recipe: CIFAR-10, digits, and random images of 224 pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from benchmarks import roofs
+from benchmarks.contestants import (
+    BATCH_SIZE,
+    contestant,
+    decoded_folder,
+    held_out,
+    read_images,
+    recipe_contestant,
+    roof,
+)
+from benchmarks.judging import Judge
+from benchmarks.materials import image_dataset
+from benchmarks.options import Options
+from benchmarks.recipe_side import load_recipe
+from benchmarks.rounds import Comparison, Suite, Training
+from benchmarks.textbook import (
+    ImageArrays,
+    Task,
+    TransformedImages,
+    train_accelerate,
+    train_pytorch,
+)
+from common.images import ImageData
+
+RESNET_WARMUP = 0.2  # share of the updates, as in the recipe's `main`
+
+
+def resnet_task(data: ImageData, model_name: str = "resnet18") -> Task:
+    """Return the textbook's task of the ResNet recipe: torch's default memory layout."""
+    recipe = load_recipe("resnet")
+    config = recipe.Config(model=model_name)
+
+    def build() -> nn.Module:
+        return recipe.build_model(config, data)[0].to(memory_format=torch.contiguous_format)
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=config.learning_rate,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=config.weight_decay,
+        )
+
+    arrays = ImageArrays.read(decoded_folder(data))
+    dataset = TransformedImages(arrays, data.image_size // 8, flip=data.channels == 3)
+    return Task(build, optimizer, dataset, BATCH_SIZE, RESNET_WARMUP, config.label_smoothing)
+
+
+def resnet(options: Options) -> Suite:
+    """The ResNet-18 recipe on CIFAR-10 against textbook loops, and its own convolutions."""
+    half, dataset = options.half, image_dataset(options.data, "cifar10")
+    data = read_images(dataset)
+    task = resnet_task(data)
+    shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
+    convolutions = {
+        precision: roofs.convolution_products(
+            task.build_model(), shape, roofs.DTYPES[precision], torch.channels_last
+        )
+        for precision in ("fp32", half)
+    }
+    # Once is enough: no contestant is compared with it.
+    fp32_roof = BATCH_SIZE / roofs.seconds_per_call(convolutions["fp32"])
+
+    contestants = {
+        "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, dataset=dataset),
+        "Accelerate fp32": contestant(lambda n, seed: train_accelerate(task, "no", n, seed)),
+        f"Accelerate {half}": contestant(lambda n, seed: train_accelerate(task, half, n, seed)),
+        f"PyTorch {half}": contestant(lambda n, seed: train_pytorch(task, half, n, seed)),
+        f"convolutions {half}": roof(convolutions[half], BATCH_SIZE),
+    }
+    goals = (None, None, None) if options.on_gpu else (2.5, 1.2, 0.85)
+    comparisons = [
+        Comparison("ResNet-18: recipe / Accelerate fp32", "recipe", "Accelerate fp32", goals[0]),
+        Comparison(f"recipe / Accelerate {half}", "recipe", f"Accelerate {half}", goals[1]),
+        Comparison(f"recipe / PyTorch {half}", "recipe", f"PyTorch {half}"),
+        Comparison("recipe / its own convolutions", "recipe", f"convolutions {half}", goals[2]),
+    ]
+    return Suite(
+        "resnet",
+        "samples/s",
+        steps=options.scaled(200 if options.on_gpu else 4),
+        workload={
+            "data": data.source.name,
+            "model": "resnet18",
+            "image_size": data.image_size,
+            "batch_size": BATCH_SIZE,
+            "recipe": f"default settings ({half})",
+            "convolutions fp32, samples/s": round(fp32_roof, 1),
+        },
+        contestants=contestants,
+        comparisons=comparisons,
+        quoted={}
+        if options.on_gpu or data.source.name != "cifar10"
+        else {"Accelerate fp32": 45, "Accelerate bf16": 95},
+        notes=[
+            "the textbook loops don't clip gradients, and the recipe does",
+            "accuracies after the same number of samples: suite quality",
+        ],
+        warmup_steps=1,
+    )
+
+
+def resnet_quality(options: Options) -> Suite:
+    """ResNet-18 for eight epochs of the digits, to compare accuracies."""
+    half, data = options.half, read_images("digits")
+    task = resnet_task(data)
+    judge = Judge(load_recipe("resnet"), held_out(data), half, limit=10_000)
+    title = f"Accelerate {half}"
+    contestants = {
+        "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, judge, dataset="digits"),
+        title: contestant(lambda n, seed: train_accelerate(task, half, n, seed), judge),
+    }
+    epoch = len(data.splits["train"]) // BATCH_SIZE
+    return Suite(
+        "quality: resnet",
+        "samples/s",
+        steps=options.scaled(8 * epoch),
+        workload={"data": "digits", "model": "resnet18", "batch_size": BATCH_SIZE},
+        contestants=contestants,
+        comparisons=[Comparison(f"recipe / {title}", "recipe", title)],
+        warmup_steps=1,
+    )
+
+
+def resnet50(options: Options) -> Suite:
+    """ResNet-50 at 224 pixels on random images against timm's, for GPUs."""
+    half = options.half
+    recipe_module = load_recipe("resnet")
+    data = read_images("synthetic", 224)
+
+    def train_timm(steps: int, seed: int) -> Training:
+        """Train as timm's `benchmark.py --bench train --amp --channels-last` does."""
+        from benchmarks.timm_side import train_timm_resnet50
+
+        return train_timm_resnet50(steps, seed, BATCH_SIZE, half, len(data.class_names))
+
+    convolutions = roofs.convolution_products(
+        recipe_module.build_model(recipe_module.Config(model="resnet50"), data)[0],
+        (BATCH_SIZE, 3, 224, 224),
+        roofs.DTYPES[half],
+        torch.channels_last,
+    )
+    settings = {"dataset": "synthetic", "model": "resnet50", "image_size": 224}
+    contestants = {
+        "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, **settings),
+        "timm AMP channels-last": contestant(train_timm),
+        f"convolutions {half}": roof(convolutions, BATCH_SIZE),
+    }
+    comparisons = [
+        Comparison("ResNet-50: recipe / timm", "recipe", "timm AMP channels-last", 1.1),
+        Comparison("recipe / its own convolutions", "recipe", f"convolutions {half}"),
+    ]
+    return Suite(
+        "resnet50",
+        "samples/s",
+        steps=options.scaled(60),
+        workload={"data": "synthetic", "image_size": 224, "batch_size": BATCH_SIZE},
+        contestants=contestants,
+        comparisons=comparisons,
+        notes=["timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images"],
+        warmup_steps=10,
+    )

@@ -1,0 +1,185 @@
+"""Shows and writes what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.isolation import default_device
+from benchmarks.options import Options
+from benchmarks.rounds import Comparison, Measurement, Suite
+from common.runtime import device_name, git_commit
+
+RESULTS = Path(__file__).with_name("results")
+PACKAGES = (
+    "torch",
+    "accelerate",
+    "transformers",
+    "datasets",
+    "lightning",
+    "timm",
+    "wandb",
+    "numpy",
+)
+CONSOLE = Console(highlight=False, width=None if Console().is_terminal else 150)
+
+
+def describe_machine(rates: dict[str, float]) -> dict[str, Any]:
+    """Return what the figures depend on besides the code.
+
+    Args:
+        rates: of this machine, measured in this run.
+    """
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "hardware": {
+            "device": device_name(default_device()),
+            "processor": device_name(torch.device("cpu")),
+            "threads": torch.get_num_threads(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "load_average_before": round(os.getloadavg()[0], 2),
+        },
+        "rates": {name: round(rate, 1) for name, rate in rates.items()},
+        "versions": versions,
+        "git_commit": git_commit(),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def default_name() -> str:
+    """Return a file name from the device's, without extension."""
+    return "peers-" + re.sub(r"[^a-z0-9]+", "-", device_name(default_device()).lower()).strip("-")
+
+
+def summarize(suite: Suite) -> dict[str, Any]:
+    """Return a suite's figures as plain values."""
+    comparisons = []
+    for comparison in suite.comparisons:
+        low, median, high = spread(suite, comparison)
+        comparisons.append(
+            {
+                "title": comparison.title,
+                "ours": comparison.ours,
+                "theirs": comparison.theirs,
+                "goal": comparison.goal,
+                "ratio": {
+                    "median": round(median, 4),
+                    "least": round(low, 4),
+                    "most": round(high, 4),
+                },
+                "reached": comparison.is_reached(median),
+            }
+        )
+    contestants = {
+        name: {
+            **{
+                figure: suite.median(name, figure)
+                for figure in ("value", "train_loss", "evaluation_loss", "accuracy")
+            },
+            "rounds": [known_values(one) for one in measurements],
+        }
+        for name, measurements in suite.measurements.items()
+    }
+    return {
+        "unit": suite.unit,
+        "steps": suite.steps,
+        "workload": suite.workload,
+        "comparisons": comparisons,
+        "contestants": contestants,
+        "quoted": suite.quoted,
+        "notes": suite.notes,
+        "seconds": round(suite.seconds, 1),
+    }
+
+
+def known_values(measurement: Measurement) -> dict[str, float]:
+    """Return the figures that a measurement has, rounded."""
+    return {
+        name: round(value, 4) for name, value in asdict(measurement).items() if value is not None
+    }
+
+
+def spread(suite: Suite, comparison: Comparison) -> tuple[float, float, float]:
+    """Return the least, the median and the greatest ratio of a comparison."""
+    ratios = sorted(comparison.ratios(suite.measurements))
+    middle = len(ratios) // 2
+    median = ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
+    return ratios[0], median, ratios[-1]
+
+
+def write(name: str, machine: dict[str, Any], options: Options, suites: list[Suite]) -> Path:
+    """Write all suites so far to `benchmarks/results/NAME.json`, without a path of this machine."""
+    asked = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name != "name"
+    }
+    measured = {suite.name: summarize(suite) for suite in suites}
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(
+        json.dumps({**machine, "options": asked, "suites": measured}, indent=1, ensure_ascii=False)
+        + "\n"
+    )
+    return path
+
+
+def show(suite: Suite) -> None:
+    """Print a suite's table."""
+    table = Table(title=f"{suite.name}: {suite.steps} updates a round", title_justify="left")
+    for column in ("ratio of", "goal", "median (least … most)", "", suite.unit):
+        table.add_column(column, no_wrap=column != "ratio of")
+    judged = any(suite.median(name, "train_loss") is not None for name in suite.measurements)
+    if judged:
+        table.add_column("training loss")
+        table.add_column("accuracy")
+    for comparison in suite.comparisons:
+        low, median, high = spread(suite, comparison)
+        reached = comparison.is_reached(median)
+        row = [
+            comparison.title,
+            comparison.goal,
+            f"{median:.3g} ({low:.3g} … {high:.3g})",
+            "" if reached is None else "yes" if reached else "no",
+            pair(suite, comparison, "value", ",.4g" if suite.unit == "s" else ",.0f"),
+        ]
+        if judged:
+            row += [
+                pair(suite, comparison, "train_loss", ".4f"),
+                pair(suite, comparison, "accuracy", ".4f"),
+            ]
+        table.add_row(*row)
+    CONSOLE.print(table, markup=False)
+    for name, rate in suite.quoted.items():
+        measured = suite.median(name) or float("nan")
+        CONSOLE.print(
+            f"  {name}: {measured:,.4g} {suite.unit}, {measured / rate:.0%} of the {rate:,g} that "
+            "such a loop was seen to reach on two cores of this kind",
+            markup=False,
+        )
+    for note in suite.notes:
+        CONSOLE.print(f"  {note}", markup=False)
+
+
+def pair(suite: Suite, comparison: Comparison, figure: str, form: str) -> str:
+    """Return the medians of a figure of both sides, for people."""
+    ours, theirs = (suite.median(name, figure) for name in (comparison.ours, comparison.theirs))
+    known = [format(value, form) for value in (ours, theirs) if value is not None]
+    return " : ".join(known)

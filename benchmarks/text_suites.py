@@ -1,0 +1,114 @@
+"""The suite on text: BERT against Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from benchmarks.contestants import contestant
+from benchmarks.judging import Judge
+from benchmarks.materials import bert_checkpoint, describe_checkpoint, text_extract
+from benchmarks.options import Options
+from benchmarks.recipe_side import load_recipe, train_recipe
+from benchmarks.rounds import Comparison, Contestant, Suite, Training
+from benchmarks.trainer_side import TrainerTask
+from common.sources import find_named
+from common.text import load_text
+
+BATCH_SIZE = 32
+MAX_LENGTH = 128
+
+
+def bert(options: Options) -> Suite:
+    """The BERT recipe against HF Trainer, each over the same samples once."""
+    steps = options.scaled(256 if options.on_gpu else 12)
+    kinds = [("dynamic", options.half, 2.0)]
+    if not options.on_gpu:
+        kinds = [("padded", "fp32", 9.0), ("dynamic", "fp32", 2.6), ("dynamic", "bf16", 1.8)]
+    return compare_bert(options, "bert", steps, kinds)
+
+
+def bert_quality(options: Options) -> Suite:
+    """The BERT recipe against HF Trainer over more samples, for accuracy's sake."""
+    return compare_bert(
+        options, "quality: bert", options.scaled(100), [("dynamic", options.half, 0.0)]
+    )
+
+
+def compare_bert(
+    options: Options, name: str, steps: int, kinds: list[tuple[str, str, float]]
+) -> Suite:
+    """Build a suite of the recipe and Trainers.
+
+    Args:
+        kinds: padding, precision and goal of each Trainer; a goal of 0 is none.
+    """
+    folder = text_extract(options.data, steps * BATCH_SIZE)
+    checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
+    recipe = load_recipe("bert")
+    config = recipe.Config(batch_size=BATCH_SIZE, max_length=MAX_LENGTH)
+    data = load_text(
+        find_named(str(folder), None),
+        checkpoint=str(checkpoint),
+        max_length=MAX_LENGTH,
+        text_columns=(),
+        label_column=None,
+    )
+    judge = Judge(recipe, data.splits["validation"], options.half, limit=1024)
+    warmup_share = 0.1  # of the updates, as in the recipe's `main`
+
+    def train(steps: int, seed: int) -> Training:
+        return train_recipe(
+            recipe,
+            steps,
+            dataset=str(folder),
+            model=str(checkpoint),
+            batch_size=BATCH_SIZE,
+            max_length=MAX_LENGTH,
+            warmup_steps=int(warmup_share * steps),
+            seed=seed,
+            tracker=options.tracker,
+        )
+
+    contestants: dict[str, Contestant] = {"recipe": contestant(train, judge)}
+    comparisons = []
+    for padding, precision, goal in kinds:
+        task = TrainerTask(
+            folder,
+            str(checkpoint),
+            padded=padding == "padded",
+            precision="no" if precision == "fp32" else precision,
+            batch_size=BATCH_SIZE,
+            max_length=MAX_LENGTH,
+            weight_decay=config.weight_decay,
+            warmup_share=warmup_share,
+        )
+        title = f"HF Trainer {padding} {precision}"
+        contestants[title] = contestant(task.train, judge)
+        comparisons.append(
+            Comparison(f"BERT: recipe / {title}", "recipe", title, at_least=goal or None)
+        )
+    lengths = data.splits["train"].lengths
+    return Suite(
+        name,
+        "samples/s",
+        steps=steps,
+        workload={
+            "data": data.source.name,
+            "model": describe_checkpoint(checkpoint),
+            "samples": len(lengths),
+            "mean_tokens": float(lengths.mean()),
+            "longest_tokens": int(lengths.max()),
+            "batch_size": BATCH_SIZE,
+            "max_length": MAX_LENGTH,
+            "recipe": f"default settings ({options.half})",
+        },
+        contestants=contestants,
+        comparisons=comparisons,
+        quoted={}
+        if options.on_gpu or "sst2" not in data.source.name or name != "bert"
+        else {
+            "HF Trainer padded fp32": 14.7,
+            "HF Trainer dynamic fp32": 50,
+            "HF Trainer dynamic bf16": 74,
+        },
+        notes=["every contestant sees each sample of the extract once"],
+        warmup_steps=2,
+    )

@@ -1,0 +1,211 @@
+"""Textbook training loops on images: PyTorch, Accelerate as in its examples, Lightning Fabric.
+
+They are what a competent user writes after reading the documentation: the data set lies in
+memory as uint8, as torchvision's MNIST and CIFAR-10 do, and is turned into normalised tensors
+sample by sample in `__getitem__`; a `DataLoader` shuffles and collates. Nothing is imported from
+the recipes' `common`, so that a fresh process can run these alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from benchmarks.isolation import default_device, synchronize
+from benchmarks.rounds import Training
+
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LIGHTNING_PRECISIONS: dict[str, Any] = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """A training split in host memory: uint8 [samples, channels, height, width], int64 labels."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    mean: list[float]  # by channel, of pixels scaled to 0 … 1
+    std: list[float]
+
+    @classmethod
+    def read(cls, folder: Path) -> ImageArrays:
+        """Read decoded arrays whole, as torchvision reads its data sets' files."""
+        facts = json.loads((folder / "facts.json").read_text())
+        images = torch.from_numpy(np.load(folder / "train_images.npy")).permute(0, 3, 1, 2)
+        labels = torch.from_numpy(np.load(folder / "train_labels.npy"))
+        return cls(images.contiguous(), labels, facts["mean"], facts["std"])
+
+
+class TransformedImages(Dataset[tuple[torch.Tensor, int]]):
+    """ToTensor, RandomCrop, RandomHorizontalFlip and Normalize on each sample asked for."""
+
+    def __init__(self, arrays: ImageArrays, crop_padding: int, flip: bool) -> None:
+        self.images, self.labels = arrays.images, arrays.labels
+        self.crop_padding, self.flip = crop_padding, flip
+        self.mean = torch.tensor(arrays.mean).view(-1, 1, 1)
+        self.std = torch.tensor(arrays.std).view(-1, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = self.images[index].to(torch.float32).div(255)
+        if self.crop_padding:
+            height, width = image.shape[1:]
+            padded = F.pad(image, [self.crop_padding] * 4)
+            top, left = torch.randint(0, 2 * self.crop_padding + 1, (2,)).tolist()
+            image = padded[:, top : top + height, left : left + width]
+        if self.flip and torch.rand(1).item() < 0.5:
+            image = image.flip(-1)
+        return image.sub(self.mean).div_(self.std), int(self.labels[index])
+
+
+def ready_tensors(arrays: ImageArrays) -> TensorDataset:
+    """Normalise the whole data set once: the fastest that a plain DataLoader gets."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (arrays.mean, arrays.std))
+    return TensorDataset((arrays.images / 255 - mean) / std, arrays.labels)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: the same for all contestants of a suite."""
+
+    build_model: Callable[[], nn.Module]
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    dataset: Dataset[Any]
+    batch_size: int
+    warmup_share: float  # of the updates; the learning rate then falls linearly to 0
+    label_smoothing: float = 0.0
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+        """Return linear warm-up and decay."""
+        warmup = int(self.warmup_share * steps)
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / (warmup + 1)
+            return max(0.0, (steps - step) / max(1, steps - warmup))
+
+        return LambdaLR(optimizer, factor)
+
+    def build_loader(self, device: torch.device) -> DataLoader[Any]:
+        """Return a DataLoader: with workers beside a GPU; on a CPU they would cost cores."""
+        workers = 0 if device.type == "cpu" else min(8, os.cpu_count() or 1)
+        return DataLoader(
+            self.dataset,
+            batch_size=self.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            pin_memory=device.type != "cpu",
+            persistent_workers=workers > 0,
+        )
+
+
+def first_batches(loader: Any, steps: int) -> Iterator[Any]:
+    """Yield `steps` batches, epoch after epoch."""
+    return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
+
+
+def train_pytorch(task: Task, precision: str, steps: int, seed: int) -> Training:
+    """Train with a plain PyTorch loop under autocast, adding up `loss.item()`."""
+    set_seed(seed)
+    device = default_device()
+    model = task.build_model().to(device)
+    optimizer = task.build_optimizer(model)
+    scheduler = task.build_schedule(optimizer, steps)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    loader = task.build_loader(device)
+    autocast = torch.autocast(
+        device.type, AUTOCAST_TYPES.get(precision), enabled=precision in AUTOCAST_TYPES
+    )
+    model.train()
+    total_loss = 0.0
+    synchronize()
+    began = time.perf_counter()
+    for images, labels in first_batches(loader, steps):
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        with autocast:
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        total_loss += loss.item()
+    synchronize()
+    seconds = time.perf_counter() - began
+    return Training(seconds, steps * task.batch_size, total_loss / steps, model)
+
+
+def train_accelerate(task: Task, precision: str, steps: int, seed: int) -> Training:
+    """Train as Accelerate's `complete_cv_example.py` does."""
+    accelerator = Accelerator(cpu=default_device().type == "cpu", mixed_precision=precision)
+    set_seed(seed)
+    model = task.build_model()
+    optimizer = task.build_optimizer(model)
+    scheduler = task.build_schedule(optimizer, steps)
+    loader = task.build_loader(accelerator.device)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    model.train()
+    total_loss = torch.zeros((), device=accelerator.device)
+    synchronize()
+    began = time.perf_counter()
+    for images, labels in first_batches(loader, steps):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
+        total_loss += loss.detach().float()
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    synchronize()
+    seconds = time.perf_counter() - began
+    mean_loss = total_loss.item() / steps
+    return Training(seconds, steps * task.batch_size, mean_loss, accelerator.unwrap_model(model))
+
+
+def train_fabric(task: Task, precision: str, steps: int, seed: int) -> Training:
+    """Train with Lightning Fabric as its guide "convert PyTorch to Fabric" shows."""
+    from lightning.fabric import Fabric
+
+    device = default_device()
+    fabric = Fabric(accelerator=device.type, devices=1, precision=LIGHTNING_PRECISIONS[precision])
+    set_seed(seed)
+    model = task.build_model()
+    optimizer = task.build_optimizer(model)
+    scheduler = task.build_schedule(optimizer, steps)
+    model, optimizer = fabric.setup(model, optimizer)
+    loader = fabric.setup_dataloaders(task.build_loader(device))
+    model.train()
+    total_loss = 0.0
+    synchronize()
+    began = time.perf_counter()
+    for images, labels in first_batches(loader, steps):
+        optimizer.zero_grad()
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
+        fabric.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        total_loss += loss.item()
+    synchronize()
+    seconds = time.perf_counter() - began
+    return Training(seconds, steps * task.batch_size, total_loss / steps, model.module)

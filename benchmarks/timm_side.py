@@ -1,0 +1,44 @@
+"""Trains timm's ResNet-50 as its own `benchmark.py --bench train --amp --channels-last` does."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.isolation import default_device, synchronize
+from benchmarks.rounds import Training
+from benchmarks.textbook import AUTOCAST_TYPES
+
+
+def train_timm_resnet50(
+    steps: int, seed: int, batch_size: int, precision: str, classes: int
+) -> Training:
+    """Train on one random batch that lies on the device; needs the package timm."""
+    import timm
+
+    device = default_device()
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = True
+    model = timm.create_model("resnet50", num_classes=classes).to(
+        device, memory_format=torch.channels_last
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    images = torch.randn(batch_size, 3, 224, 224, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, classes, (batch_size,), device=device)
+    model.train()
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast(device.type, AUTOCAST_TYPES[precision]):
+            loss = F.cross_entropy(model(images), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    synchronize()
+    seconds = time.perf_counter() - began
+    return Training(seconds, steps * batch_size, loss.item())

@@ -1,0 +1,122 @@
+"""Fine-tunes BERT with Hugging Face's `Trainer`, as its text classification guide shows.
+
+Nothing is imported from the recipes' `common`, so that a fresh process can run this alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.isolation import default_device, synchronize
+from benchmarks.rounds import Training
+
+
+@dataclass
+class TrainerTask:
+    """What is fine-tuned: the same for all contestants of a suite.
+
+    Args:
+        folder: has `train.parquet` with one column of text and one called ``label``.
+        padded: pad every sentence to `max_length`, not each batch to its longest.
+        precision: "no", "bf16" or "fp16".
+    """
+
+    folder: Path
+    checkpoint: str
+    padded: bool
+    precision: str
+    batch_size: int = 32
+    max_length: int = 128
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.01
+    warmup_share: float = 0.1
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.checkpoint)
+
+    @cached_property
+    def dataset(self) -> Any:
+        """The training split, tokenised up front, in memory-mapped Arrow as `map` leaves it."""
+        import datasets
+
+        datasets.disable_progress_bars()
+        files = {"train": str(self.folder / "train.parquet")}
+        split = datasets.load_dataset("parquet", data_files=files, split="train")
+        text = next(name for name in split.column_names if name not in ("label", "idx"))
+        padding: Any = "max_length" if self.padded else False
+
+        def tokenize(rows: dict[str, Any]) -> Any:
+            return self.tokenizer(
+                rows[text], truncation=True, max_length=self.max_length, padding=padding
+            )
+
+        return split.map(tokenize, batched=True)
+
+    def train(self, steps: int, seed: int) -> Training:
+        """Train for `steps` updates; the time is from the loop's begin to its last update."""
+        from transformers import (
+            AutoModelForSequenceClassification,
+            DataCollatorWithPadding,
+            Trainer,
+            TrainerCallback,
+            TrainingArguments,
+            set_seed,
+        )
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        times: list[float] = []
+
+        class Clock(TrainerCallback):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                synchronize()
+                times.append(time.perf_counter())
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if state.global_step == state.max_steps:
+                    synchronize()
+                    times.append(time.perf_counter())
+
+        set_seed(seed)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            self.checkpoint,
+            num_labels=self.dataset.features["label"].num_classes,
+            dtype="float32",
+            ignore_mismatched_sizes=True,
+        )
+        with tempfile.TemporaryDirectory() as output:
+            trainer = Trainer(
+                model=model,
+                args=TrainingArguments(
+                    output_dir=output,
+                    per_device_train_batch_size=self.batch_size,
+                    max_steps=steps,
+                    learning_rate=self.learning_rate,
+                    weight_decay=self.weight_decay,
+                    warmup_steps=int(self.warmup_share * steps),
+                    bf16=self.precision == "bf16",
+                    fp16=self.precision == "fp16",
+                    use_cpu=default_device().type == "cpu",
+                    logging_steps=50,
+                    save_strategy="no",
+                    report_to="none",
+                    disable_tqdm=True,
+                    seed=seed,
+                ),
+                train_dataset=self.dataset,
+                data_collator=DataCollatorWithPadding(self.tokenizer),
+                processing_class=self.tokenizer,
+                callbacks=[Clock()],
+            )
+            loss = trainer.train().training_loss
+        return Training(times[1] - times[0], steps * self.batch_size, loss, trainer.model)

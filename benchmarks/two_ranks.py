@@ -1,0 +1,141 @@
+"""The recipe and a hand-written DDP loop in two processes; started by torchrun, see `ddp`.
+
+Both contestants run in the same two processes and the same gloo process group, in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.contestants import contestant, read_images
+from benchmarks.mlp_suites import MLP_WARMUP, adamw, mlp_builder
+from benchmarks.process_suites import measurements_as_json
+from benchmarks.recipe_side import load_recipe, train_recipe
+from benchmarks.rounds import Contestant, Measurement, Round, Suite, Training
+from benchmarks.textbook import AUTOCAST_TYPES, ImageArrays, Task, ready_tensors
+
+
+def train_by_hand(
+    task: Task,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    request: dict[str, Any],
+    steps: int,
+    seed: int,
+) -> Training:
+    """Train with DDP and `no_sync`, as its documentation shows, over tensors in memory."""
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    accumulation, batch_size = request["accumulation"], request["batch_size"]
+    set_seed(seed)
+    model = DistributedDataParallel(task.build_model(), gradient_as_bucket_view=True)
+    optimizer = task.build_optimizer(model)
+    scheduler = task.build_schedule(optimizer, steps)
+    dtype = AUTOCAST_TYPES.get(request["precision"])
+    model.train()
+    total_loss = torch.zeros(())
+    began = time.perf_counter()
+    generator = torch.Generator().manual_seed(seed)
+    waiting: list[torch.Tensor] = []
+    for _ in range(steps):
+        for micro_batch in range(accumulation):
+            if not waiting:
+                order = torch.randperm(len(labels), generator=generator)[rank::world_size]
+                whole = len(order) // batch_size * batch_size
+                waiting = list(order[:whole].split(batch_size))
+            chosen = waiting.pop()
+            is_last = micro_batch == accumulation - 1
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                    loss = F.cross_entropy(model(images[chosen]), labels[chosen])
+                (loss / accumulation).backward()
+            total_loss += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    seconds = time.perf_counter() - began
+    torch.distributed.all_reduce(total_loss)
+    micro_batches = steps * accumulation * world_size
+    mean_loss = total_loss.item() / micro_batches
+    return Training(seconds, micro_batches * batch_size, mean_loss, model.module)
+
+
+def started_together(compete: Contestant) -> Contestant:
+    """Let a contestant begin when both ranks are there."""
+
+    def wait_and_compete(asked: Round) -> Measurement:
+        torch.distributed.barrier()
+        return compete(asked)
+
+    return wait_and_compete
+
+
+def main(request: dict[str, Any]) -> None:
+    """Run all rounds, and write the first rank's measurements."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    torch.distributed.init_process_group("gloo")
+    data = read_images(request["dataset"])
+    arrays = ready_tensors(
+        ImageArrays(
+            torch.from_numpy(data.splits["train"].images.copy()).permute(0, 3, 1, 2),
+            torch.from_numpy(data.splits["train"].labels.copy()),
+            data.mean,
+            data.std,
+        )
+    )
+    images, labels = arrays.tensors
+    task = Task(
+        mlp_builder(data), adamw(0.01, fused=True), arrays, request["batch_size"], MLP_WARMUP
+    )
+    images = images.to(AUTOCAST_TYPES.get(request["precision"], torch.float32))
+
+    def recipe(steps: int, seed: int) -> Training:
+        return train_recipe(
+            load_recipe("mnist_mlp"),
+            steps,
+            dataset=request["dataset"],
+            batch_size=request["batch_size"],
+            gradient_accumulation_steps=request["accumulation"],
+            mixed_precision=request["precision"],
+            warmup_steps=int(MLP_WARMUP * steps),
+            tracker=request["tracker"],
+            seed=seed,
+        )
+
+    def by_hand(steps: int, seed: int) -> Training:
+        return train_by_hand(task, images, labels, request, steps, seed)
+
+    suite = Suite(
+        "ddp",
+        "samples/s",
+        request["steps"],
+        workload={},
+        contestants={
+            "recipe": started_together(contestant(recipe)),
+            "DDP by hand": started_together(contestant(by_hand)),
+        },
+        comparisons=[],
+        warmup_steps=request["warmup_steps"],
+    )
+    suite.run(request["rounds"], announce=lambda line: None)
+    if torch.distributed.get_rank() == 0:
+        Path(request["output"]).write_text(json.dumps(measurements_as_json(suite)))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
