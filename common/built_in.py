@@ -18,9 +18,9 @@ PACKAGES = {
     "email": "email",
     "http": "http",
     "importlib": "importlib",
+    "ipaddress": "ipaddress.py",
     "logging": "logging",
     "mailbox": "mailbox.py",
-    "multiprocessing": "multiprocessing",
     "unittest": "unittest",
     "xml": "xml",
 }

@@ -83,7 +83,16 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
         )
     if len(raw.splits) == 1:
         hold_out(raw)
+    note_majority(raw)
     return raw
+
+
+def note_majority(raw: RawData) -> None:
+    """Note what always guessing the most frequent class would reach: the least to beat."""
+    majority = np.bincount(raw.labels["train"]).argmax()
+    evaluated = "test" if "test" in raw.labels else "validation"
+    share = (raw.labels[evaluated] == majority).mean()
+    raw.notes.append(f"always guessing {raw.class_names[majority]}: {share:.1%} of {evaluated}")
 
 
 def load_splits(source: DataSource) -> DatasetDict:

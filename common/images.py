@@ -160,7 +160,7 @@ def load_images(
     if source.name == "synthetic":
         return synthetic_images(source, image_size or LARGEST_DEFAULT_SIZE, seed, dtype)
     folder = cache_folder(
-        source, kind="images-1", size=image_size, columns=[image_column, label_column]
+        source, kind="images-2", size=image_size, columns=[image_column, label_column]
     )
 
     def prepare(target: CachedData) -> None:

@@ -91,7 +91,7 @@ def find_source(
 def built_in_source(name: str, reason: str) -> DataSource:
     """Return the source of a built-in data set."""
     version = platform.python_version() if name == "docstrings" else "1"
-    return DataSource(name, name, None, reason, f"{name}-2-{version}")
+    return DataSource(name, name, None, reason, f"{name}-3-{version}")
 
 
 def find_named(name: str, configuration: str | None) -> DataSource:

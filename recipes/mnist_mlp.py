@@ -29,12 +29,12 @@ from common.sources import choose_source
 class Config(TrainingConfig):
     learning_rate: float = 1e-3  # Peak learning rate.
     hidden_sizes: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
-    dropout: float = 0.1  # Share of activations dropped while training.
+    dropout: float = 0.0  # Share of activations dropped while training.
     image_size: int | None = None  # Height and width in pixels (default: the data set's).
     image_column: str | None = None  # Column of the images, where it can't be found by its type.
 
 
-DEFAULT_EPOCHS = {"mnist": 10, "digits": 60, "synthetic": 1, "other": 20}
+DEFAULT_EPOCHS = {"mnist": 10, "digits": 40, "synthetic": 1, "other": 20}
 
 # --------------------------------------------------------------------------------------- Data
 
