@@ -61,14 +61,16 @@ def learned_mlp(runner: Runner) -> Finished:
 def learned_resnet(runner: Runner) -> Finished:
     """ResNet-18 on digits, for few epochs of small batches."""
     flags = ("--epochs", 3, "--batch-size", 64, "--log-every", 20)
-    return runner.run("resnet", "--dataset", "digits", *flags, "--tracker", "none")
+    flags = (*flags, "--dataset", "digits", "--tracker", "none")
+    return runner.run("resnet", *flags, one_core=True)
 
 
 @pytest.fixture(scope="session")
 def learned_bert(runner: Runner) -> Finished:
     """A small BERT from scratch on docstrings, for few epochs at a high rate."""
     flags = ("--epochs", 3, "--learning-rate", 1e-3, "--log-every", 40)
-    return runner.run("bert", "--dataset", "docstrings", *flags, "--tracker", "none")
+    flags = (*flags, "--dataset", "docstrings", "--tracker", "none")
+    return runner.run("bert", *flags, one_core=True)
 
 
 # One update made in different ways.
@@ -100,7 +102,7 @@ def distributed_mlp(runner: Runner, odd_images: Path) -> Finished:
 def whole_bert(runner: Runner, odd_text: Path) -> Finished:
     """Batches of 32 on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
-    return runner.run("bert", *flags, "--batch-size", 32)
+    return runner.run("bert", *flags, "--batch-size", 32, one_core=True)
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +110,7 @@ def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
     """Twice 16 accumulated on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 16, "--gradient-accumulation-steps", 2)
-    return runner.run("bert", *flags, *accumulation)
+    return runner.run("bert", *flags, *accumulation, one_core=True)
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +127,7 @@ def accumulated_resnet(runner: Runner, odd_images: Path) -> Finished:
         *("resnet", "--dataset", odd_images, "--max-steps", 4, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),
         *("--batch-size", 16, "--gradient-accumulation-steps", 2),
+        one_core=True,
     )
 
 

@@ -123,6 +123,7 @@ class Runner:
         working_directory: Path | None = None,
         output_directory: bool = True,
         succeeds: bool = True,
+        one_core: bool = False,
         timeout: float = 300,
     ) -> Finished:
         """Launch a recipe and wait for its end.
@@ -134,6 +135,8 @@ class Runner:
             environment: variables to set, or to remove where the value is None.
             output_directory: whether to name one for the run.
             succeeds: whether to insist on status 0 and on `status.json` saying so.
+            one_core: whether to train on a single core: where other programs use the cores too,
+                threads that wait for each other after each operation are many times slower.
         """
         self.launches += 1
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
@@ -155,6 +158,7 @@ class Runner:
                 {name: value for name, value in variables.items() if value is not None},
                 working_directory or folder,
                 timeout,
+                one_core,
             ),
             directory,
             wandb_folder,
@@ -191,7 +195,11 @@ def free_port() -> int:
 
 
 def run_command(
-    command: list[str], environment: Mapping[str, str], folder: Path, timeout: float
+    command: list[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout: float,
+    one_core: bool = False,
 ) -> tuple[int, str, str]:
     """Run a command with standard input closed; return its status, output and errors.
 
@@ -206,6 +214,7 @@ def run_command(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=stay_on_one_core if one_core else None,
     )
     try:
         output, errors = process.communicate(timeout=timeout)
@@ -216,6 +225,12 @@ def run_command(
             f"{' '.join(command)}\ntook longer than {timeout} s\n{output[-4000:]}\n{errors[-4000:]}"
         ) from None
     return process.returncode, output, errors
+
+
+def stay_on_one_core() -> None:
+    """Let this process and its children run on one of the cores that it may use."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def plain(text: str) -> str:

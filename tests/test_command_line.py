@@ -66,9 +66,6 @@ MISTAKES = [
     ("bert", ("--evaluate-only",), ["--evaluate-only", "--init-from"]),
     ("mnist_mlp", ("--config", "nowhere.json"), ["nowhere.json", "config.json"]),
     ("mnist_mlp", ("--mixed-precision", "fp16"), ["fp16", "--mixed-precision"]),
-    ("resnet", ("--dataset", "nobody/nothing"), ["nobody/nothing", "digits"]),
-    ("bert", ("--dataset", "docstrings", "--model", "nobody/nothing"), ["nobody", "scratch"]),
-    ("mnist_mlp", ("--dataset", "digits", "--init-from", "nowhere"), ["nowhere", "model"]),
 ]
 
 
@@ -100,15 +97,14 @@ def test_missing_data_set_without_the_hub(runner: Runner) -> None:
     assert "ylecun/mnist" in run.status["reason"]
 
 
-# The first is seen by the parser, the second before the accelerator is built, the third when the
-# run's directory is there, the fourth by all ranks while they read the data.
+# The first is seen by the parser, the second before the accelerator is built, the third by rank 0
+# alone; `test_data` has one that each rank sees.
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--lerning-rate", 1), ["--lerning-rate", "--learning-rate"]),
         (("--mixed-precision", "fp16"), ["fp16", "CUDA"]),
         (("--dataset", "nobody/nothing"), ["nobody/nothing", "digits"]),
-        (("--dataset", "digits", "--label-column", "colour"), ["colour", "label"]),
     ],
 )
 @pytest.mark.parametrize("launcher", ["two"])
@@ -450,15 +446,17 @@ def test_target_accuracy_decides_the_status(runner: Runner, odd_images: Path) ->
     assert (run.directory / "model" / "model.safetensors").is_file()
 
 
-def test_run_directory_is_never_written_over(runner: Runner, whole_mlp: Finished) -> None:
+def test_run_directory_is_never_written_over(tmp_path: Path) -> None:
     """An `--output-dir` that holds a run is refused, and the run stays as it was."""
-    before = (whole_mlp.directory / "config.json").read_bytes()
-    run = runner.run(
-        *("mnist_mlp", "--dataset", "digits", "--output-dir", whole_mlp.directory),
-        launcher="python",
-        output_directory=False,
-        succeeds=False,
-    )
-    assert str(whole_mlp.directory) in message_of(run)
-    assert (whole_mlp.directory / "config.json").read_bytes() == before
-    assert whole_mlp.status["status"] == "finished"
+    from accelerate import PartialState
+
+    from common.directory import RunDirectory
+
+    PartialState(cpu=True)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError) as error:
+        RunDirectory(str(tmp_path), "mnist_mlp", False)
+    assert str(tmp_path) in error.value.message
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    with pytest.raises(UserError, match="can't be made"):
+        RunDirectory(str(tmp_path / "config.json" / "run"), "mnist_mlp", False)

@@ -180,15 +180,16 @@ def needs_gpu(line: str) -> bool:
 
 
 def marked_lines() -> Iterator[object]:
-    """Yield the lines to run; of ResNet and BERT, all but the first launch are slow."""
+    """Yield the lines to run; launches are slow, but for the first of each recipe and its run."""
     launched = set()
     for line in LINES:
         if needs_gpu(line):
             continue
-        recipe = re.search(r"recipes/(resnet|bert)\.py", line)
-        is_slow = recipe is not None and recipe.group() in launched and "--help" not in line
+        recipe = re.search(r"(?:launch|torchrun).* recipes/(\w+)\.py", line)
+        is_slow = "launch train.py" in line
         if recipe is not None:
-            launched.add(recipe.group())
+            is_slow = recipe[1] in launched and not re.search(r"mnist_mlp.*runs/first", line)
+            launched.add(recipe[1])
         yield pytest.param(line, marks=[pytest.mark.slow] if is_slow else [], id=line[:60])
 
 
