@@ -24,7 +24,7 @@ from common.failures import MOST_SKIPS_IN_A_ROW, GradientGuard, TrainingError
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Launcher, Runner, clean_environment, launch_command
 
-EVERY = 5
+EVERY = 3
 # Dropout, accumulation, several epochs, checkpoints in the middle of each (11 updates).
 MLP = (
     *("--dataset", "digits", "--epochs", 8, "--batch-size", 64, "--dropout", 0.2),
@@ -84,18 +84,22 @@ def test_kills_at_random_moments_change_nothing(
     """kill -9 again and again: the same losses and weights, bit for bit, and little work lost."""
     flags = KILLED[recipe]
     whole = runner.run(recipe, *flags, launcher=launcher)
-    total = whole.config["plan"]["total_steps"]
+    total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory, started_at, middle = tmp_path / "run", [0], 0
     chance = random.Random(recipe + launcher)
     for kills, stop in enumerate((total // 5, total // 2, 4 * total // 5)):
         again = ("--resume", directory) if kills else (*flags, "--output-dir", directory)
         job = Job(runner, recipe, *again, directory=directory, launcher=launcher)
-        # Not every kill lands just after a checkpoint.
-        job.wait_for_step(stop)
-        time.sleep(chance.random() * 0.2)
+        # Often in the middle of an epoch, and not always just after a checkpoint.
+        job.wait_until(
+            lambda least=stop: (
+                newest_step(directory) >= least and newest_step(directory) % per_epoch != 0
+            )
+        )
+        time.sleep(kills * chance.random() * 0.1)
         job.kill()
         found = newest_step(directory)
-        middle += found % whole.config["plan"]["updates_per_epoch"] != 0
+        middle += found % per_epoch != 0
         started_at.append(found)
     job = Job(runner, recipe, "--resume", directory, directory=directory, launcher=launcher)
     assert job.end(240) == 0, job.said()[-4000:]
