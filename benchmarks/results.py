@@ -170,7 +170,7 @@ def show(suite: Suite) -> None:
     for name, rate in suite.quoted.items():
         measured = suite.median(name) or float("nan")
         CONSOLE.print(
-            f"  {name}: {measured:,.4g} {suite.unit}, {measured / rate:.0%} of the {rate:,g} that "
+            f"  {name}: {measured:,.1f} {suite.unit}, {measured / rate:.0%} of the {rate:,g} that "
             "such a loop was seen to reach on two cores of this kind",
             markup=False,
         )
