@@ -102,7 +102,7 @@ class ImageSamples:
             uint8 [batch, height, width, channels].
         """
         if epoch is None or not (self.crop_padding or self.flip):
-            return images[rows]
+            return images.index_select(0, rows)
         height, width = images.shape[1:3]
         bits = random_bits(self.seed, epoch, samples)
         shifts = 2 * self.crop_padding + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -47,6 +47,7 @@ class Stopwatch:
     current: Interval = field(default_factory=Interval)
     first: Interval = field(default_factory=Interval)
     steady: Interval = field(default_factory=Interval)
+    early: Interval = field(default_factory=Interval)  # of `current`, what belongs to `first`
     started: float | None = None
 
     def start(self) -> None:
@@ -69,21 +70,29 @@ class Stopwatch:
         current.wait_seconds += wait_seconds
         if is_update:
             current.updates += 1
-            if self.first.updates + current.updates == FIRST_UPDATES and not self.steady.updates:
+            if self.first.updates + current.updates == FIRST_UPDATES:
                 self.stop()
-                self.first.add(current)
-                self.current = Interval()
+                self.early = replace(current)
                 self.start()
 
     def lap(self) -> Interval:
-        """End the current interval and return it; time goes on counting if it did."""
+        """End the current interval and return it; time goes on counting if it did.
+
+        Of an interval in which the first updates end, what comes after them is returned.
+        """
         running = self.started is not None
         self.stop()
-        lap, self.current = self.current, Interval()
-        (self.first if self.first.updates < FIRST_UPDATES else self.steady).add(lap)
+        lap, early = self.current, self.early
+        self.current, self.early = Interval(), Interval()
+        late = Interval(*(whole - vars(early)[name] for name, whole in vars(lap).items()))
+        if early.updates:
+            self.first.add(early)
+            self.steady.add(late)
+        else:
+            (self.first if self.first.updates < FIRST_UPDATES else self.steady).add(lap)
         if running:
             self.start()
-        return lap
+        return late if early.updates and late.updates else lap
 
     @property
     def whole_run(self) -> Interval:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from common.run import Run
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-INTERVALS = ("first", "steady", "current")
+INTERVALS = ("first", "steady", "current", "early")
 
 
 def rank_file(rank: int) -> str:
