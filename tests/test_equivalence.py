@@ -163,7 +163,10 @@ def test_way_of_computing_changes_rounding_alone(
         pytest.skip("compiling for a CPU needs a C++ compiler")
     whole = request.getfixturevalue(f"whole_{recipe}")
     run = runner.run(
-        whole.config["recipe"], "--config", whole.directory, flag, launcher="python", timeout=600
+        *(whole.config["recipe"], "--config", whole.directory, flag),
+        launcher="python",
+        one_core=True,
+        timeout=600,
     )
     assert_same_run(whole, run, weights_within=5e-4)
 

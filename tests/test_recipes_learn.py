@@ -262,7 +262,9 @@ def test_image_recipe_reaches_its_accuracy(recipe: str, runner: Runner) -> None:
     """The default settings give 97 % on digits, mean of three seeds."""
     accuracies = [
         runner.run(
-            recipe, "--dataset", "digits", "--seed", seed, "--tracker", "none", timeout=1800
+            *(recipe, "--dataset", "digits", "--seed", seed, "--tracker", "none"),
+            one_core=True,
+            timeout=1800,
         ).summary["eval/accuracy"]
         for seed in range(3)
     ]
@@ -272,7 +274,8 @@ def test_image_recipe_reaches_its_accuracy(recipe: str, runner: Runner) -> None:
 @pytest.mark.slow
 def test_bert_reaches_its_accuracy(runner: Runner) -> None:
     """The default settings give 85 % on docstrings."""
-    run = runner.run("bert", "--dataset", "docstrings", "--tracker", "none", timeout=1800)
+    flags = ("--dataset", "docstrings", "--tracker", "none")
+    run = runner.run("bert", *flags, one_core=True, timeout=1800)
     assert run.summary["eval/accuracy"] >= 0.85
 
 
@@ -287,6 +290,6 @@ def test_bert_reaches_its_accuracy(runner: Runner) -> None:
 def test_other_resnets_run(flags: tuple[object, ...], runner: Runner) -> None:
     """The deeper networks, the ImageNet stem and recomputation train and evaluate."""
     small = ("--batch-size", 4, "--max-steps", 2, "--tracker", "none", "--log-every", 1)
-    run = runner.run("resnet", "--dataset", "digits", *flags, *small)
+    run = runner.run("resnet", "--dataset", "digits", *flags, *small, one_core=True)
     assert run.summary["eval/count"] == 360
     assert run.config["model"]["name"] == flags[1]
