@@ -49,6 +49,7 @@ def save_run(run: Run) -> None:
             "scheduler": plain(run.scheduler.state_dict()),
             "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
             "latest": run.latest,
+            "pending": run.pending,
             "best_accuracy": run.best_accuracy,
             "elapsed_seconds": time.perf_counter() - run.began,
         }
@@ -128,6 +129,7 @@ def restore_run(run: Run) -> dict[str, Any] | None:
     restore_rank(run, path, manifest["world_size"])
     run.global_step = run.checkpoints.last_step = manifest["global_step"]
     run.latest, run.best_accuracy = manifest["latest"], manifest["best_accuracy"]
+    run.pending = manifest["pending"]
     run.began = time.perf_counter() - manifest["elapsed_seconds"]
     return manifest
 

@@ -154,7 +154,8 @@ class Run:
             facts,
             config.run_name or self.directory.path.name,
             manifest["wandb_run_id"] if manifest else None,
-            self.directory.cut_metrics(self.global_step),
+            # What is still to be written of the last step is in the checkpoint.
+            self.directory.cut_metrics(self.global_step - bool(self.pending)),
         )
         report.show_plan(facts, f"{self.directory.path}; {self.tracking.shown}")
         self.display = console.ProgressDisplay(self.total_steps, self.global_step)
@@ -256,7 +257,6 @@ class Run:
 
     def save(self) -> None:
         """Save a checkpoint: copies the state now, and writes it in the background."""
-        self.flush()
         self.stopwatch.stop()
         save_run(self)
         self.stopwatch.start()

@@ -137,7 +137,9 @@ class Tracking:
         self.file.write(json.dumps(json_safe(metrics)) + "\n")
         self.file.flush()
         try:
-            self.accelerator.log(dict(metrics), step=global_step)
+            # Committed at once: W&B would hold the last row back, over the summary.
+            commit = {"wandb": {"commit": True}}
+            self.accelerator.log(dict(metrics), step=global_step, log_kwargs=commit)
         except Exception as problem:
             self.give_up(problem)
 
