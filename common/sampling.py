@@ -94,7 +94,8 @@ class EvaluationOrder:
         order = torch.arange(self.num_samples)
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
-        return list(order[self.rank :: self.world_size].split(self.batch_size))
+        mine = order[self.rank :: self.world_size]
+        return list(mine.split(self.batch_size)) if len(mine) else []
 
 
 def hash_integers(*values: int) -> int:
