@@ -34,7 +34,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
             more processes than can see each other.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    use_cpu = not torch.accelerator.is_available() or "ACCELERATE_USE_CPU" in os.environ
+    use_cpu = not torch.accelerator.is_available() or asked_for_cpu()
     precision = choose_precision(config.mixed_precision, use_cpu)
     set_kernels(config.deterministic)
     if use_cpu:
@@ -65,6 +65,11 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         )
     set_seed(config.seed)
     return accelerator
+
+
+def asked_for_cpu() -> bool:
+    """Whether the launcher asked for the CPU; it says so with a word, also when it did not."""
+    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
 
 
 def choose_precision(asked: str, use_cpu: bool) -> str:
