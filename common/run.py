@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -345,6 +346,9 @@ class Run:
         if self.accelerator.is_main_process and not config.evaluate_only:
             facts = {"recipe": self.recipe, "class_names": self.data.class_names}
             save_model(self.directory.path / "model", self.unwrapped, facts | self.description)
+            if hasattr(self.data, "tokenizer_folder"):
+                folder = self.directory.path / "model"
+                shutil.copytree(self.data.tokenizer_folder, folder, dirs_exist_ok=True)
         self.directory.write("summary.json", json_safe(summary))
         self.tracking.finish(summary)
         report.show_summary(
