@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from common.console import quiet_transformers
 from common.errors import UserError
 from common.export import model_folder
@@ -84,7 +86,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> Any:
             dtype="float32",
             **settings(data, dropout),
         )
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, SafetensorError) as problem:
         raise UserError(f"--model {name} can't be loaded: {str(problem).splitlines()[0]}") from None
     if data.vocabulary_size > model.config.vocab_size:
         raise UserError(
