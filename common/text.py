@@ -236,6 +236,9 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    folder, files = Path(name), ("tokenizer.json", "vocab.txt")
+    if folder.is_dir() and not any((folder / file).is_file() for file in files):
+        raise UserError(f"--model {name}: no tokenizer can be loaded: it has no {files[0]}")
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as problem:
