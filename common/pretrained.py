@@ -62,10 +62,6 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"--model {folder} holds no readable config.json of a model") from None
     if kind != "bert":
         raise UserError(f"--model {folder} is a {kind} model, and this recipe trains BERT")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
-        raise UserError(
-            f"--model {folder}: no tokenizer there: neither tokenizer.json nor vocab.txt"
-        )
     if not any(folder.glob("*.safetensors")):
         raise UserError(
             f"--model {folder} has no weights in safetensors: pickled ones are not loaded"
