@@ -66,9 +66,8 @@ class Tracking:
         earlier: list[dict[str, Any]],
     ) -> None:
         """Start W&B: online when a key is there and the server answers, else offline."""
-        from accelerate.tracking import filter_trackers
-
         import wandb
+        from accelerate.tracking import filter_trackers
 
         mode, reason = wandb_mode()
         if mode == "disabled":
@@ -168,7 +167,6 @@ class Tracking:
 def wandb_mode() -> tuple[str, str]:
     """Return W&B's mode and why; never prompts, and takes 3 s at most."""
     import requests
-
     import wandb
 
     asked = os.environ.get("WANDB_MODE", "")
