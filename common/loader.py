@@ -98,7 +98,7 @@ class Loader:
             placement = "device" if fits else "workers"
         self.placement = placement
         if num_workers is None:
-            num_workers = min(8, max(1, psutil.cpu_count() // order.world_size))
+            num_workers = min(8, max(1, (psutil.cpu_count() or 1) // order.world_size))
         self.num_workers = num_workers if placement == "workers" else 0
         if placement == "device":
             samples.place(device)
