@@ -13,13 +13,11 @@ from accelerate.utils import broadcast_object_list, set_seed
 from common import checkpoint, state
 from common.console import say
 from common.errors import UserError
-from common.metrics import Interval
 
 if TYPE_CHECKING:
     from common.run import Run
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-INTERVALS = ("first", "steady", "current", "early")
 
 
 def rank_file(rank: int) -> str:
@@ -33,12 +31,9 @@ def save_run(run: Run) -> None:
     mine = {
         **state.random_state(run.device),
         **state.buffer_tensors(run.unwrapped),
-        **run.sums.state(),
+        **run.meters.state(),
         **run.guard.state(),
     }
-    for name in INTERVALS:
-        values = list(vars(getattr(run.stopwatch, name)).values())
-        mine[f"stopwatch.{name}"] = torch.tensor(values, dtype=torch.float64)
     files = {rank_file(accelerator.process_index): mine}
     facts: dict[str, Any] = {}
     if accelerator.is_main_process:
@@ -48,9 +43,7 @@ def save_run(run: Run) -> None:
             "optimizer": rest,
             "scheduler": plain(run.scheduler.state_dict()),
             "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
-            "latest": run.latest,
-            "pending": run.pending,
-            "best_accuracy": run.best_accuracy,
+            "logbook": run.logbook.state(),
             "elapsed_seconds": time.perf_counter() - run.began,
         }
     run.checkpoints.save(run.global_step, files, facts)
@@ -128,8 +121,7 @@ def restore_run(run: Run) -> dict[str, Any] | None:
         run.accelerator.scaler.load_state_dict(manifest["scaler"])
     restore_rank(run, path, manifest["world_size"])
     run.global_step = run.checkpoints.last_step = manifest["global_step"]
-    run.latest, run.best_accuracy = manifest["latest"], manifest["best_accuracy"]
-    run.pending = manifest["pending"]
+    run.logbook.load_state(manifest["logbook"])
     run.began = time.perf_counter() - manifest["elapsed_seconds"]
     return manifest
 
@@ -142,14 +134,11 @@ def restore_rank(run: Run, path: Path, world_size: int) -> None:
     state.load_buffers(run.unwrapped, mine)
     run.guard.load_state(mine)
     if same:
-        run.sums.load_state([mine])
-        for name in INTERVALS:
-            seconds, wait, *counts = mine[f"stopwatch.{name}"].tolist()
-            setattr(run.stopwatch, name, Interval(seconds, wait, *map(int, counts)))
+        run.meters.load_state(mine)
         run.random_state = mine
     elif rank == 0:
         names = (rank_file(old_rank) for old_rank in range(world_size))
-        run.sums.load_state([checkpoint.read_tensors(path, name) for name in names])
+        run.meters.sums.load_state([checkpoint.read_tensors(path, name) for name in names])
 
 
 def restore_random_state(run: Run) -> None:

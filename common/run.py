@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,27 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import console, metrics, report
-from common.checkpoint import Checkpoints, step_folders
+from common import ending, report
+from common.agreement import Agreement
+from common.checkpoint import Checkpoints
 from common.config import TrainingConfig
-from common.directory import RunDirectory, json_safe
-from common.errors import UserError, let_main_rank_exit_first
-from common.export import load_weights, save_model
-from common.failures import (
-    GradientGuard,
-    Preempted,
-    TrainingError,
-    is_lost_peer,
-    is_out_of_memory,
-    out_of_memory_advice,
-)
+from common.directory import RunDirectory
+from common.export import load_weights
+from common.facts import describe_run
+from common.failures import GradientGuard, Preempted
 from common.loader import Batch, Loader, Samples, make_loaders
+from common.logbook import Logbook
+from common.meters import Meters
 from common.optimizers import start_momentum
 from common.persistence import restore_random_state, restore_run, save_run
 from common.resume import read_json
-from common.runtime import build_accelerator, describe_environment
+from common.runtime import build_accelerator
 from common.sampling import TrainingOrder
-from common.signals import StopRequest
 from common.tracking import Tracking
 
 
@@ -52,9 +46,6 @@ class Run:
         self.device = self.accelerator.device
         self.global_step = 0
         self.epoch = 0
-        self.stop_request = StopRequest()
-        self.stopping = False
-        self.check_every = 1  # updates between two agreements of all ranks on whether to stop
         resume = config.resume is not None
         self.directory = RunDirectory(config.output_dir, self.recipe, resume)
         self.checkpoints = Checkpoints(
@@ -63,15 +54,12 @@ class Run:
             self.accelerator.num_processes,
             config.keep_checkpoints,
         )
+        self.agreement = Agreement(self.accelerator, self.checkpoints)
         self.random_state: dict[str, torch.Tensor] | None = None
         self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
-        self.sums = metrics.TrainingSums(self.device, config.gradient_accumulation_steps)
-        self.stopwatch = metrics.Stopwatch(lambda: metrics.synchronize(self.device))
+        self.meters = Meters(self.accelerator, config.gradient_accumulation_steps)
         self.tracking = Tracking(self.accelerator, self.directory.path)
-        self.display: console.ProgressDisplay | None = None
-        self.pending: dict[str, Any] = {}
-        self.latest: dict[str, Any] = {}
-        self.best_accuracy: float | None = None
+        self.logbook = Logbook(self.tracking)
 
     # Before the loop
 
@@ -130,20 +118,7 @@ class Run:
         if config.init_from is not None:
             load_weights(self.unwrapped, config.init_from)
         config.dataset = data.source.location if config.dataset != "auto" else data.source.name
-        parameters = sum(p.numel() for p in self.unwrapped.parameters())
-        environment = describe_environment(self.accelerator, config)
-        sizes = {name: len(split) for name, split in data.splits.items()}
-        facts: dict[str, Any] = {
-            "recipe": self.recipe,
-            "config": vars(config),
-            "given": self.given,
-            "environment": environment,
-            "data": {"name": data.source.name, "reason": data.source.reason, "sizes": sizes}
-            | {"classes": len(data.class_names), "notes": data.notes},
-            "model": {"name": description["name"], "parameters": parameters},
-            "plan": {"total_steps": self.total_steps, "updates_per_epoch": self.updates_per_epoch},
-        }
-        self.facts = facts
+        self.facts = facts = describe_run(self)
         manifest = None
         if config.resume is not None:
             facts["given"] = read_json(self.directory.path / "config.json")["given"]
@@ -156,10 +131,10 @@ class Run:
             config.run_name or self.directory.path.name,
             manifest["wandb_run_id"] if manifest else None,
             # What is still to be written of the last step is in the checkpoint.
-            self.directory.cut_metrics(self.global_step - bool(self.pending)),
+            self.directory.cut_metrics(self.global_step - bool(self.logbook.pending)),
         )
         report.show_plan(facts, f"{self.directory.path}; {self.tracking.shown}")
-        self.display = console.ProgressDisplay(self.total_steps, self.global_step)
+        self.logbook.open_display(self.total_steps, self.global_step)
         restore_random_state(self)
 
     # In the loop
@@ -169,7 +144,7 @@ class Run:
         if self.config.evaluate_only:
             return
         self.model.train()
-        self.stopwatch.start()
+        self.meters.stopwatch.start()
         while self.global_step < self.total_steps:
             self.epoch, update = divmod(self.global_step, self.updates_per_epoch)
             batches = loader.epoch(self.epoch, update)
@@ -181,20 +156,19 @@ class Run:
                 batch, samples, tokens = item
                 self.counted = samples, tokens, time.perf_counter() - waited
                 yield batch
-                if self.stopping:
+                if self.agreement.stopping:
                     self.leave()
-        self.stopwatch.stop()
+        self.meters.stopwatch.stop()
 
     def leave(self) -> None:
         """End the job after a request to stop, once the checkpoint is on disk."""
-        self.stopwatch.stop()
+        self.meters.stopwatch.stop()
         self.checkpoints.wait()
-        self.check_requests()
-        self.end_collectives()
-        reason = self.stop_request.reason or "a signal to another rank"
+        self.agreement.check(self.directory.path)
+        self.agreement.end_collectives()
         raise Preempted(
-            f"stopped after update {self.global_step} by {reason}; everything is saved: "
-            f"go on with --resume {self.directory.path}"
+            f"stopped after update {self.global_step} by {self.agreement.reason}; everything is "
+            f"saved: go on with --resume {self.directory.path}"
         )
 
     def clip_gradients(self, model: nn.Module, optimizer: Any) -> None:
@@ -204,36 +178,28 @@ class Run:
     def record(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Take note of a micro-batch; log when an interval is over. No other synchronisation."""
         is_update = self.accelerator.sync_gradients
-        self.sums.add(loss, logits, labels)
-        self.stopwatch.count(*self.counted, is_update)
+        self.meters.count(loss, logits, labels, *self.counted, is_update)
         if is_update:
-            self.flush()
+            self.logbook.flush()
             self.global_step += 1
             if self.global_step % self.config.log_every == 0 or self.is_last_step:
                 self.log_training()
             if self.guard.is_due:
                 self.guard.check(self.global_step)
-            if self.global_step % self.check_every == 0:
-                self.check_requests()
+            if self.global_step % self.agreement.every == 0:
+                self.agreement.check(self.directory.path)
 
-    def check_requests(self) -> None:
-        """Let all ranks agree on whether one was asked to stop, or could not save.
-
-        Raises:
-            TrainingError: on all ranks, when a checkpoint could not be written.
-        """
-        failure = self.checkpoints.failure
-        flags = [self.stop_request.is_made, failure is not None]
-        if self.accelerator.num_processes > 1:
-            mine = torch.tensor(flags, dtype=torch.float32, device=self.device)
-            flags = [value > 0 for value in self.accelerator.reduce(mine, "sum").tolist()]
-        self.stopping = flags[0]
-        if flags[1]:
-            raise TrainingError(
-                f"a checkpoint could not be written ({failure or 'on another rank'}): free some "
-                f"space, then go on from the one before with --resume {self.directory.path}",
-                every_rank=failure is not None,
-            )
+    def log_training(self) -> None:
+        """Gather one interval's figures from all ranks, log and show them."""
+        values = self.meters.interval()
+        values["train/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        values["train/grad_norm"] = float(self.guard.grad_norm)
+        values["train/skipped_updates"] = self.guard.check(self.global_step, values["train/loss"])
+        if self.accelerator.scaler is not None:
+            values["train/loss_scale"] = self.accelerator.scaler.get_scale()
+        self.log(values)
+        self.logbook.show_interval()
+        self.agreement.pace(values["perf/step_milliseconds"])
 
     @property
     def is_last_step(self) -> bool:
@@ -254,13 +220,13 @@ class Run:
             return False
         every = self.config.checkpoint_every or self.updates_per_epoch
         ends = self.global_step % self.updates_per_epoch == 0 or self.is_last_step
-        return self.stopping or ends or self.global_step % every == 0
+        return self.agreement.stopping or ends or self.global_step % every == 0
 
     def save(self) -> None:
         """Save a checkpoint: copies the state now, and writes it in the background."""
-        self.stopwatch.stop()
+        self.meters.stopwatch.stop()
         save_run(self)
-        self.stopwatch.start()
+        self.meters.stopwatch.start()
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -269,8 +235,8 @@ class Run:
         Buffers such as batch norm's statistics differ between ranks, and are averaged first.
         The bare model is used, because ranks may have different numbers of batches.
         """
-        running = self.stopwatch.started is not None
-        self.stopwatch.stop()
+        running = self.meters.stopwatch.started is not None
+        self.meters.stopwatch.stop()
         unwrapped = self.accelerator.unwrap_model(model)
         if self.accelerator.num_processes > 1:
             for buffer in unwrapped.buffers():
@@ -281,41 +247,22 @@ class Run:
             yield unwrapped
         unwrapped.train()
         if running:
-            self.stopwatch.start()
-
-    def log_training(self) -> None:
-        """Gather one interval's figures from all ranks, and log them."""
-        values = metrics.gather_interval(self.accelerator, self.stopwatch.lap(), self.sums)
-        values["train/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        values["train/grad_norm"] = float(self.guard.grad_norm)
-        values["train/skipped_updates"] = self.guard.check(self.global_step, values["train/loss"])
-        if self.accelerator.scaler is not None:
-            values["train/loss_scale"] = self.accelerator.scaler.get_scale()
-        self.log(values)
-        assert self.display is not None
-        self.display.update(self.latest)
-        # About once a second, and at the same updates on all ranks.
-        per_second = 1000 / values["perf/step_milliseconds"]
-        self.check_every = max(1, int(per_second)) if self.accelerator.num_processes > 1 else 1
+            self.meters.stopwatch.start()
 
     def log(self, values: dict[str, float]) -> None:
         """Log metrics at the present step; those of one step are written together."""
         if "eval/accuracy" in values:
             self.show_evaluation(values, self.validation_split)
             if self.validation_split == "validation":
-                self.best_accuracy = max(values["eval/accuracy"], self.best_accuracy or 0.0)
-        self.pending |= values | {
-            "progress/global_step": self.global_step,
-            "progress/epoch": self.global_step / self.updates_per_epoch,
-            "progress/samples": self.global_step * self.samples_per_update,
-        }
-        self.latest |= self.pending
-
-    def flush(self) -> None:
-        """Write what was logged at the last step, to `metrics.jsonl` and the tracker."""
-        if self.pending:
-            self.tracking.log(self.pending, self.pending["progress/global_step"])
-            self.pending = {}
+                self.logbook.note_accuracy(values["eval/accuracy"])
+        self.logbook.log(
+            values
+            | {
+                "progress/global_step": self.global_step,
+                "progress/epoch": self.global_step / self.updates_per_epoch,
+                "progress/samples": self.global_step * self.samples_per_update,
+            }
+        )
 
     def show_evaluation(self, values: Mapping[str, float], split: str) -> None:
         """Print the figures of an evaluation."""
@@ -331,59 +278,7 @@ class Run:
         Args:
             evaluation: the final evaluation of the model as it is now.
         """
-        config = self.config
-        self.checkpoints.wait()
-        self.check_requests()
-        if self.validation_split == self.test_split:
-            self.log(evaluation)
-        else:
-            self.show_evaluation(evaluation, self.test_split)
-        self.flush()
-        assert self.display is not None
-        self.display.close()
-        summary = self.summarize(evaluation)
-        self.end_collectives()
-        if self.accelerator.is_main_process and not config.evaluate_only:
-            facts = {"recipe": self.recipe, "class_names": self.data.class_names}
-            save_model(self.directory.path / "model", self.unwrapped, facts | self.description)
-            if hasattr(self.data, "tokenizer_folder"):
-                folder = self.directory.path / "model"
-                shutil.copytree(self.data.tokenizer_folder, folder, dirs_exist_ok=True)
-        self.directory.write("summary.json", json_safe(summary))
-        self.tracking.finish(summary)
-        report.show_summary(
-            self.recipe, summary, self.test_split, self.directory.path, self.tracking.commands
-        )
-        accuracy, target = evaluation["eval/accuracy"], config.target_accuracy
-        if target is not None and accuracy < target:
-            raise TrainingError(
-                f"the final accuracy {accuracy:.4f} is below --target-accuracy {target}"
-            )
-        self.directory.write_status("finished", self.global_step)
-
-    def end_collectives(self) -> None:
-        """Let the last collective be forgotten before a process can exit.
-
-        A thread of gloo (torch 2.13) that drops the last reference to a reduced tensor while
-        the interpreter exits aborts the process; a barrier holds no tensor and outlives those.
-        """
-        if self.accelerator.num_processes > 1:
-            self.accelerator.wait_for_everyone()
-
-    def summarize(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
-        """Return the run's figures under the metrics' names."""
-        summary = {**self.latest, **evaluation}
-        if not self.config.evaluate_only:
-            whole = list(vars(self.stopwatch.whole_run).values())
-            mine = torch.tensor([[*whole, self.sums.last_loss()]], dtype=torch.float64)
-            ranks = self.accelerator.gather(mine.to(self.device)).cpu()
-            summary |= metrics.throughput(ranks[:, :-1], tokens_matter=bool(ranks[0, 4]))
-            summary["train/loss"] = float(ranks[:, -1].mean())
-        if self.best_accuracy is not None:
-            summary["eval/best_accuracy"] = self.best_accuracy
-        summary["time/train_seconds"] = self.stopwatch.train_seconds
-        summary["time/total_seconds"] = time.perf_counter() - self.began
-        return summary
+        ending.finish(self, evaluation)
 
     def __enter__(self) -> Run:
         return self
@@ -394,29 +289,4 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.display is not None:
-            self.display.close()
-        if isinstance(error, Preempted):
-            console.say(error.message)
-            self.flush()
-            self.tracking.finish(self.latest)
-            self.directory.write_status("preempted", self.global_step, error.message)
-        elif error is not None:
-            named = f"rank {self.accelerator.process_index}: {type(error).__name__}: {error}"
-            reason = error.message if isinstance(error, UserError) else named
-            resumable = is_lost_peer(error)
-            first = self.directory.write_failure(self.global_step, reason, resumable)
-            self.flush()
-            self.tracking.finish(self.latest, exit_code=1)
-            self.directory.remove_if_unused()
-        if isinstance(error, UserError):
-            let_main_rank_exit_first()
-        if error is not None and is_out_of_memory(error) and first:
-            peak = console.peak_memory(metrics.memory_used(self.device))
-            saved = any(step_folders(self.checkpoints.folder))
-            resume = str(self.directory.path) if saved else None
-            advice = out_of_memory_advice(self.config, resume, peak)
-            raise TrainingError(advice, every_rank=True) from None
-        together = error is None or isinstance(error, (UserError, Preempted))
-        if torch.distributed.is_initialized() and together:
-            torch.distributed.destroy_process_group()
+        ending.close(self, error)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import subprocess
 import warnings
 from datetime import timedelta
-from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 import accelerate.optimizer
 import torch
@@ -129,46 +125,3 @@ def cpu_threads(local_processes: int) -> int:
     """
     asked = int(os.environ.get("OMP_NUM_THREADS", "1"))
     return asked if asked > 1 else max(1, usable_cores() // local_processes)
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of the hardware behind `device`, such as "NVIDIA H100 80GB HBM3"."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {usable_cores()} cores" if device.type == "cpu" else name
-
-
-def describe_environment(accelerator: Accelerator, config: TrainingConfig) -> dict[str, Any]:
-    """Return what a run's figures depend on besides its flags, for `config.json`."""
-    packages = ["torch", "accelerate", "transformers", "datasets", "wandb", "numpy"]
-    return {
-        "device": device_name(accelerator.device),
-        "device_type": accelerator.device.type,
-        "world_size": accelerator.num_processes,
-        "mixed_precision": accelerator.mixed_precision,
-        "effective_batch_size": config.batch_size
-        * config.gradient_accumulation_steps
-        * accelerator.num_processes,
-        "threads_per_process": torch.get_num_threads(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",
-        "deterministic": config.deterministic,
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in packages},
-        "git_commit": git_commit(),
-    }
-
-
-def git_commit() -> str | None:
-    """Return the commit of the checkout that holds this module, or None outside of one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from common import runtime
+from common import facts, runtime
 from common.config import TrainingConfig
 from common.errors import UserError
 
@@ -136,5 +136,5 @@ def test_each_core_has_one_thread(
 
 def test_commit_is_found_in_a_checkout() -> None:
     """The commit in `config.json` is a full hash, or null outside of a checkout."""
-    commit = runtime.git_commit()
+    commit = facts.git_commit()
     assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)

@@ -1,0 +1,71 @@
+"""What all ranks decide together: whether to stop, and whether every one of them could save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate import Accelerator
+
+from common.failures import TrainingError
+from common.signals import StopRequest
+
+if TYPE_CHECKING:
+    from common.checkpoint import Checkpoints
+
+
+class Agreement:
+    """Asks all ranks between two updates, about once a second and at the same updates on each."""
+
+    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints) -> None:
+        self.accelerator = accelerator
+        self.checkpoints = checkpoints
+        self.stop_request = StopRequest()
+        self.stopping = False
+        self.every = 1  # updates from one question to the next
+
+    @property
+    def reason(self) -> str:
+        """Why the run was asked to stop."""
+        return self.stop_request.reason or "a signal to another rank"
+
+    def pace(self, step_milliseconds: float) -> None:
+        """Ask about once a second from now on; one process asks itself after every update.
+
+        Args:
+            step_milliseconds: of an update, the same number on all ranks.
+        """
+        if self.accelerator.num_processes > 1:
+            self.every = max(1, int(1000 / step_milliseconds))
+
+    def check(self, directory: Path) -> None:
+        """Let all ranks agree on whether one was asked to stop, or could not save.
+
+        Args:
+            directory: of the run, to be named where it can go on.
+
+        Raises:
+            TrainingError: on all ranks, when a checkpoint could not be written.
+        """
+        failure = self.checkpoints.failure
+        flags = [self.stop_request.is_made, failure is not None]
+        if self.accelerator.num_processes > 1:
+            mine = torch.tensor(flags, dtype=torch.float32, device=self.accelerator.device)
+            flags = [value > 0 for value in self.accelerator.reduce(mine, "sum").tolist()]
+        self.stopping = flags[0]
+        if flags[1]:
+            raise TrainingError(
+                f"a checkpoint could not be written ({failure or 'on another rank'}): free some "
+                f"space, then go on from the one before with --resume {directory}",
+                every_rank=failure is not None,
+            )
+
+    def end_collectives(self) -> None:
+        """Let the last collective be forgotten before a process can exit.
+
+        A thread of gloo (torch 2.13) that drops the last reference to a reduced tensor while
+        the interpreter exits aborts the process; a barrier holds no tensor and outlives those.
+        """
+        if self.accelerator.num_processes > 1:
+            self.accelerator.wait_for_everyone()
