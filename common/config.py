@@ -48,6 +48,7 @@ class TrainingConfig:
     max_steps: int | None = None  # End after this many optimizer updates.
     batch_size: int = 128  # Samples per process and micro-batch.
     gradient_accumulation_steps: int = 1  # Micro-batches per optimizer update.
+    auto_batch_size: bool = False  # Halve the batch until it fits, with more accumulation.
     learning_rate: float | None = None  # Peak learning rate (default: by recipe and data set).
     weight_decay: float = 0.01  # Decay of weight matrices; biases and norms have none.
     warmup_steps: int | None = None  # Updates of linear warm-up (default: a share of the run).

@@ -14,6 +14,7 @@ from common.decode import LARGEST_DEFAULT_SIZE, decode_images
 from common.loader import Batch
 from common.sampling import random_bits
 from common.sources import DataSource, cache_folder
+from common.stopwatch import Work
 
 
 @dataclass
@@ -54,6 +55,7 @@ class ImageSamples:
         self.flip = False  # whether half of the training images are mirrored
         self.num_bytes = images.nbytes
         self.bytes_per_sample: int | None = images[0].nbytes
+        self.lengths_vary = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -65,6 +67,7 @@ class ImageSamples:
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Make a batch of `samples` from the device's memory: one indexed gather."""
+        samples = samples.to(self.placed_labels.device, non_blocking=True)
         images = self.augmented(self.placed_images, samples, samples, epoch)
         return {"images": self.normalized(images), "labels": self.placed_labels[samples]}
 
@@ -82,9 +85,15 @@ class ImageSamples:
         images = self.augmented(raw["images"], rows, samples, epoch)
         return {"images": self.normalized(images), "labels": raw["labels"]}
 
-    def count_tokens(self, samples: torch.Tensor) -> int:
-        """Images have no tokens."""
-        return 0
+    def count(self, samples: torch.Tensor) -> Work:
+        """Return how many samples these are."""
+        return Work(len(samples))
+
+    def example(self, size: int, length: int) -> Batch:
+        """Return a batch that has shapes only."""
+        height, width, channels = self.images.shape[1:]
+        images = torch.empty(size, channels, height, width, device="meta")
+        return {"images": images, "labels": torch.empty(size, device="meta", dtype=torch.long)}
 
     def augmented(
         self, images: torch.Tensor, rows: torch.Tensor, samples: torch.Tensor, epoch: int | None

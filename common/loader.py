@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from common.sampling import EvaluationOrder, TrainingOrder
 from common.signals import STOP_SIGNALS
+from common.stopwatch import Work
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -29,6 +31,7 @@ class Samples(Protocol):
 
     num_bytes: int  # that its samples take in the memory of a device
     bytes_per_sample: int | None  # None where samples of a batch can't be cut from a larger one
+    lengths_vary: bool  # of samples, as those of text do
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -37,7 +40,11 @@ class Samples(Protocol):
         """Copy all samples to `device`, for `gather`."""
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Make a batch from samples that were placed; augmented where `epoch` is given."""
+        """Make a batch from samples that were placed; augmented where `epoch` is given.
+
+        Args:
+            samples: int64 [batch], on the host.
+        """
 
     def fetch(self, samples: torch.Tensor) -> Batch:
         """Make the raw batch on the host, in a worker process."""
@@ -45,8 +52,11 @@ class Samples(Protocol):
     def finish(self, raw: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Turn what `fetch` made, moved to the device, into a batch."""
 
-    def count_tokens(self, samples: torch.Tensor) -> int:
-        """Return the number of real tokens, without padding; 0 for images."""
+    def count(self, samples: torch.Tensor) -> Work:
+        """Return how many samples and real tokens, without padding, these are."""
+
+    def example(self, size: int, length: int) -> Batch:
+        """Return a batch that has shapes only, on the meta device; `length` is that of text."""
 
 
 def make_loaders(
@@ -103,24 +113,38 @@ class Loader:
         if placement == "device":
             samples.place(device)
 
+    def cut_into(self, batch_size: int, accumulation: int) -> None:
+        """Cut the same order into micro-batches of another size."""
+        if isinstance(self.order, TrainingOrder):
+            self.order = replace(self.order, batch_size=batch_size, accumulation=accumulation)
+        else:
+            self.order = replace(self.order, batch_size=batch_size)
+
+    def batch_of(self, samples: torch.Tensor) -> Batch:
+        """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch."""
+        if self.placement == "device":
+            return self.samples.gather(samples, 0)
+        raw = {name: values.to(self.device) for name, values in self.samples.fetch(samples).items()}
+        return self.samples.finish(raw, samples.to(self.device), 0)
+
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch of an evaluation."""
         assert isinstance(self.order, EvaluationOrder)
-        for batch, _, _ in self.make_batches(self.order.micro_batches(), None):
+        for batch, _ in self.make_batches(self.order.micro_batches(), None):
             yield batch
 
-    def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, int, int]]:
-        """Yield (batch, samples, real tokens) from an update of an epoch to its end."""
+    def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
+        """Yield (batch, what it holds) from an update of an epoch to its end."""
         assert isinstance(self.order, TrainingOrder)
         yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
 
     def make_batches(
         self, micro_batches: torch.Tensor | list[torch.Tensor], epoch: int | None
-    ) -> Iterator[tuple[Batch, int, int]]:
+    ) -> Iterator[tuple[Batch, Work]]:
         """Yield a batch for each tensor of sample indices."""
         make = self.from_device if self.placement == "device" else self.from_workers
         for samples, batch in zip(micro_batches, make(micro_batches, epoch), strict=True):
-            yield batch, len(samples), self.samples.count_tokens(samples)
+            yield batch, self.samples.count(samples)
 
     def from_device(self, micro_batches: Any, epoch: int | None) -> Iterator[Batch]:
         """Gather batches from the device's memory, several at a time where that is possible."""
@@ -128,8 +152,7 @@ class Loader:
         per_gather = 1 if size is None else GATHER_BYTES // (size * self.order.batch_size)
         for start in range(0, len(micro_batches), max(1, per_gather)):
             group = micro_batches[start : start + max(1, per_gather)]
-            indices = torch.cat(list(group)).to(self.device, non_blocking=True)
-            gathered = self.samples.gather(indices, epoch)
+            gathered = self.samples.gather(torch.cat(list(group)), epoch)
             if len(group) == 1:
                 yield gathered
                 continue

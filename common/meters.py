@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 from accelerate import Accelerator
+from torch import nn
 
+from common.console import say
+from common.flops import ComputeLoss, TrainingFlops, training_flops
+from common.hardware import PowerMeter, peak_tflops
 from common.memory import memory_used
 from common.metrics import TrainingSums
-from common.stopwatch import Interval, Stopwatch, synchronize, throughput
+from common.stopwatch import Interval, Stopwatch, Work, synchronize, throughput
+
+if TYPE_CHECKING:
+    from common.loader import Samples
 
 INTERVALS = ("first", "steady", "current", "early")
 
@@ -18,15 +29,43 @@ class Meters:
     def __init__(self, accelerator: Accelerator, accumulation: int) -> None:
         self.accelerator = accelerator
         self.sums = TrainingSums(accelerator.device, accumulation)
-        self.stopwatch = Stopwatch(lambda: synchronize(accelerator.device))
+        self.power = PowerMeter(accelerator.device)
+        self.stopwatch = Stopwatch(
+            lambda: synchronize(accelerator.device), energy=self.power.joules
+        )
+        self.began_at = time.time()  # of the first attempt, where a run was resumed
+        self.count_flops: Callable[[], TrainingFlops] | None = None
+        self.flops: TrainingFlops | None = None
+        self.peak = 0.0
+        self.peak_source = ""
+
+    def prepare_flops(
+        self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
+    ) -> None:
+        """Have the model's operations and the device's peak found at the first log interval."""
+
+        def count() -> TrainingFlops:
+            self.peak, self.peak_source = peak_tflops(self.accelerator.device, dtype)
+            return training_flops(model, compute_loss, samples)
+
+        self.count_flops = count
+
+    def find_flops(self) -> None:
+        """Count once; a model that can't run on shapes alone has no MFU, and trains on."""
+        if self.count_flops is not None:
+            count, self.count_flops = self.count_flops, None
+            try:
+                self.flops = count()
+            except Exception as problem:
+                reason = (str(problem).splitlines() or [""])[0]
+                say(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
     def count(
         self,
         loss: torch.Tensor,
         logits: torch.Tensor,
         labels: torch.Tensor,
-        samples: int,
-        tokens: int,
+        work: Work,
         wait_seconds: float,
         is_update: bool,
     ) -> None:
@@ -36,27 +75,45 @@ class Meters:
             loss: its mean.
             logits: [batch, classes].
             labels: int64 [batch].
-            tokens: real ones, without padding.
+            work: samples and tokens in it.
             wait_seconds: until the batch was there.
             is_update: whether an optimizer update ended with it.
         """
         self.sums.add(loss, logits, labels)
-        self.stopwatch.count(samples, tokens, wait_seconds, is_update)
+        self.stopwatch.count(work, wait_seconds, is_update)
 
     def interval(self) -> dict[str, float]:
         """Return the ``train/``, ``perf/`` and ``memory/`` metrics of all ranks' last interval."""
-        lap, memory = self.stopwatch.lap(), memory_used(self.accelerator.device)
-        counts = torch.tensor([*vars(lap).values(), *memory.values()], dtype=torch.float64)
+        running = self.stopwatch.started is not None
+        self.stopwatch.stop()
+        lap = self.stopwatch.lap()
+        self.find_flops()
+        peaks = memory_used(self.accelerator.device) | self.power.readings()
+        counts = torch.tensor([*vars(lap).values(), *peaks.values()], dtype=torch.float64)
         mine = torch.cat([counts, self.sums.take()]).to(self.accelerator.device)
         ranks = self.accelerator.gather(mine[None]).cpu()
         fields = len(vars(lap))
         loss, correct, micro_batches, samples = ranks[:, -4:].sum(0).tolist()
-        return {
+        values = {
             "train/loss": loss / micro_batches,
             "train/accuracy": correct / samples,
-            **throughput(ranks[:, :fields]),
-            **dict(zip(memory, ranks[:, fields:-4].amax(0).tolist(), strict=True)),
+            **throughput(ranks[:, :fields], self.flops, self.peak),
+            **dict(zip(peaks, ranks[:, fields:-4].amax(0).tolist(), strict=True)),
+            **self.times(),
+        }
+        if running:
+            self.stopwatch.start()
+        return values
+
+    def times(self) -> dict[str, float]:
+        """Return the time in training steps, and what share of all time was useful.
+
+        Lost time is everything else since the run first began: start, compilation, evaluation,
+        checkpoints, and between a kill and the end of the restart.
+        """
+        return {
             "time/train_seconds": self.stopwatch.train_seconds,
+            "perf/goodput": self.stopwatch.useful_seconds / (time.time() - self.began_at),
         }
 
     def whole_run(self) -> dict[str, float]:
@@ -65,7 +122,7 @@ class Meters:
         mine = torch.tensor([[*whole, self.sums.last_loss()]], dtype=torch.float64)
         ranks = self.accelerator.gather(mine.to(self.accelerator.device)).cpu()
         return {
-            **throughput(ranks[:, :-1]),
+            **throughput(ranks[:, :-1], self.flops, self.peak),
             "train/loss": float(ranks[:, -1].mean()),
         }
 
@@ -84,5 +141,4 @@ class Meters:
         """Go on with what this rank had counted."""
         self.sums.load_state([tensors])
         for name in INTERVALS:
-            seconds, wait, *counts = tensors[f"stopwatch.{name}"].tolist()
-            setattr(self.stopwatch, name, Interval(seconds, wait, *map(int, counts)))
+            setattr(self.stopwatch, name, Interval(*tensors[f"stopwatch.{name}"].tolist()))

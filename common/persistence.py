@@ -45,6 +45,7 @@ def save_run(run: Run) -> None:
             "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
             "logbook": run.logbook.state(),
             "elapsed_seconds": time.perf_counter() - run.began,
+            "began_at": run.meters.began_at,
         }
     run.checkpoints.save(run.global_step, files, facts)
 
@@ -122,6 +123,7 @@ def restore_run(run: Run) -> dict[str, Any] | None:
     restore_rank(run, path, manifest["world_size"])
     run.global_step = run.checkpoints.last_step = manifest["global_step"]
     run.logbook.load_state(manifest["logbook"])
+    run.meters.began_at = manifest["began_at"]
     run.began = time.perf_counter() - manifest["elapsed_seconds"]
     return manifest
 

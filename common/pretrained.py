@@ -120,4 +120,5 @@ def settings(data: TextData, dropout: float) -> dict[str, Any]:
         "label2id": {name: index for index, name in enumerate(data.class_names)},
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
+        "attn_implementation": "sdpa",  # the one that takes the batches' mask as it is
     }

@@ -14,12 +14,14 @@ from torch import nn
 
 from common import ending, report
 from common.agreement import Agreement
+from common.batch_size import fit_batch_size
 from common.checkpoint import Checkpoints
 from common.config import TrainingConfig
 from common.directory import RunDirectory
 from common.export import load_weights
 from common.facts import describe_run
 from common.failures import GradientGuard, Preempted
+from common.flops import ComputeLoss
 from common.loader import Batch, Loader, Samples, make_loaders
 from common.logbook import Logbook
 from common.meters import Meters
@@ -77,7 +79,7 @@ class Run:
         """
         names = [name for name in ("validation", "test") if name in splits]
         self.validation_split, self.test_split = names[0], names[-1]
-        loaders = make_loaders(self.config, self.accelerator, splits)
+        self.all_loaders = loaders = make_loaders(self.config, self.accelerator, splits)
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
     def plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
@@ -103,17 +105,28 @@ class Run:
         return int(share * self.total_steps) if asked is None else asked
 
     def start(
-        self, model: nn.Module, optimizer: Any, scheduler: Any, description: dict[str, Any]
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        scheduler: Any,
+        description: dict[str, Any],
+        compute_loss: ComputeLoss,
     ) -> None:
         """Load weights or a checkpoint, write `config.json`, open trackers, show what will run.
 
         Args:
             description: of the model: its ``name``, and what else is needed to use it again.
+            compute_loss: the recipe's, to count what a sample costs.
         """
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.description = description
         start_momentum(optimizer.optimizer)
         self.unwrapped = self.accelerator.unwrap_model(model)
+        if self.config.auto_batch_size:
+            fit_batch_size(self, self.all_loaders, compute_loss)
+        self.meters.prepare_flops(
+            self.unwrapped, compute_loss, self.data.splits["train"], self.compute_dtype
+        )
         config, data = self.config, self.data
         if config.init_from is not None:
             load_weights(self.unwrapped, config.init_from)
@@ -153,8 +166,8 @@ class Run:
                 item = next(batches, None)
                 if item is None:
                     break
-                batch, samples, tokens = item
-                self.counted = samples, tokens, time.perf_counter() - waited
+                batch, work = item
+                self.counted = work, time.perf_counter() - waited
                 yield batch
                 if self.agreement.stopping:
                     self.leave()

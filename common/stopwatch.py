@@ -5,11 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
+from common.flops import TrainingFlops
+
 # Compilation, autotuning and allocation fall into the first updates: throughput starts after.
 FIRST_UPDATES = 3
+
+
+class Work(NamedTuple):
+    """What a micro-batch holds."""
+
+    samples: int
+    tokens: int = 0
+    squared_tokens: int = 0
 
 
 @dataclass
@@ -17,10 +28,12 @@ class Interval:
     """What one rank did between two synchronised points."""
 
     seconds: float = 0.0
-    wait_seconds: float = 0.0
-    updates: int = 0
-    samples: int = 0
-    tokens: int = 0
+    wait_seconds: float = 0.0  # for batches
+    joules: float = 0.0  # drawn by the GPU, where that is known
+    updates: float = 0
+    samples: float = 0
+    tokens: float = 0  # real ones, without padding
+    squared_tokens: float = 0  # sum over samples of the square of their tokens
 
     def add(self, other: Interval) -> None:
         """Add the counts of another interval."""
@@ -42,10 +55,13 @@ class Stopwatch:
     steady: Interval = field(default_factory=Interval)
     early: Interval = field(default_factory=Interval)  # of `current`, what belongs to `first`
     started: float | None = None
+    energy: Callable[[], float] = lambda: 0.0  # drawn so far, in joules
+    joules_before: float = 0.0
 
     def start(self) -> None:
         """Let time count from now on."""
         self.synchronize()
+        self.joules_before = self.energy()
         self.started = self.clock()
 
     def stop(self) -> None:
@@ -53,13 +69,15 @@ class Stopwatch:
         if self.started is not None:
             self.synchronize()
             self.current.seconds += self.clock() - self.started
+            self.current.joules += self.energy() - self.joules_before
             self.started = None
 
-    def count(self, samples: int, tokens: int, wait_seconds: float, is_update: bool) -> None:
+    def count(self, work: Work, wait_seconds: float, is_update: bool) -> None:
         """Count a micro-batch that was trained on, and the time spent waiting for it."""
         current = self.current
-        current.samples += samples
-        current.tokens += tokens
+        current.samples += work.samples
+        current.tokens += work.tokens
+        current.squared_tokens += work.squared_tokens
         current.wait_seconds += wait_seconds
         if is_update:
             current.updates += 1
@@ -97,24 +115,45 @@ class Stopwatch:
         """Time spent in training steps, the first ones included."""
         return self.first.seconds + self.steady.seconds
 
+    @property
+    def useful_seconds(self) -> float:
+        """Time that the updates would have taken without compilation and warming up."""
+        if not self.steady.updates:
+            return self.first.seconds
+        per_update = self.steady.seconds / self.steady.updates
+        return self.steady.seconds + self.first.updates * min(
+            per_update, self.first.seconds / max(self.first.updates, 1)
+        )
 
-def throughput(intervals: torch.Tensor) -> dict[str, float]:
+
+def throughput(
+    intervals: torch.Tensor, flops: TrainingFlops | None = None, peak: float = 0.0
+) -> dict[str, float]:
     """Return the ``perf/`` metrics of all ranks' intervals.
 
     Args:
-        intervals: float64 [world_size, 5]: the fields of `Interval`, one row a rank.
+        intervals: float64 [world_size, 7]: the fields of `Interval`, one row a rank.
+        flops: of the model; None where they could not be counted.
+        peak: of one device's matrix products, in TFLOP/s.
     """
+    total = Interval(*intervals.sum(0).tolist())
     seconds = max(float(intervals[:, 0].max()), 1e-9)
-    updates = max(int(intervals[0, 2]), 1)
-    samples = float(intervals[:, 3].sum())
+    updates = max(float(intervals[0, 3]), 1.0)
+    samples, devices = total.samples, len(intervals)
     metrics = {
         "perf/samples_per_second": samples / seconds,
-        "perf/samples_per_second_per_device": samples / seconds / len(intervals),
+        "perf/samples_per_second_per_device": samples / seconds / devices,
         "perf/step_milliseconds": 1000 * seconds / updates,
         "perf/data_wait_fraction": float((intervals[:, 1] / intervals[:, 0].clamp(min=1e-9)).max()),
     }
-    if tokens := float(intervals[:, 4].sum()):
-        metrics["perf/tokens_per_second"] = tokens / seconds
+    if total.tokens:
+        metrics["perf/tokens_per_second"] = total.tokens / seconds
+    if flops is not None:
+        operations = flops.total(samples, total.tokens, total.squared_tokens)
+        metrics["perf/tflops_per_device"] = operations / seconds / devices / 1e12
+        metrics["perf/mfu"] = metrics["perf/tflops_per_device"] / peak
+    if total.joules and samples:
+        metrics["perf/joules_per_sample"] = total.joules / samples
     return metrics
 
 

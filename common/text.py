@@ -17,6 +17,7 @@ from common.errors import UserError
 from common.images import as_tensor
 from common.loader import Batch
 from common.sources import DataSource, cache_folder
+from common.stopwatch import Work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +49,7 @@ class TextSamples:
         self.length_list = torch.from_numpy(self.lengths)
         self.num_bytes = sum(array.nbytes for array in self.arrays.values())
         self.bytes_per_sample: int | None = None  # each batch has a length of its own
+        self.lengths_vary = True
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -58,7 +60,9 @@ class TextSamples:
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Make a padded batch from the device's memory; its length is known on the host."""
-        return self.padded(self.placed, samples, self.padded_length(samples.cpu()))
+        length = self.padded_length(samples)
+        samples = samples.to(self.placed["labels"].device, non_blocking=True)
+        return self.padded(self.placed, samples, length)
 
     def fetch(self, samples: torch.Tensor) -> Batch:
         """Make a padded batch on the host, in a worker."""
@@ -69,9 +73,16 @@ class TextSamples:
         """Nothing is left to do on the device."""
         return raw
 
-    def count_tokens(self, samples: torch.Tensor) -> int:
-        """Return how many tokens `samples` have, without padding."""
-        return int(self.length_list[samples].sum())
+    def count(self, samples: torch.Tensor) -> Work:
+        """Return how many samples and tokens these are, without padding."""
+        lengths = self.length_list[samples]
+        return Work(len(lengths), int(lengths.sum()), int(lengths.square().sum()))
+
+    def example(self, size: int, length: int) -> Batch:
+        """Return a batch that has shapes only; without a mask, whose values BERT would look at."""
+        tokens = torch.zeros(size, length, device="meta", dtype=torch.long)
+        batch: dict[str, Any] = {"input_ids": tokens, "token_type_ids": tokens}
+        return batch | {"attention_mask": None, "labels": tokens[:, 0]}
 
     def padded_length(self, samples: torch.Tensor) -> int:
         """Return the longest of `samples`, rounded up to a multiple of `PAD_MULTIPLE`."""
@@ -83,7 +94,8 @@ class TextSamples:
         """Cut `samples` out of the row of tokens and pad them with 0, BERT's padding token.
 
         Returns:
-            input_ids, attention_mask, token_type_ids: int64 [batch, length]; labels [batch].
+            input_ids, token_type_ids: int64 [batch, length]; labels [batch]; attention_mask:
+            bool [batch, 1, 1, length].
         """
         start = arrays["offsets"][samples][:, None]
         end = arrays["offsets"][samples + 1][:, None]
@@ -93,7 +105,9 @@ class TextSamples:
         second = position - start >= arrays["seconds"][samples][:, None]
         return {
             "input_ids": tokens.long().masked_fill(~real, 0),
-            "attention_mask": real.long(),
+            # As SDPA takes it: of a mask with two dimensions Transformers reads values back from
+            # the device at each step, to see whether there is any padding.
+            "attention_mask": real[:, None, None, :],
             "token_type_ids": (second & real).long(),
             "labels": arrays["labels"][samples],
         }

@@ -184,7 +184,7 @@ def main(config: Config) -> None:
         warmup_steps = run.warmup_steps(share=0.2)
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.start(model, optimizer, scheduler, description)
+        run.start(model, optimizer, scheduler, description, compute_loss)
 
         for batch in run.batches(train_loader):
             with accelerator.accumulate(model):

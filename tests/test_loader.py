@@ -35,7 +35,7 @@ def training_batches(
     """Return the batches of epoch 2 for one rank."""
     order = TrainingOrder(103, *split, rank, seed=3)
     loader = Loader(samples(), order, CPU, placement, workers)
-    return [batch for batch, _, _ in loader.epoch(2, first_update)]
+    return [batch for batch, _ in loader.epoch(2, first_update)]
 
 
 def assert_same(first: list[Batch], second: list[Batch]) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from common.failures import GradientGuard, TrainingError
+from common.flops import TrainingFlops, training_flops
+from common.images import ImageSamples
 from common.metrics import EvaluationSums, TrainingSums
-from common.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
+from common.stopwatch import FIRST_UPDATES, Interval, Stopwatch, Work, throughput
+from common.text import TextSamples
+from recipes.bert import compute_loss as bert_loss
+from recipes.mnist_mlp import MLP
+from recipes.mnist_mlp import compute_loss as mlp_loss
 
 
 class Clock:
@@ -40,7 +48,7 @@ def train(stopwatch: Stopwatch, clock: Clock, updates: int, seconds: float) -> N
     for _ in range(updates):
         for is_update in (False, True):
             clock.now += seconds / 2
-            stopwatch.count(8, 80, 0.1 * seconds / 2, is_update)
+            stopwatch.count(Work(8, 80, 800), 0.1 * seconds / 2, is_update)
 
 
 def test_throughput_leaves_out_the_first_updates() -> None:
@@ -102,8 +110,70 @@ def test_throughput_is_of_all_ranks() -> None:
             "perf/tokens_per_second": 1000,
         }
     )
-    rows[:, 4] = 0
+    rows[:, 5] = 0
     assert "perf/tokens_per_second" not in throughput(rows)
+
+
+def test_work_done_is_of_all_ranks_and_of_one_device() -> None:
+    """FLOP/s and energy come from real samples, tokens and their squares."""
+    one = Interval(2.0, 0.0, joules=30.0, updates=10, samples=100, tokens=1e3, squared_tokens=1e4)
+    rows = torch.tensor([[*vars(one).values()]] * 2, dtype=torch.float64)
+    flops = TrainingFlops(per_sample=1e9, per_token=1e8, per_squared_token=1e7)
+    values = throughput(rows, flops, peak=1.5)
+    assert values["perf/tflops_per_device"] == pytest.approx((100e9 + 100e9 + 100e9) / 2 / 1e12)
+    assert values["perf/mfu"] == pytest.approx(0.1)
+    assert values["perf/joules_per_sample"] == pytest.approx(60 / 200)
+
+
+def test_useful_time_leaves_out_compilation() -> None:
+    """First updates count as long as later ones take; in a short run, as they took."""
+    clock = Clock()
+    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch.start()
+    train(stopwatch, clock, FIRST_UPDATES, seconds=30)
+    assert stopwatch.useful_seconds == 0
+    train(stopwatch, clock, 10, seconds=0.5)
+    stopwatch.lap()
+    assert stopwatch.useful_seconds == pytest.approx(0.5 * (10 + FIRST_UPDATES))
+
+
+def test_operations_of_an_mlp_are_those_counted_by_hand() -> None:
+    """Two a weight forward, two for its gradient, two for its input's but the first layer's."""
+    model = MLP(28 * 28, [512, 512], 10, dropout=0.0)
+    images = np.zeros((4, 28, 28, 1), dtype=np.uint8)
+    samples = ImageSamples(images, np.zeros(4, dtype=np.int64), [0.1], [0.3], 0, torch.float32)
+    weights = [28 * 28 * 512, 512 * 512, 512 * 10]
+    expected = 6 * sum(weights) - 2 * weights[0]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    counted = training_flops(model, mlp_loss, samples)
+    assert counted == TrainingFlops(expected)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_operations_of_bert_follow_a_samples_length() -> None:
+    """Those of all matrices and of attention's two products, for lengths never counted."""
+    width, layers, inner = 32, 3, 64
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=inner,
+        num_labels=2,
+    )
+    model = BertForSequenceClassification(config)
+    nothing = np.zeros(2, dtype=np.int64)
+    samples = TextSamples(np.zeros(9, dtype=np.int32), np.array([0, 4, 9]), nothing, nothing)
+    counted = training_flops(model, bert_loss, samples)
+    length = 100
+    matrices = layers * (4 * width**2 + 2 * width * inner) * length
+    products = layers * 2 * length**2 * width
+    head = width**2 + 2 * width
+    expected = 6 * (matrices + products + head)
+    assert counted.total(1, length, length**2) == pytest.approx(expected, rel=1e-9)
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("micro_batches", [1, 31, 32, 33, 70])

@@ -1,0 +1,58 @@
+"""`--auto-batch-size`: agreed by all ranks, and the same updates as without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import final_weights, learned
+from tests.launch import REPOSITORY, Launcher, Runner
+
+FLAGS = (
+    *("--dataset", "digits", "--epochs", 2, "--hidden-sizes", 64, "--dropout", 0.2),
+    *("--mixed-precision", "no", "--log-every", 2, "--tracker", "none"),
+)
+
+
+def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
+    """Return a copy of the MLP recipe that runs out of memory on one rank above `most` samples."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    line = '    logits = model(batch["images"])\n'
+    assert source.count(line) == 1
+    condition = f'os.environ.get("RANK", "0") == "{rank}" and len(batch["labels"]) > {most}'
+    limited = f"    if model.training and {condition}:\n"
+    limited += '        raise torch.OutOfMemoryError("CUDA out of memory. Tried")\n'
+    path = tmp_path / "mnist_mlp.py"
+    source = source.replace(line, limited + line).replace(
+        "import torch\n", "import os\n\nimport torch\n", 1
+    )
+    path.write_text(source)
+    return path
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("python", 0), ("two", 1)])
+def test_all_take_what_the_smallest_rank_holds(
+    runner: Runner, tmp_path: Path, launcher: Launcher, rank: int
+) -> None:
+    """The run is bit-equal to one that was given that batch and accumulation."""
+    recipe = recipe_that_holds(tmp_path, rank, most=20)
+    flags = (*FLAGS, "--batch-size", 64, "--gradient-accumulation-steps", 2)
+    run = runner.run(recipe, *flags, "--auto-batch-size", launcher=launcher)
+    assert run.returncode == 0, run.explain()
+    assert run.config["config"]["batch_size"] == 16
+    assert run.config["config"]["gradient_accumulation_steps"] == 8
+    assert run.output.count("16 × 8 accumulated") == 1 + run.output.count("batch   16 × 8")
+    given = ("--batch-size", 16, "--gradient-accumulation-steps", 8)
+    same = runner.run("mnist_mlp", *FLAGS, *given, launcher=launcher)
+    assert learned(run.directory) == learned(same.directory)
+    assert final_weights(run.directory) == final_weights(same.directory)
+
+
+def test_nothing_fits(runner: Runner, tmp_path: Path) -> None:
+    """One sentence, and no run that seems to go on."""
+    recipe = recipe_that_holds(tmp_path, 0, most=0)
+    run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="python", succeeds=False)
+    assert run.returncode == 1
+    assert run.said().count("out of memory with one sample a batch") == 1, run.explain()
+    assert "Traceback" not in run.errors
