@@ -87,6 +87,8 @@ class TrainingConfig:
         for name, (least, most) in LIMITS.items():
             value = getattr(self, name, None)
             for number in value if isinstance(value, tuple) else [value]:
+                if isinstance(number, str):
+                    raise UserError(f"--{name.replace('_', '-')} {number} can't work: no number")
                 if number is not None and not least <= number <= most:
                     raise UserError(
                         f"--{name.replace('_', '-')} {number} can't work: give "
@@ -152,7 +154,8 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     """
     path = path / "config.json" if path.is_dir() else path
     try:
-        values: dict[str, Any] = json.loads(path.read_text())["config"]
+        saved = json.loads(path.read_text())
+        values: dict[str, Any] = saved["config"]
         assert isinstance(values, dict)
     except FileNotFoundError:
         raise UserError(f"--config {path} does not exist: pass a run's config.json") from None
@@ -168,5 +171,8 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             f"{path} has {', '.join(unknown)}, which this recipe has not: "
             "it belongs to another recipe or version"
         )
+    recipe, missing = saved.get("recipe"), sorted(set(fields) - set(values))
+    if missing and recipe not in (None, Path(sys.argv[0]).stem):
+        raise UserError(f"{path} belongs to another recipe, {recipe}: it lacks {missing[0]}")
     kept = {name: value for name, value in values.items() if name not in NOT_REPEATED}
     return config_class(**from_json(kept))

@@ -206,9 +206,10 @@ def hold_out(raw: RawData, share: float = 0.1) -> None:
     labels = raw.labels["train"]
     order = np.random.default_rng(0).permutation(len(labels))
     held = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        rows = order[labels[order] == label]
-        held[rows[: round(share * len(rows))]] = True
+    # One row in ten of those sorted by class; a class of a single row stays in train.
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    by_class = by_class[np.bincount(labels)[labels[by_class]] > 1]
+    held[by_class[round(0.5 / share) - 1 :: round(1 / share)]] = True
     if not held.any():
         held[order[0]] = len(labels) > 1
     if not held.any() or held.all():

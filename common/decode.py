@@ -107,7 +107,7 @@ def open_image(value: dict[str, Any], source: DataSource, split: str) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"])
+        return Image.open(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
     except (UnidentifiedImageError, OSError) as problem:
         where = value["path"] or f"one of split {split} of {source.location}"
         raise UserError(f"image {where} can't be decoded ({problem}): mend or remove it") from None

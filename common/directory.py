@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -26,8 +27,9 @@ class RunDirectory:
         Raises:
             UserError: when it can't be made, or holds a run already, which is kept.
         """
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        chosen = [asked or f"runs/{recipe}-{stamp}"]
+        chosen = [asked or ""]
+        if asked is None and is_main_rank():
+            chosen = [make_named_by_clock(recipe)]
         broadcast_object_list(chosen)
         self.path = Path(chosen[0])
         self.named_by_clock = asked is None
@@ -90,6 +92,27 @@ class RunDirectory:
         if is_main_rank() and self.named_by_clock and names == {"status.json"}:
             (self.path / "status.json").unlink()
             self.path.rmdir()
+
+
+def make_named_by_clock(recipe: str) -> str:
+    """Make a directory under `runs/` that no other run has, and return its path.
+
+    Raises:
+        UserError: when it can't be made.
+    """
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        path = Path(f"runs/{recipe}-{stamp}" + (f"-{number}" if number > 1 else ""))
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.is_dir():
+                continue
+            raise UserError(f"{path.parent} is a file: no run can be written there") from None
+        except OSError as problem:
+            raise UserError(f"{path} can't be made: {problem}") from None
+        return str(path)
+    raise AssertionError
 
 
 def write_whole(path: Path, text: str) -> None:

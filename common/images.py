@@ -166,10 +166,10 @@ def load_images(
     Raises:
         UserError: for data that can't be read or used.
     """
-    if source.name == "synthetic":
+    if source.location == "synthetic":
         return synthetic_images(source, image_size or LARGEST_DEFAULT_SIZE, seed, dtype)
     folder = cache_folder(
-        source, kind="images-2", size=image_size, columns=[image_column, label_column]
+        source, kind="images-3", size=image_size, columns=[image_column, label_column]
     )
 
     def prepare(target: CachedData) -> None:

@@ -145,7 +145,8 @@ def restore_rank(run: Run, path: Path, world_size: int) -> None:
 
 def restore_random_state(run: Run) -> None:
     """Let each rank draw its own dropout: from the seed, or on from where a checkpoint was."""
-    set_seed(run.config.seed + run.global_step, device_specific=True)
+    rank = run.accelerator.process_index
+    set_seed((run.config.seed + run.global_step + rank) % 2**32)
     if run.random_state is not None:
         state.load_random_state(run.random_state, run.device)
         run.random_state = None

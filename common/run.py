@@ -130,7 +130,9 @@ class Run:
         config, data = self.config, self.data
         if config.init_from is not None:
             load_weights(self.unwrapped, config.init_from)
-        config.dataset = data.source.location if config.dataset != "auto" else data.source.name
+        local = Path(data.source.location).is_absolute()
+        config.dataset = data.source.location if local else data.source.name
+        config.dataset_config = data.source.configuration
         self.facts = facts = describe_run(self)
         manifest = None
         if config.resume is not None:

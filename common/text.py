@@ -130,11 +130,11 @@ def load_text(
     Raises:
         UserError: for data or a tokenizer that can't be read or used.
     """
-    if source.name == "synthetic":
+    if source.location == "synthetic":
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
     folder = cache_folder(
         source,
-        kind="text-2",
+        kind="text-3",
         tokenizer=tokenizer_fingerprint(checkpoint),
         max_length=max_length,
         columns=[*text_columns, label_column],
