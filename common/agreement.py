@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from common.checkpoint import Checkpoints
 
 
+# Seconds between two looks at what other ranks announced, where no collective can ask them.
+LOOK_EVERY = 1.0
+ANNOUNCEMENT = "stop-requested"
+
+
 class Agreement:
     """Asks all ranks between two updates, about once a second and at the same updates on each."""
 
@@ -24,6 +30,8 @@ class Agreement:
         self.stop_request = StopRequest()
         self.stopping = False
         self.every = 1  # updates from one question to the next
+        self.announced = False  # by any rank, where no collective could ask
+        self.next_look = 0.0
 
     @property
     def reason(self) -> str:
@@ -60,6 +68,23 @@ class Agreement:
                 f"space, then go on from the one before with --resume {directory}",
                 every_rank=failure is not None,
             )
+
+    def is_announced(self) -> bool:
+        """Whether any rank was asked to stop, as far as one can know without a collective.
+
+        For evaluations, of which ranks may have different numbers of batches: a rank that was
+        asked leaves a word in the process group's store, and the others look there.
+        """
+        if self.stopping or self.announced or self.accelerator.num_processes == 1:
+            return self.stopping or self.announced or self.stop_request.is_made
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if self.stop_request.is_made:
+            store.set(ANNOUNCEMENT, "")
+            self.announced = True
+        elif (now := time.monotonic()) >= self.next_look:
+            self.next_look = now + LOOK_EVERY
+            self.announced = store.check([ANNOUNCEMENT])
+        return self.announced
 
     def end_collectives(self) -> None:
         """Let the last collective be forgotten before a process can exit.

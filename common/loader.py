@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,6 +110,7 @@ class Loader:
         if num_workers is None:
             num_workers = min(8, max(1, (psutil.cpu_count() or 1) // order.world_size))
         self.num_workers = num_workers if placement == "workers" else 0
+        self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
         if placement == "device":
             samples.place(device)
 
@@ -128,9 +129,11 @@ class Loader:
         return self.samples.finish(raw, samples.to(self.device), 0)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch of an evaluation."""
+        """Yield each batch of an evaluation, until it is cut short."""
         assert isinstance(self.order, EvaluationOrder)
         for batch, _ in self.make_batches(self.order.micro_batches(), None):
+            if self.is_cut_short():
+                return
             yield batch
 
     def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:

@@ -58,6 +58,7 @@ def describe(run: Run) -> dict[str, Any]:
         "model": run.description["name"],
         "global_step": run.global_step,
         "epoch": run.global_step // run.updates_per_epoch,
+        "owes_evaluation": run.owes_evaluation,
         "global_sample_index": run.global_step % run.updates_per_epoch * run.samples_per_update,
         "effective_batch_size": run.samples_per_update,
         "batch_size": config.batch_size,
@@ -122,6 +123,7 @@ def restore_run(run: Run) -> dict[str, Any] | None:
         run.accelerator.scaler.load_state_dict(manifest["scaler"])
     restore_rank(run, path, manifest["world_size"])
     run.global_step = run.checkpoints.last_step = manifest["global_step"]
+    run.owes_evaluation = manifest.get("owes_evaluation", False)
     run.logbook.load_state(manifest["logbook"])
     run.meters.began_at = manifest["began_at"]
     run.began = time.perf_counter() - manifest["elapsed_seconds"]

@@ -48,6 +48,7 @@ class Run:
         self.device = self.accelerator.device
         self.global_step = 0
         self.epoch = 0
+        self.owes_evaluation = False  # of the present step: a signal cut it short
         resume = config.resume is not None
         self.directory = RunDirectory(config.output_dir, self.recipe, resume)
         self.checkpoints = Checkpoints(
@@ -80,6 +81,9 @@ class Run:
         names = [name for name in ("validation", "test") if name in splits]
         self.validation_split, self.test_split = names[0], names[-1]
         self.all_loaders = loaders = make_loaders(self.config, self.accelerator, splits)
+        if not self.config.evaluate_only:
+            for loader in loaders.values():
+                loader.is_cut_short = self.agreement.is_announced
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
     def plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
@@ -248,12 +252,14 @@ class Run:
         """Give the bare model in evaluation mode, with throughput's clock stopped.
 
         Buffers such as batch norm's statistics differ between ranks, and are averaged first.
-        The bare model is used, because ranks may have different numbers of batches.
+        The bare model is used, because ranks may have different numbers of batches. A request to
+        stop cuts the evaluation short: the run is saved and left, and its resumption makes it
+        again.
         """
         running = self.meters.stopwatch.started is not None
         self.meters.stopwatch.stop()
         unwrapped = self.accelerator.unwrap_model(model)
-        if self.accelerator.num_processes > 1:
+        if self.accelerator.num_processes > 1 and not self.owes_evaluation:
             for buffer in unwrapped.buffers():
                 if buffer.is_floating_point():
                     buffer.copy_(self.accelerator.reduce(buffer, "mean"))
@@ -261,6 +267,14 @@ class Run:
         with torch.inference_mode():
             yield unwrapped
         unwrapped.train()
+        if not self.config.evaluate_only:
+            self.agreement.check(self.directory.path)
+            if self.agreement.stopping:
+                # The loop saves after its evaluation, and before the final one.
+                self.owes_evaluation |= self.checkpoints.last_step < self.global_step
+                self.save()
+                self.leave()
+            self.owes_evaluation = False
         if running:
             self.meters.stopwatch.start()
 

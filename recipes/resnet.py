@@ -185,6 +185,8 @@ def main(config: Config) -> None:
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.start(model, optimizer, scheduler, description, compute_loss)
+        if run.owes_evaluation:
+            run.log(evaluate(run, model, validation_loader))
 
         for batch in run.batches(train_loader):
             with accelerator.accumulate(model):

@@ -15,6 +15,14 @@ import psutil
 
 from tests.launch import REPOSITORY, Launcher, Runner, clean_environment, launch_command
 
+EVERY = 3
+# Dropout, accumulation, several epochs, checkpoints in the middle of each (11 updates).
+MLP = (
+    *("--dataset", "digits", "--epochs", 8, "--batch-size", 64, "--dropout", 0.2),
+    *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),
+    *("--hidden-sizes", 64, 48, "--tracker", "none"),
+)
+
 
 class Job:
     """A recipe that runs in the background, in a process group of its own."""
@@ -115,3 +123,30 @@ def learned(directory: Path) -> list[dict[str, Any]]:
 def final_weights(directory: Path) -> bytes:
     """Return the bytes of the final model."""
     return (directory / "model" / "model.safetensors").read_bytes()
+
+
+RECORDED = REPOSITORY / "tests" / "recorded.py"
+# (epoch, update, micro-batch, rank) -> samples.
+Record = dict[tuple[int, int, int, int], list[int]]
+
+
+def recorded(folder: Path) -> tuple[Record, list[tuple[int, int]], int]:
+    """Return what `tests/recorded.py` wrote down, of one run that may have been resumed.
+
+    Returns:
+        The samples of each micro-batch, which must be the same whenever it was made again; the
+        epoch and update that each process of rank 0 began with, in order; and how many updates
+        rank 0 made or began in all.
+    """
+    record: Record = {}
+    beginnings, updates = [], 0
+    for path in sorted(folder.glob("*-rank-*.jsonl")):
+        rank = int(path.stem.rpartition("-")[2])
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
+        for epoch, update, micro_batch, samples in lines:
+            key = (epoch, update, micro_batch, rank)
+            assert record.setdefault(key, samples) == samples, key
+        if rank == 0 and lines:
+            beginnings.append((lines[0][0], lines[0][1]))
+            updates += len({(epoch, update) for epoch, update, _, _ in lines})
+    return record, beginnings, updates

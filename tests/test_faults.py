@@ -21,16 +21,9 @@ from safetensors.torch import load_file
 from common.checkpoint import damage, newest_whole, step_folders
 from common.errors import UserError
 from common.failures import MOST_SKIPS_IN_A_ROW, GradientGuard, TrainingError
-from tests.jobs import Job, final_weights, learned, newest_step
+from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Launcher, Runner, clean_environment, launch_command
 
-EVERY = 3
-# Dropout, accumulation, several epochs, checkpoints in the middle of each (11 updates).
-MLP = (
-    *("--dataset", "digits", "--epochs", 8, "--batch-size", 64, "--dropout", 0.2),
-    *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),
-    *("--hidden-sizes", 64, 48, "--tracker", "none"),
-)
 LONG = ("--epochs", 2000)  # longer than any test waits
 
 
