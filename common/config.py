@@ -28,6 +28,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(["learning_rate", "weight_decay", "warmup_steps"], (0, LARGEST)),
     **dict.fromkeys(["max_grad_norm", "num_workers"], (0, LARGEST)),
     **dict.fromkeys(["target_accuracy", "dropout", "label_smoothing"], (0, 1)),
+    "validation_share": (0.001, 0.9),
     **dict.fromkeys(["checkpoint_every", "keep_checkpoints", "collective_timeout"], (1, LARGEST)),
     "max_length": (4, LARGEST),
     "vocabulary_size": (100, LARGEST),
@@ -42,6 +43,7 @@ class TrainingConfig:
     dataset: str = "auto"  # Name, Hub id or local folder; auto: public if at hand, else built in.
     dataset_config: str | None = None  # Configuration of a Hub data set, such as sst2 of glue.
     label_column: str | None = None  # Column of the labels, where it can't be found by its type.
+    validation_share: float | None = None  # Hold out of train if there is no validation split.
     init_from: str | None = None  # Run or model folder to take the initial weights from.
 
     epochs: int | None = None  # Passes over the training data (default: by data set).

@@ -35,8 +35,9 @@ class RawData:
 def load_raw(source: DataSource, label_column: str | None) -> RawData:
     """Read all labelled splits of a data set.
 
-    Rows without a label are dropped, and said; a split without any label is left out. With
-    neither validation nor test, a deterministic, stratified 10 % of `train` is held out.
+    Rows without a label are dropped, and said; a split without any label is left out. Without a
+    validation split, a deterministic, stratified share of `train` is held out: what the source
+    asks for, or else 10 % if there is no test split either.
 
     Raises:
         UserError: for a data set that can't be read or can't be trained on.
@@ -81,8 +82,9 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
         raise UserError(
             f"data set {source.name}: all rows of train have one label: classification needs two"
         )
-    if len(raw.splits) == 1:
-        hold_out(raw)
+    share = source.validation_share or (0.1 if len(raw.splits) == 1 else None)
+    if share is not None and "validation" not in raw.splits:
+        hold_out(raw, share)
     note_majority(raw)
     return raw
 
@@ -197,7 +199,7 @@ def label_encoder(
     return {value: index for index, value in enumerate(ordered)}
 
 
-def hold_out(raw: RawData, share: float = 0.1) -> None:
+def hold_out(raw: RawData, share: float) -> None:
     """Move a deterministic, stratified `share` of train to validation.
 
     Raises:
@@ -215,9 +217,9 @@ def hold_out(raw: RawData, share: float = 0.1) -> None:
     if not held.any() or held.all():
         raise UserError("the data set has too few rows to hold some out: add a validation split")
     train = raw.splits["train"]
-    raw.splits = {
+    raw.splits |= {
         "train": train.select(np.flatnonzero(~held)),
         "validation": train.select(np.flatnonzero(held)),
     }
-    raw.labels = {"train": labels[~held], "validation": labels[held]}
+    raw.labels |= {"train": labels[~held], "validation": labels[held]}
     raw.notes.append(f"held out {held.sum():,} of {held.size:,} rows of train for validation")

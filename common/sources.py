@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -37,6 +37,7 @@ class DataSource:
     configuration: str | None
     reason: str  # why this one, for the person at the terminal
     fingerprint: str  # changes when the data do
+    validation_share: float | None = None  # of train, held out where there is no validation split
 
 
 def choose_source(
@@ -45,16 +46,17 @@ def choose_source(
     """Resolve `--dataset`; on rank 0 alone, so that all ranks get the same answer.
 
     Args:
-        config: has ``dataset`` and ``dataset_config``.
+        config: has ``dataset``, ``dataset_config`` and ``validation_share``.
         public: what ``auto`` means where it makes sense to train it and it can be had.
         built_in: what ``auto`` means elsewhere.
         public_on_cpu: whether training `public` without an accelerator makes sense.
     Raises:
         UserError: for a named data set that can't be had; a name is never replaced.
     """
-    return ask_rank_zero(
+    source = ask_rank_zero(
         accelerator, lambda: find_source(config, accelerator, public, built_in, public_on_cpu)
     )
+    return replace(source, validation_share=config.validation_share)
 
 
 def ask_rank_zero(accelerator: Accelerator, choose: Callable[[], Answer]) -> Answer:
@@ -153,5 +155,7 @@ def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") ->
 def cache_folder(source: DataSource, **settings: object) -> Path:
     """Return the folder that caches `source` prepared with `settings`; it may not exist yet."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "accelerate-recipes")
+    if source.validation_share is not None:
+        settings = {**settings, "validation_share": source.validation_share}
     key = json.dumps([source.fingerprint, source.location, source.configuration, settings])
     return root / f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"

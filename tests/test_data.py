@@ -106,6 +106,42 @@ def test_held_out_rows_are_the_same_each_time(
         assert np.array_equal(first.splits[split].images, second.splits[split].images)
 
 
+def test_share_is_held_out_beside_a_test_split(tmp_path: Path) -> None:
+    """`--validation-share` holds rows of train out, and leaves the test split as it is."""
+    splits = {"train": grey_images(60, 1), "test": grey_images(10, 2)}
+    source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
+    sizes, tests = [], []
+    for share in (None, 0.25):
+        raw = load_raw(dataclasses.replace(source, validation_share=share), None)
+        sizes.append({name: len(split) for name, split in raw.splits.items()})
+        tests.append(raw.labels["test"].tolist())
+        assert {name: len(labels) for name, labels in raw.labels.items()} == sizes[-1]
+    assert sizes == [{"train": 60, "test": 10}, {"train": 45, "test": 10, "validation": 15}]
+    assert tests[0] == tests[1]
+
+
+def test_share_leaves_a_validation_split_alone(tmp_path: Path) -> None:
+    """A data set's own validation split is never added to."""
+    splits = {"train": grey_images(60, 1), "validation": grey_images(10, 2)}
+    source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
+    raw = load_raw(dataclasses.replace(source, validation_share=0.5), None)
+    assert {name: len(split) for name, split in raw.splits.items()} == {
+        "train": 60,
+        "validation": 10,
+    }
+
+
+def test_shares_are_cached_apart(tmp_path: Path) -> None:
+    """A run that holds rows out never meets the cache of one that does not."""
+    splits = {"train": grey_images(60, 1), "test": grey_images(10, 2)}
+    source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
+    folders = {
+        cache_folder(dataclasses.replace(source, validation_share=share))
+        for share in (None, 0.1, 0.2)
+    }
+    assert len(folders) == 3
+
+
 def test_grey_parquet_with_missing_values(tmp_path: Path) -> None:
     """Rows without an image or a label are left out and said; grey images have one channel."""
     train, test = grey_images(40, 1), grey_images(10, 2)
