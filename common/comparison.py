@@ -56,7 +56,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
     """
     summary = run.summary
     sizes = run.facts.get("data", {}).get("sizes", {})
-    splits = [name for name in ("validation", "test") if name in sizes] or [None]
+    splits: list[str | None] = [n for n in ("validation", "test") if n in sizes] or [None]
     kind, memory = peak_memory(run)
     selected = summary.get("eval/best_accuracy")
     found = accuracies(run)
@@ -74,7 +74,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
         "final_split": splits[-1],
         "best_accuracy": max(found, default=None) if selected is None else selected,
         "best_split": splits[0],
-        "train_seconds": summary.get("time/train_seconds", last.get("progress/seconds")),
+        "train_seconds": summary.get("time/train_seconds", last.get("time/train_seconds")),
         "total_seconds": summary.get("time/total_seconds"),
         "joules_per_sample": rate(run, "perf/joules_per_sample"),
     }
@@ -84,7 +84,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
         reached = rows[0] if rows else None
     figures["reached_target"] = None if target is None or not found else reached is not None
     figures["steps_to_target"] = reached and reached["progress/global_step"]
-    figures["seconds_to_target"] = reached and reached.get("progress/seconds")
+    figures["seconds_to_target"] = reached and reached.get("time/train_seconds")
     return figures
 
 

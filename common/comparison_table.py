@@ -55,7 +55,7 @@ def notes(comparison: Comparison) -> list[str]:
         if timeless:
             said.append(
                 f"when {', '.join(timeless)} reached it isn't known, only at which step: "
-                "progress/seconds is not in the log"
+                "time/train_seconds is not in the log"
             )
     return said
 

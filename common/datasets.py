@@ -208,10 +208,11 @@ def hold_out(raw: RawData, share: float) -> None:
     labels = raw.labels["train"]
     order = np.random.default_rng(0).permutation(len(labels))
     held = np.zeros(len(labels), dtype=bool)
-    # One row in ten of those sorted by class; a class of a single row stays in train.
+    # Rows at even distances among those sorted by class; one alone in its class stays.
     by_class = order[np.argsort(labels[order], kind="stable")]
     by_class = by_class[np.bincount(labels)[labels[by_class]] > 1]
-    held[by_class[round(0.5 / share) - 1 :: round(1 / share)]] = True
+    shares = np.floor(np.arange(len(by_class) + 1) * share + 0.5)
+    held[by_class[np.diff(shares) > 0]] = True
     if not held.any():
         held[order[0]] = len(labels) > 1
     if not held.any() or held.all():

@@ -67,7 +67,8 @@ def summarize(run: Run, evaluation: Mapping[str, float]) -> dict[str, Any]:
         summary |= run.meters.whole_run()
     if run.logbook.best_accuracy is not None:
         summary["eval/best_accuracy"] = run.logbook.best_accuracy
-    summary |= run.meters.times()
+    summary["perf/goodput"] = run.meters.goodput()
+    summary["time/train_seconds"] = run.meters.stopwatch.train_seconds
     summary["time/total_seconds"] = time.perf_counter() - run.began
     return summary
 

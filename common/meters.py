@@ -99,22 +99,19 @@ class Meters:
             "train/accuracy": correct / samples,
             **throughput(ranks[:, :fields], self.flops, self.peak),
             **dict(zip(peaks, ranks[:, fields:-4].amax(0).tolist(), strict=True)),
-            **self.times(),
+            "perf/goodput": self.goodput(),
         }
         if running:
             self.stopwatch.start()
         return values
 
-    def times(self) -> dict[str, float]:
-        """Return the time in training steps, and what share of all time was useful.
+    def goodput(self) -> float:
+        """Return what share of the time since the run first began was useful.
 
-        Lost time is everything else since the run first began: start, compilation, evaluation,
-        checkpoints, and between a kill and the end of the restart.
+        Lost is everything but training steps: start, compilation, evaluation, checkpoints, and
+        the time between a kill and the end of the restart.
         """
-        return {
-            "time/train_seconds": self.stopwatch.train_seconds,
-            "perf/goodput": self.stopwatch.useful_seconds / (time.time() - self.began_at),
-        }
+        return self.stopwatch.useful_seconds / (time.time() - self.began_at)
 
     def whole_run(self) -> dict[str, float]:
         """Return the loss of the last update and the ``perf/`` metrics of all updates."""

@@ -290,6 +290,7 @@ class Run:
                 "progress/global_step": self.global_step,
                 "progress/epoch": self.global_step / self.updates_per_epoch,
                 "progress/samples": self.global_step * self.samples_per_update,
+                "time/train_seconds": self.meters.stopwatch.train_seconds,
             }
         )
 

@@ -112,8 +112,8 @@ class Stopwatch:
 
     @property
     def train_seconds(self) -> float:
-        """Time spent in training steps, the first ones included."""
-        return self.first.seconds + self.steady.seconds
+        """Time spent in training steps, the first ones included, up to the last stop."""
+        return self.first.seconds + self.steady.seconds + self.current.seconds
 
     @property
     def useful_seconds(self) -> float:

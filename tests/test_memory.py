@@ -72,7 +72,7 @@ def test_trackers_nest() -> None:
 
 def test_tracker_ends_with_an_error() -> None:
     """An error in the block is passed on, and the figures are there."""
-    with pytest.raises(KeyError), MemoryTracker("cpu") as tracked:
+    with pytest.raises(KeyError), MemoryTracker("cpu") as tracked:  # noqa: PT012
         tensor = touched(SIZE)
         raise KeyError
     assert tracked.delta_mib == pytest.approx(SIZE, rel=0.05)
