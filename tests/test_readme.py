@@ -163,6 +163,8 @@ def rewritten(line: str, workspace: Path) -> str:
             parts[position] = prefix + shlex.join(small(words, workspace))
         elif words[0] in LOOKED_AT:
             parts[position] = prefix + "true"
+        elif words[:3] == ["python", "-m", "common.compare"]:
+            parts[position] = prefix + shlex.join(words)
         elif words[0] == "python":
             scripts = [word for word in words if word.endswith(".py")]
             assert scripts, f"teach this test about: {command}"
