@@ -78,7 +78,7 @@ def bert_checkpoint(asked: Path | None, large: bool) -> Path:
         from transformers.utils import logging
 
         from common.built_in import docstrings
-        from common.text import train_wordpiece
+        from common.tokenization import train_wordpiece
 
         logging.disable_progress_bar()
         width, layers = (768, 12) if large else (384, 6)

@@ -12,22 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import ending, report
+from common import beginning, ending, report
 from common.agreement import Agreement
-from common.batch_size import fit_batch_size
 from common.checkpoint import Checkpoints
 from common.config import TrainingConfig
 from common.directory import RunDirectory
-from common.export import load_weights
-from common.facts import describe_run
 from common.failures import GradientGuard, Preempted
 from common.flops import ComputeLoss
 from common.loader import Batch, Loader, Samples, make_loaders
 from common.logbook import Logbook
 from common.meters import Meters
-from common.optimizers import start_momentum
-from common.persistence import restore_random_state, restore_run, save_run
-from common.resume import read_json
+from common.persistence import save_run
 from common.runtime import build_accelerator
 from common.sampling import TrainingOrder
 from common.tracking import Tracking
@@ -63,6 +58,7 @@ class Run:
         self.meters = Meters(self.accelerator, config.gradient_accumulation_steps)
         self.tracking = Tracking(self.accelerator, self.directory.path)
         self.logbook = Logbook(self.tracking)
+        self.facts: dict[str, Any] = {}  # what `config.json` holds
 
     # Before the loop
 
@@ -123,38 +119,9 @@ class Run:
             compute_loss: the recipe's, to count what a sample costs.
         """
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.description = description
-        start_momentum(optimizer.optimizer)
         self.unwrapped = self.accelerator.unwrap_model(model)
-        if self.config.auto_batch_size:
-            fit_batch_size(self, self.all_loaders, compute_loss)
-        self.meters.prepare_flops(
-            self.unwrapped, compute_loss, self.data.splits["train"], self.compute_dtype
-        )
-        config, data = self.config, self.data
-        if config.init_from is not None:
-            load_weights(self.unwrapped, config.init_from)
-        local = Path(data.source.location).is_absolute()
-        config.dataset = data.source.location if local else data.source.name
-        config.dataset_config = data.source.configuration
-        self.facts = facts = describe_run(self)
-        manifest = None
-        if config.resume is not None:
-            facts["given"] = read_json(self.directory.path / "config.json")["given"]
-            manifest = restore_run(self)
-        self.directory.write("config.json", facts)
-        self.directory.write_status("running", self.global_step)
-        self.tracking.start(
-            config,
-            facts,
-            config.run_name or self.directory.path.name,
-            manifest["wandb_run_id"] if manifest else None,
-            # What is still to be written of the last step is in the checkpoint.
-            self.directory.cut_metrics(self.global_step - bool(self.logbook.pending)),
-        )
-        report.show_plan(facts, f"{self.directory.path}; {self.tracking.shown}")
-        self.logbook.open_display(self.total_steps, self.global_step)
-        restore_random_state(self)
+        self.description = description
+        beginning.start(self, compute_loss)
 
     # In the loop
 

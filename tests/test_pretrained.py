@@ -12,7 +12,8 @@ import torch
 from common.errors import UserError
 from common.pretrained import check_folder, choose_checkpoint, load_bert, small_bert
 from common.sources import find_named
-from common.text import TextData, load_text, train_wordpiece
+from common.text import TextData, load_text
+from common.tokenization import train_wordpiece
 from tests.launch import Runner
 from tests.local_data import sentences
 
