@@ -1,8 +1,14 @@
 """Train a ResNet on images: CIFAR-10, or any other data set of images and classes.
 
-accelerate launch recipes/resnet.py
-accelerate launch recipes/resnet.py --dataset cifar10 --model resnet50
-accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/resnet.py
+On a CPU or one GPU:
+    accelerate launch recipes/resnet.py
+On several GPUs, and on several machines with --num_machines, --num_processes, --machine_rank,
+--main_process_ip and --main_process_port besides:
+    accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/resnet.py
+
+Result: 97 % or more on digits (mean of three seeds); on CIFAR-10 46.4 % test accuracy after the first of
+30 epochs, further ones have not been run: 94 % in 30 epochs is what the settings are meant for;
+torch 2.13, bf16, two cores of an AMD EPYC. Not measured on a GPU yet.
 """
 
 from dataclasses import dataclass
