@@ -208,11 +208,14 @@ def hold_out(raw: RawData, share: float) -> None:
     labels = raw.labels["train"]
     order = np.random.default_rng(0).permutation(len(labels))
     held = np.zeros(len(labels), dtype=bool)
-    # Rows at even distances among those sorted by class; one alone in its class stays.
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    by_class = by_class[np.bincount(labels)[labels[by_class]] > 1]
-    shares = np.floor(np.arange(len(by_class) + 1) * share + 0.5)
-    held[by_class[np.diff(shares) > 0]] = True
+    for label in np.unique(labels):
+        rows = order[labels[order] == label]
+        held[rows[: round(share * len(rows))]] = True
+    if held.sum() < share * len(labels) / 2:  # many small classes: rows at even distances, then
+        by_class = order[np.argsort(labels[order], kind="stable")]
+        by_class = by_class[np.bincount(labels)[labels[by_class]] > 1]
+        shares = np.floor(np.arange(len(by_class) + 1) * share + 0.5)
+        held[by_class[np.diff(shares) > 0]] = True
     if not held.any():
         held[order[0]] = len(labels) > 1
     if not held.any() or held.all():

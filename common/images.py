@@ -169,7 +169,7 @@ def load_images(
     if source.location == "synthetic":
         return synthetic_images(source, image_size or LARGEST_DEFAULT_SIZE, seed, dtype)
     folder = cache_folder(
-        source, kind="images-3", size=image_size, columns=[image_column, label_column]
+        source, kind="images-4", size=image_size, columns=[image_column, label_column]
     )
 
     def prepare(target: CachedData) -> None:

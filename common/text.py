@@ -129,7 +129,7 @@ def load_text(
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
     folder = cache_folder(
         source,
-        kind="text-3",
+        kind="text-4",
         tokenizer=tokenizer_fingerprint(checkpoint),
         max_length=max_length,
         columns=[*text_columns, label_column],
