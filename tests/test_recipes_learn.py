@@ -27,7 +27,7 @@ VOCABULARY = ALWAYS | {
     *("perf/mfu", "perf/goodput", "perf/joules_per_sample", "memory/peak_allocated_mib"),
     *("memory/peak_reserved_mib", "gpu/utilization", "gpu/power_watts"),
 }
-ONLY_IN_SUMMARY = {"eval/best_accuracy", "time/total_seconds", "time/train_seconds"}
+ONLY_IN_SUMMARY = {"eval/best_accuracy", "time/total_seconds"}
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 LEARNED = ("learned_mlp", "learned_resnet", "learned_bert")
