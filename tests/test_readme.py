@@ -220,6 +220,17 @@ def test_gpu_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) 
     assert_flags_exist(*launched, monkeypatch)
 
 
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("sbatch")])
+def test_slurm_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command for a cluster, which is not here, names a script and flags that are there."""
+    words = shlex.split(line)
+    script = next(word for word in words if word.endswith(".sh"))
+    assert (REPOSITORY / script).is_file()
+    launched = recipe_of(words)
+    assert launched is not None
+    assert_flags_exist(*launched, monkeypatch)
+
+
 def assert_flags_exist(recipe: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a recipe takes these flags."""
     monkeypatch.setattr(sys, "argv", [f"{recipe}.py", *flags])
