@@ -178,7 +178,7 @@ def rewritten(line: str, workspace: Path) -> str:
 
 def needs_gpu(line: str) -> bool:
     """Whether a line launches on GPUs."""
-    return "gpu" in line.split("recipes/")[0]
+    return "gpu" in line.split("recipes/")[0] and not line.startswith("sbatch")
 
 
 def marked_lines() -> Iterator[object]:

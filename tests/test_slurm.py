@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -176,7 +177,7 @@ def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> N
 def test_each_setting_of_slurm_is_explained() -> None:
     """A comment stands before every line for Slurm."""
     lines = (CONFIGS / "slurm.sh").read_text().splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in itertools.pairwise(lines):
         assert len(line) <= 100
         if line.startswith("#SBATCH"):
             assert before.startswith("# "), line
