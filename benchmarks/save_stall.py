@@ -109,7 +109,7 @@ def measure(recipe: str, rounds: int) -> None:
             run.checkpoints.wait()
             shutil.rmtree(target, ignore_errors=True)
 
-    Run.save = save_in_all_ways  # type: ignore[method-assign]
+    Run.save = save_in_all_ways  # type: ignore[method-assign, assignment]
     script = str(REPOSITORY / "recipes" / f"{recipe}.py")
     updates = str(rounds + WARM_UP)
     sys.argv = [
