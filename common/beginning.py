@@ -33,17 +33,17 @@ def start(run: Run, compute_loss: ComputeLoss) -> None:
     config.dataset = data.source.location if local else data.source.name
     config.dataset_config = data.source.configuration
     run.facts = facts = describe_run(run)
-    manifest = None
     if config.resume is not None:
-        facts["given"] = read_json(run.directory.path / "config.json")["given"]
-        manifest = restore_run(run)
+        saved = read_json(run.directory.path / "config.json")
+        facts |= {name: saved[name] for name in ("given", "wandb_run_id") if name in saved}
+        restore_run(run)
     run.directory.write("config.json", facts)
     run.directory.write_status("running", run.global_step)
     run.tracking.start(
         config,
         facts,
         config.run_name or run.directory.path.name,
-        manifest["wandb_run_id"] if manifest else None,
+        facts["wandb_run_id"],
         # What is still to be written of the last step is in the checkpoint.
         run.directory.cut_metrics(run.global_step - bool(run.logbook.pending)),
     )

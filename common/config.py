@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any, Literal, TypeVar
 
 from common.errors import UserError, is_main_rank, let_main_rank_exit_first
 from common.resume import from_json, resumed_config
+
+# A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
+CREDENTIALS = re.compile(r":(//)?[^/\s]*@")
 
 ConfigType = TypeVar("ConfigType", bound="TrainingConfig")
 
@@ -107,9 +111,10 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         config_class: a dataclass whose fields are the flags.
         description: the recipe's docstring; its first paragraph heads `--help`.
     Raises:
-        UserError: for an unreadable file or an impossible value.
+        UserError: for an unreadable file or an impossible value, or one that holds a secret.
         SystemExit: from tyro, for an unknown flag (with the nearest match) or a wrong type.
     """
+    refuse_credentials(sys.argv[1:])
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("config", "init-from", "resume", "output-dir"):
         early.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
@@ -146,6 +151,21 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             let_main_rank_exit_first()
         raise
     return config
+
+
+def refuse_credentials(words: list[str]) -> None:
+    """Refuse a command line with a secret in it, before any message or file can repeat it.
+
+    Raises:
+        UserError: naming the flag, not its value.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        if CREDENTIALS.search(word):
+            flag = word if word.startswith("--") else before
+            raise UserError(
+                f"{flag.split('=')[0]} holds a user's name or token: pass a name or a local "
+                "folder, and the token in the environment, as HF_TOKEN"
+            )
 
 
 def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:

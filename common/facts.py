@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import secrets
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,8 @@ def describe_run(run: Run) -> dict[str, Any]:
         "recipe": run.recipe,
         "config": vars(run.config),
         "given": run.given,
+        # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
+        "wandb_run_id": secrets.token_hex(4),
         "environment": describe_environment(run.accelerator, run.config),
         "data": {
             "name": data.source.name,

@@ -65,7 +65,7 @@ def describe(run: Run) -> dict[str, Any]:
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "world_size": run.accelerator.num_processes,
         "seed": config.seed,
-        "wandb_run_id": run.tracking.run_id,
+        "wandb_run_id": run.facts["wandb_run_id"],
         "versions": run.facts["environment"]["versions"],
     }
 
@@ -80,8 +80,8 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def restore_run(run: Run) -> dict[str, Any] | None:
-    """Put the run back to its newest checkpoint that is whole; return the manifest.
+def restore_run(run: Run) -> None:
+    """Put the run back to its newest checkpoint that is whole, if there is one.
 
     Rank 0 chooses and tells the others. A damaged checkpoint is named and passed over. Random
     generators are restored by `restore_random_state`, as the last thing before the loop.
@@ -102,7 +102,7 @@ def restore_run(run: Run) -> dict[str, Any] | None:
     broadcast_object_list(chosen)
     path = chosen[0]
     if path is None:
-        return None
+        return
     manifest = checkpoint.read_manifest(path)
     if (manifest["recipe"], manifest["model"]) != (run.recipe, run.description["name"]):
         raise UserError(
@@ -127,7 +127,6 @@ def restore_run(run: Run) -> dict[str, Any] | None:
     run.logbook.load_state(manifest["logbook"])
     run.meters.began_at = manifest["began_at"]
     run.began = time.perf_counter() - manifest["elapsed_seconds"]
-    return manifest
 
 
 def restore_rank(run: Run, path: Path, world_size: int) -> None:

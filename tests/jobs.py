@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ class Job:
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
         command = [*launch_command(launcher), str(script), *map(str, flags)]
         self.directory = directory
+        self.started: dict[int, psutil.Process] = {}
         self.log = directory.with_name(f"{directory.name}-{time.monotonic_ns()}.log")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -65,6 +65,13 @@ class Job:
                 found.append((rank, child))
         return [child for _, child in sorted(found, key=lambda pair: pair[0])] or [parent]
 
+    def all_started(self) -> list[psutil.Process]:
+        """Return what the job has started, also what outlives it but was seen before."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(True):
+                self.started[child.pid] = child
+        return [*self.started.values()]
+
     def wait_until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
         """Wait until `condition` holds; fail if the job ends or time runs out before."""
         deadline = time.monotonic() + timeout
@@ -79,18 +86,15 @@ class Job:
 
     def kill(self) -> None:
         """Kill every process of the job at once, as a power cut would."""
-        everyone = [self.process.pid]
-        everyone += [child.pid for child in psutil.Process(self.process.pid).children(True)]
-        for process in everyone:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for child in self.all_started():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.process.kill()
         self.process.wait(30)
 
     def end(self, timeout: float = 120) -> int:
         """Wait for the launcher's end, then that of all it started; return its status."""
-        children = psutil.Process(self.process.pid).children(True)
+        children = self.all_started()
         try:
             status = self.process.wait(timeout)
             left = psutil.wait_procs(children, timeout=timeout)[1]

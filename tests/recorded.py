@@ -21,7 +21,7 @@ ORIGINAL = loader.Loader.make_batches
 
 def make_batches(
     self: loader.Loader, micro_batches: Any, epoch: int | None
-) -> Iterator[tuple[Any, int, int]]:
+) -> Iterator[tuple[Any, Any]]:
     """Yield what the loader yields, and write down each micro-batch before it is used."""
     batches = ORIGINAL(self, micro_batches, epoch)
     if epoch is None:

@@ -21,7 +21,16 @@ from safetensors.torch import load_file
 from common.checkpoint import damage, newest_whole, step_folders
 from common.errors import UserError
 from common.failures import MOST_SKIPS_IN_A_ROW, GradientGuard, TrainingError
-from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
+from tests.jobs import (
+    EVERY,
+    MLP,
+    RECORDED,
+    Job,
+    final_weights,
+    learned,
+    newest_step,
+    recorded,
+)
 from tests.launch import REPOSITORY, Finished, Launcher, Runner, clean_environment, launch_command
 
 LONG = ("--epochs", 2000)  # longer than any test waits
@@ -74,15 +83,16 @@ KILLED = {
 def test_kills_at_random_moments_change_nothing(
     runner: Runner, tmp_path: Path, recipe: str, launcher: Launcher
 ) -> None:
-    """kill -9 again and again: the same losses and weights, bit for bit, and little work lost."""
-    flags = KILLED[recipe]
-    whole = runner.run(recipe, *flags, launcher=launcher)
+    """kill -9 again and again: the same samples, losses and weights, and little work lost."""
+    script, flags = REPOSITORY / "recipes" / f"{recipe}.py", KILLED[recipe]
+    whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory, started_at, middle = tmp_path / "run", [0], 0
     chance = random.Random(recipe + launcher)
     for kills, stop in enumerate((total // 5, total // 2, 4 * total // 5)):
         again = ("--resume", directory) if kills else (*flags, "--output-dir", directory)
-        job = Job(runner, recipe, *again, directory=directory, launcher=launcher)
+        job = Job(runner, RECORDED, tmp_path / "killed", script, *again, directory=directory,
+                  launcher=launcher)  # fmt: skip
         # Often in the middle of an epoch, and not always just after a checkpoint.
         job.wait_until(
             lambda least=stop: (
@@ -94,8 +104,15 @@ def test_kills_at_random_moments_change_nothing(
         found = newest_step(directory)
         middle += found % per_epoch != 0
         started_at.append(found)
-    job = Job(runner, recipe, "--resume", directory, directory=directory, launcher=launcher)
+    job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
+              directory=directory, launcher=launcher)  # fmt: skip
     assert job.end(240) == 0, job.said()[-4000:]
+    expected, _, updates = recorded(tmp_path / "whole")
+    record, beginnings, made = recorded(tmp_path / "killed")
+    assert record == expected
+    assert beginnings == [divmod(step, per_epoch) for step in started_at]
+    # A checkpoint is written while the updates up to the next one go on: a kill costs those too.
+    assert made <= updates + 2 * EVERY * (len(started_at) - 1)
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
     assert started_at == sorted(started_at)

@@ -178,7 +178,7 @@ def rewritten(line: str, workspace: Path) -> str:
 
 def needs_gpu(line: str) -> bool:
     """Whether a line launches on GPUs."""
-    return "gpu" in line.split("recipes/")[0]
+    return "gpu" in line.split("recipes/")[0] and not line.startswith("sbatch")
 
 
 def marked_lines() -> Iterator[object]:
@@ -215,6 +215,17 @@ def test_gpu_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) 
     words = shlex.split(line)
     assert (REPOSITORY / words[words.index("--config_file") + 1]).parent == CONFIGS
     assert (REPOSITORY / words[words.index("--config_file") + 1]).is_file()
+    launched = recipe_of(words)
+    assert launched is not None
+    assert_flags_exist(*launched, monkeypatch)
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("sbatch")])
+def test_slurm_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command for a cluster, which is not here, names a script and flags that are there."""
+    words = shlex.split(line)
+    script = next(word for word in words if word.endswith(".sh"))
+    assert (REPOSITORY / script).is_file()
     launched = recipe_of(words)
     assert launched is not None
     assert_flags_exist(*launched, monkeypatch)
