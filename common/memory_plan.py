@@ -1,0 +1,232 @@
+"""What training will need of the memory, known before it starts; and what it then took."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.console import say
+from common.memory import MEBIBYTE, device_memory, memory_now, peak_memory_bytes
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+ROWS = ("weights", "gradients", "optimizer_state", "buffers", "activations", "other", "total")
+
+
+class MemoryPlan:
+    """The bytes that each part of training takes on this rank, planned and measured.
+
+    Weights, gradients, optimizer state and buffers are known before the first update.
+    Activations (what the forward pass keeps for the backward pass, autocast's copies of weights
+    included) are measured in the first micro-batch, and never again. What else was in use when
+    the plan was made is ``other``: data placed on a GPU; on a CPU the program and its libraries.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        """Plan for a prepared model and the optimizer that Accelerate wraps."""
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.model, self.optimizer = model, getattr(optimizer, "optimizer", optimizer)
+        self.measured: dict[str, int] = {}
+        already = distinct_bytes(state_tensors(self.optimizer))
+        weights = distinct_bytes(model.parameters())
+        buffers = distinct_bytes(model.buffers())
+        state = optimizer_state_bytes(self.optimizer)
+        self.planned = {
+            "weights": weights,
+            "gradients": gradient_bytes(model),
+            **({} if state is None else {"optimizer_state": state}),
+            "buffers": buffers,
+            "other": max(0, memory_now(self.device) - weights - buffers - already),
+        }
+        self.device_bytes = device_memory(self.device)
+
+    @property
+    def total(self) -> int:
+        """All of the plan, in bytes: gradients and activations counted as there at once."""
+        return sum(self.planned.values())
+
+    def facts(self) -> dict[str, float]:
+        """Return what is planned before the first update, in MiB, for `config.json`."""
+        rows = self.planned | {"total": self.total, "device": self.device_bytes}
+        return {f"{name}_mib": size / MEBIBYTE for name, size in rows.items()}
+
+    def measure_first_step(self) -> None:
+        """Watch the first micro-batch, from now until its backward pass has ended.
+
+        On CUDA by the allocator; on a CPU by the distinct storages that are saved for the
+        backward pass, which adds a call for each saved tensor of that one micro-batch.
+        """
+        if "activations" in self.measured:
+            return
+        accelerator: Any = self.accelerator
+        backward: Callable[..., None] = accelerator.backward
+        before = memory_now(self.device)
+        saved = SavedStorages([*self.model.parameters(), *self.model.buffers()])
+        on_cpu = self.device.type == "cpu"
+        if on_cpu:
+            saved.start()
+
+        def measured_backward(loss: torch.Tensor, **others: Any) -> None:
+            del accelerator.backward  # the instance's: the method comes back
+            if on_cpu:
+                saved.stop()
+            taken = saved.bytes if on_cpu else memory_now(self.device) - before
+            self.measured["activations"] = self.planned["activations"] = taken
+            backward(loss, **others)
+            gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
+            self.measured["gradients"] = distinct_bytes(gradients)
+            say(f"memory  activations {mebibytes(taken)}: {self.sentence()}")
+
+        accelerator.backward = measured_backward
+
+    def sentence(self) -> str:
+        """Return the total against the device's memory."""
+        share = self.total / self.device_bytes
+        kind = "the host's memory" if self.device.type == "cpu" else "the device's memory"
+        return f"{mebibytes(self.total)} in all, {share:.1%} of {kind}"
+
+    def finish(self) -> list[tuple[str, float | None, float | None]]:
+        """Return rows of (name, planned MiB, measured MiB), after at least one update."""
+        self.measured |= {
+            "weights": distinct_bytes(self.model.parameters()),
+            "buffers": distinct_bytes(self.model.buffers()),
+            "optimizer_state": distinct_bytes(state_tensors(self.optimizer)),
+            "total": peak_memory_bytes(self.device),
+        }
+        planned, measured = self.planned | {"total": self.total}, self.measured
+
+        def size(column: Mapping[str, int], name: str) -> float | None:
+            return column[name] / MEBIBYTE if name in column else None
+
+        return [(name, size(planned, name), size(measured, name)) for name in ROWS]
+
+
+def mebibytes(size: float) -> str:
+    """Return a size in bytes as text."""
+    return f"{size / MEBIBYTE:,.1f} MiB"
+
+
+def plan_text(facts: Mapping[str, float]) -> str:
+    """Return the line that shows a plan before training; `facts` as of `MemoryPlan.facts`."""
+    names = ("weights", "gradients", "optimizer_state", "buffers", "other")
+    sizes = {name: facts.get(f"{name}_mib") for name in names}
+    parts = [
+        f"{name.replace('_', ' ')} " + ("unknown" if size is None else f"{size:,.1f}")
+        for name, size in sizes.items()
+    ]
+    return (
+        f"{' + '.join(parts)} = {facts['total_mib']:,.1f} MiB of {facts['device_mib']:,.0f}; "
+        "activations: see the first update"
+    )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that lies on this rank."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the storages behind `tensors`, each counted once."""
+    sizes = {}
+    for tensor in tensors:
+        storage = local(tensor).untyped_storage()
+        sizes[storage.data_ptr() or id(tensor)] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the tensors of an optimizer's state."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Return the bytes that all gradients will take, each in its parameter's type.
+
+    DDP keeps them in buckets; unless they are views of those, there are two copies.
+    """
+    trained = [local(p) for p in model.parameters() if p.requires_grad]
+    copies = 1
+    if isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view:
+        copies = 2
+    return copies * sum(p.numel() * p.element_size() for p in trained)
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the bytes that an optimizer's state has after an update; None if that is not known.
+
+    State that exists is counted. For the rest, a copy of the optimizer updates parameters of the
+    same shapes on the meta device, which has no memory: one of each shape, and its state is
+    counted for all. Optimizers that read their tensors' values, as Adafactor does, can't do that.
+    """
+    total = distinct_bytes(state_tensors(optimizer))
+    for group in optimizer.param_groups:
+        alike: dict[tuple[Any, ...], int] = defaultdict(int)
+        for parameter in group["params"]:
+            if parameter.requires_grad and not optimizer.state.get(parameter):
+                alike[tuple(local(parameter).shape), parameter.dtype] += 1
+        if not alike:
+            continue
+        try:
+            sizes = state_sizes(optimizer, group, list(alike))
+        except Exception:  # an optimizer may refuse in any way, and a plan must not matter
+            return None
+        total += sum(size * count for size, count in zip(sizes, alike.values(), strict=True))
+    return total
+
+
+def state_sizes(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], kinds: list[tuple[Any, ...]]
+) -> list[int]:
+    """Return the bytes of state that an update makes for a parameter of each (shape, type)."""
+    parameters = []
+    for shape, dtype in kinds:
+        parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
+        parameter.grad = torch.empty_like(parameter)
+        parameters.append(parameter)
+    imagined = copy.copy(optimizer)
+    imagined.state = defaultdict(dict)
+    # Fused kernels are written for real devices; the state is the same without them.
+    plain = {name: False for name in ("fused", "foreach") if name in group}
+    imagined.param_groups = [{**group, "params": parameters, **plain}]
+    type(optimizer).step(imagined)
+    return [
+        sum(v.numel() * v.element_size() for v in imagined.state[p].values() if torch.is_tensor(v))
+        for p in parameters
+    ]
+
+
+class SavedStorages:
+    """Sums the distinct storages that autograd saves, those of the model's own tensors left out."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        self.known = {local(tensor).untyped_storage().data_ptr() for tensor in known}
+        self.sizes: dict[int, int] = {}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor)
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor's storage, and save the tensor itself."""
+        storage = local(tensor).untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        """The sum."""
+        return sum(self.sizes.values())
+
+    def start(self) -> None:
+        """Look at each tensor saved from now on."""
+        self.hooks.__enter__()
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self.hooks.__exit__(None, None, None)
