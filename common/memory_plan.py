@@ -17,6 +17,8 @@ from common.memory import MEBIBYTE, device_memory, memory_now, peak_memory_bytes
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+# Of each part: its name, and the MiB planned and measured, where they are known.
+MemoryRows = list[tuple[str, float | None, float | None]]
 ROWS = ("weights", "gradients", "optimizer_state", "buffers", "activations", "other", "total")
 
 
@@ -92,8 +94,8 @@ class MemoryPlan:
         kind = "the host's memory" if self.device.type == "cpu" else "the device's memory"
         return f"{mebibytes(self.total)} in all, {share:.1%} of {kind}"
 
-    def finish(self) -> list[tuple[str, float | None, float | None]]:
-        """Return rows of (name, planned MiB, measured MiB), after at least one update."""
+    def finish(self) -> MemoryRows:
+        """Return what was planned and what was measured, after at least one update."""
         self.measured |= {
             "weights": distinct_bytes(self.model.parameters()),
             "buffers": distinct_bytes(self.model.buffers()),
@@ -125,6 +127,20 @@ def plan_text(facts: Mapping[str, float]) -> str:
         f"{' + '.join(parts)} = {facts['total_mib']:,.1f} MiB of {facts['device_mib']:,.0f}; "
         "activations: see the first update"
     )
+
+
+def comparison_texts(rows: MemoryRows) -> list[str]:
+    """Return the line that compares a plan with what was measured; none without a plan."""
+
+    def shown(size: float | None) -> str:
+        return "?" if size is None else f"{size:,.1f}"
+
+    parts = [
+        f"{name.replace('_', ' ')} {shown(planned)}, {shown(measured)}"
+        for name, planned, measured in rows
+        if measured is not None
+    ]
+    return [f"MiB: {'; '.join(parts)}"] if parts else []
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
