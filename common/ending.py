@@ -22,14 +22,13 @@ from common.failures import (
     out_of_memory_advice,
 )
 from common.memory import memory_used
-from common.metrics import Evaluation
 from common.wandb_media import attach_results
 
 if TYPE_CHECKING:
     from common.run import Run
 
 
-def finish(run: Run, evaluation: Evaluation) -> None:
+def finish(run: Run, evaluation: dict[str, float]) -> None:
     """Save the model, write `summary.json`, show the summary, and check the target.
 
     Args:
@@ -54,7 +53,8 @@ def finish(run: Run, evaluation: Evaluation) -> None:
         export(run)
     directory.write("summary.json", json_safe(summary))
     if memory:
-        directory.write("memory.json", {part: figures for part, *figures in memory})
+        named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}
+        directory.write("memory.json", named)
     attach_results(run, evaluation, memory)
     run.tracking.finish(summary)
     commands = run.tracking.commands

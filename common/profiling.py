@@ -158,9 +158,8 @@ class Profile:
         (self.folder / "verdict.json").write_text(json.dumps(verdict.facts(), indent=2) + "\n")
         first = self.run.global_step - (self.window.end - self.window.warm_up) + 1
         say(f"profile {verdict.text()}")
-        say(
-            f"        updates {first} to {self.run.global_step} are left out of perf/; {self.folder}"
-        )
+        left_out = f"updates {first} to {self.run.global_step} are left out of perf/"
+        say(f"        {left_out}; {self.folder}")
         attach_profile(self.run, self.folder, verdict.kind)
 
     def judge(self, window: Window) -> Any:

@@ -275,7 +275,7 @@ class Run:
 
     # After the loop
 
-    def finish(self, evaluation: Evaluation) -> None:
+    def finish(self, evaluation: dict[str, float]) -> None:
         """Save the model, write `summary.json`, show the summary, and check the target.
 
         Args:

@@ -67,7 +67,7 @@ def cost_of_update(
     if busy > room:  # kernels were slowed by the profiler
         kernels = {kind: value * room / busy for kind, value in kernels.items()}
         busy = room
-    idle = whole - busy
+    idle = max(0.0, whole - busy)
     waiting = min(data, idle)
     return UpdateCost(waiting, idle - waiting, kernels["memory"], kernels["compute"])
 

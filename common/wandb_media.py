@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.metrics import Evaluation
 from common.mistakes import Mistake, find_mistakes
 from common.wandb_run import STEP
 
 if TYPE_CHECKING:
-    from common.metrics import Evaluation
+    from common.memory_plan import MemoryRows
     from common.run import Run
 
 MOST_CLASSES = 40  # in a matrix; of more classes, those pairs are listed that are confused most
 MOST_PAIRS = 100
 
 
-def attach_results(run: Run, evaluation: Evaluation, memory: Sequence[Sequence[Any]]) -> None:
+def attach_results(run: Run, evaluation: Mapping[str, float], memory: MemoryRows) -> None:
     """Show the final evaluation and the memory, and keep the model where that was asked for.
 
     Args:
-        memory: rows of (part, planned MiB, measured MiB).
+        evaluation: what a recipe's `evaluate` returned; an `Evaluation` has more to show.
     """
 
     def send(wandb_run: Any) -> None:
         import wandb
 
-        names = run.data.class_names
-        panels: dict[str, Any] = {"eval/confusion": confusion(evaluation.confusion, names)}
-        loader = run.all_loaders[run.test_split]
-        found = find_mistakes(loader, evaluation.predicted, evaluation.labels, run.data)
-        if found:
-            panels["eval/mistakes"] = mistakes(found, names)
+        panels: dict[str, Any] = {}
+        if isinstance(evaluation, Evaluation):
+            names, loader = run.data.class_names, run.all_loaders[run.test_split]
+            panels["eval/confusion"] = confusion(evaluation.confusion, names)
+            found = find_mistakes(loader, evaluation.predicted, evaluation.labels, run.data)
+            if found:
+                panels["eval/mistakes"] = mistakes(found, names)
         if memory:
-            columns = ["part", "planned_mib", "measured_mib"]
+            columns: list[str | int] = ["part", "planned_mib", "measured_mib"]
             panels["memory/plan"] = wandb.Table(columns=columns, data=[list(r) for r in memory])
         wandb_run.log({**panels, STEP: run.global_step})
 
@@ -67,7 +69,9 @@ def keep_folder(wandb_run: Any, folder: Path, kind: str) -> None:
     import wandb
 
     artifact = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
-    artifact.add_dir(str(folder))
+    for path in sorted(folder.rglob("*")):  # `add_dir` would print
+        if path.is_file():
+            artifact.add_file(str(path), str(path.relative_to(folder)))
     wandb_run.log_artifact(artifact)
 
 
@@ -79,14 +83,13 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
     """
     import wandb
 
-    columns = ["Actual", "Predicted", "nPredictions"]
-    if len(class_names) > MOST_CLASSES:
+    columns: list[str | int] = ["Actual", "Predicted", "nPredictions"]
+    size = len(class_names)
+    if size > MOST_CLASSES:
         wrong = counts - torch.diag(counts.diagonal())
-        sizes, cells = wrong.flatten().sort(descending=True, stable=True)
-        pairs = [(divmod(int(c), len(class_names)), int(n)) for n, c in zip(sizes, cells)][
-            :MOST_PAIRS
-        ]
-        rows = [[class_names[a], class_names[b], n] for (a, b), n in pairs if n]
+        most, cells = (column.tolist() for column in wrong.flatten().topk(MOST_PAIRS))
+        pairs = zip(cells, most, strict=True)
+        rows = [[class_names[c // size], class_names[c % size], int(n)] for c, n in pairs if n]
         return wandb.Table(columns=columns, data=rows)
     rows = [
         [class_names[a], class_names[b], int(n)]
@@ -96,7 +99,7 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
     return wandb.plot_table(
         "wandb/confusion_matrix/v1",
         wandb.Table(columns=columns, data=rows),
-        {name: name for name in columns},
+        {str(name): str(name) for name in columns},
         {"title": "Final evaluation"},
     )
 
@@ -114,4 +117,5 @@ def mistakes(found: Sequence[Mistake], class_names: Sequence[str]) -> Any:
     rows = [
         [m.sample, shown(m.content), class_names[m.label], class_names[m.predicted]] for m in found
     ]
-    return wandb.Table(columns=["sample", kind, "label", "prediction"], data=rows)
+    columns: list[str | int] = ["sample", kind, "label", "prediction"]
+    return wandb.Table(columns=columns, data=rows)

@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from common.memory_plan import (
-    MemoryPlan,
+from common.memory_plan import MemoryPlan, plan_text
+from common.optimizers import decay_groups, start_momentum
+from common.tensor_memory import (
     SavedStorages,
     distinct_bytes,
     optimizer_state_bytes,
-    plan_text,
     state_tensors,
 )
-from common.optimizers import decay_groups, start_momentum
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
