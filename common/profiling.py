@@ -101,6 +101,8 @@ class Profile:
         if self.updates == window.end:
             self.guarded(self.write)
             self.stop()
+            # Others wait here for the first rank, not in an update that is counted.
+            self.run.accelerator.wait_for_everyone()
             watch.resume()
 
     def guarded(self, action: Callable[[], None]) -> None:
@@ -176,7 +178,8 @@ class Profile:
         rest = 1000 * (self.seconds - self.waited) / (window.warm_up - window.timed)
         data = 1000 * accumulation * self.making / max(self.made, 1)
         cost = verdict.cost_of_update(kernels, rest, data, is_asynchronous=is_cuda)
-        return verdict.judge(cost, run.config, run.accelerator.mixed_precision, self.placement)
+        precision, processes = run.accelerator.mixed_precision, run.accelerator.num_processes
+        return verdict.judge(cost, run.config, precision, self.placement, processes)
 
     def stop(self) -> None:
         """Turn the profiler off."""

@@ -72,7 +72,9 @@ def cost_of_update(
     return UpdateCost(waiting, idle - waiting, kernels["memory"], kernels["compute"])
 
 
-def judge(cost: UpdateCost, config: TrainingConfig, precision: str, placement: str) -> Verdict:
+def judge(
+    cost: UpdateCost, config: TrainingConfig, precision: str, placement: str, processes: int = 1
+) -> Verdict:
     """Name the largest part of an update: what a change would gain the most from.
 
     Args:
@@ -82,7 +84,9 @@ def judge(cost: UpdateCost, config: TrainingConfig, precision: str, placement: s
     parts = asdict(cost)
     words = {
         "data": "waiting for data",
-        "launch": "Python and launches, with no kernel running",
+        "launch": "Python and launches, with no kernel running"
+        if processes == 1
+        else "Python, launches and waiting for other processes, with no kernel running",
         "memory": "element-wise operations, normalisation and copies",
         "compute": "matrix products and convolutions",
     }
