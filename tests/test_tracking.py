@@ -137,7 +137,7 @@ def presented(runner: Runner, odd_images: Path) -> Finished:
     """A run with a group, notes, tags of its own and one by variable, and its model kept."""
     return runner.run(
         *("mnist_mlp", "--dataset", odd_images, "--max-steps", 6, "--log-every", 1),
-        *("--eval-every", 2, "--learning-rate", 0.3, "--group", "seeds", "--notes", "why it is"),
+        *("--eval-every", 2, "--learning-rate", 1e-5, "--group", "seeds", "--notes", "why it is"),
         *("--tags", "mine", "--log-model"),
         launcher="python",
         environment={"WANDB_TAGS": "theirs,mine", "WANDB_NAME": "a-name"},
