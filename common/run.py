@@ -36,6 +36,8 @@ class Run:
     Use it as a context manager: however the run ends, `status.json` says how.
     """
 
+    memory_plan: MemoryPlan  # from `start` on
+
     def __init__(self, config: TrainingConfig, recipe_file: str) -> None:
         self.config = config
         self.given = dict(vars(config))
@@ -124,7 +126,6 @@ class Run:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.unwrapped = self.accelerator.unwrap_model(model)
         self.description = description
-        self.memory_plan = MemoryPlan(self.accelerator, model, optimizer)
         beginning.start(self, compute_loss)
 
     # In the loop
