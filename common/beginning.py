@@ -10,6 +10,7 @@ from common.batch_size import fit_batch_size
 from common.export import load_weights
 from common.facts import describe_run
 from common.flops import ComputeLoss
+from common.memory_plan import MemoryPlan
 from common.optimizers import start_momentum
 from common.persistence import restore_random_state, restore_run
 from common.resume import read_json
@@ -32,6 +33,7 @@ def start(run: Run, compute_loss: ComputeLoss) -> None:
     local = Path(data.source.location).is_absolute()
     config.dataset = data.source.location if local else data.source.name
     config.dataset_config = data.source.configuration
+    run.memory_plan = MemoryPlan(run.accelerator, run.model, run.optimizer)
     run.facts = facts = describe_run(run)
     if config.resume is not None:
         saved = read_json(run.directory.path / "config.json")

@@ -20,7 +20,7 @@ CREDENTIALS = re.compile(r":(//)?[^/\s]*@")
 ConfigType = TypeVar("ConfigType", bound="TrainingConfig")
 
 # These say where and how one run is carried out, not what it computes: `--config` leaves them.
-NOT_REPEATED = {"config", "evaluate_only", "output_dir", "resume", "run_name"}
+NOT_REPEATED = {"config", "evaluate_only", "output_dir", "resume", "run_name", "notes", "profile"}
 
 # Least and most for the numbers of all recipes; not every recipe has every one.
 LARGEST = 1e300
@@ -81,7 +81,11 @@ class TrainingConfig:
     tracker: Literal["wandb", "tensorboard", "none"] = "wandb"  # Where metrics go, besides files.
     project: str = "accelerate-recipes"  # Project of the run at the tracker.
     run_name: str | None = None  # Name of the run (default: that of its directory).
-    tags: tuple[str, ...] = ()  # Tags of the run at the tracker.
+    group: str | None = None  # Group of the run at the tracker, such as one of seeds.
+    tags: tuple[str, ...] = ()  # Tags of the run at the tracker, besides those it gets by itself.
+    notes: str | None = None  # What this run is for, shown beside it at the tracker.
+    log_model: bool = False  # Keep the final model at the tracker too, as an artifact.
+    profile: bool = False  # Profile some updates: a trace, tables, a picture and a verdict.
     config: str | None = None  # A config.json of an earlier run to repeat; flags override it.
 
     def validate(self) -> None:

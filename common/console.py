@@ -49,7 +49,8 @@ class ProgressDisplay:
         """Show the metrics of one log interval."""
         epoch = f"{metrics['progress/epoch']:.2f}"
         loss = f"{metrics['train/loss']:.4f}"
-        speed = f"{metrics['perf/samples_per_second']:,.0f} samples/s"
+        rate = metrics.get("perf/samples_per_second")
+        speed = "profiling" if rate is None else f"{rate:,.0f} samples/s"
         memory = f"{peak_memory(metrics):,.0f} MiB"
         step = int(metrics["progress/global_step"])
         if self.bar is not None:

@@ -22,6 +22,7 @@ from common.failures import (
     out_of_memory_advice,
 )
 from common.memory import memory_used
+from common.wandb_media import attach_results
 
 if TYPE_CHECKING:
     from common.run import Run
@@ -45,13 +46,19 @@ def finish(run: Run, evaluation: dict[str, float]) -> None:
         run.show_evaluation(evaluation, run.test_split)
     run.logbook.flush()
     run.logbook.close_display()
+    memory = [] if config.evaluate_only else run.memory_plan.finish()
     summary = summarize(run, evaluation)
     run.agreement.end_collectives()
     if run.accelerator.is_main_process and not config.evaluate_only:
         export(run)
     directory.write("summary.json", json_safe(summary))
+    if memory:
+        named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}
+        directory.write("memory.json", named)
+    attach_results(run, evaluation, memory)
     run.tracking.finish(summary)
-    report.show_summary(run.recipe, summary, run.test_split, directory.path, run.tracking.commands)
+    commands = run.tracking.commands
+    report.show_summary(run.recipe, summary, run.test_split, directory.path, commands, memory)
     accuracy, target = evaluation["eval/accuracy"], config.target_accuracy
     if target is not None and accuracy < target:
         raise TrainingError(
@@ -89,6 +96,7 @@ def close(run: Run, error: BaseException | None) -> None:
         TrainingError: in place of an out-of-memory error, with the command that needs less.
     """
     run.logbook.close_display()
+    run.profile.stop()
     if isinstance(error, Preempted):
         console.say(error.message)
         run.logbook.flush()

@@ -43,6 +43,7 @@ def describe_run(run: Run) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in run.unwrapped.parameters()),
         },
         "plan": {"total_steps": run.total_steps, "updates_per_epoch": run.updates_per_epoch},
+        "memory_plan": run.memory_plan.facts(),
     }
 
 

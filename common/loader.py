@@ -121,6 +121,14 @@ class Loader:
         else:
             self.order = replace(self.order, batch_size=batch_size)
 
+    @property
+    def batches_per_gather(self) -> int:
+        """How many batches are made at once."""
+        size = self.samples.bytes_per_sample
+        if size is None or self.placement == "workers":
+            return 1
+        return max(1, GATHER_BYTES // (size * self.order.batch_size))
+
     def batch_of(self, samples: torch.Tensor) -> Batch:
         """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch."""
         if self.placement == "device":
@@ -151,10 +159,9 @@ class Loader:
 
     def from_device(self, micro_batches: Any, epoch: int | None) -> Iterator[Batch]:
         """Gather batches from the device's memory, several at a time where that is possible."""
-        size = self.samples.bytes_per_sample
-        per_gather = 1 if size is None else GATHER_BYTES // (size * self.order.batch_size)
-        for start in range(0, len(micro_batches), max(1, per_gather)):
-            group = micro_batches[start : start + max(1, per_gather)]
+        per_gather = self.batches_per_gather
+        for start in range(0, len(micro_batches), per_gather):
+            group = micro_batches[start : start + per_gather]
             gathered = self.samples.gather(torch.cat(list(group)), epoch)
             if len(group) == 1:
                 yield gathered

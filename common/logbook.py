@@ -31,7 +31,7 @@ class Logbook:
     def show_interval(self) -> None:
         """Show the metrics of the last log interval."""
         if self.display is not None:
-            self.display.update(self.latest)
+            self.display.update(self.pending)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to those of the present step."""

@@ -97,7 +97,8 @@ class Meters:
         values = {
             "train/loss": loss / micro_batches,
             "train/accuracy": correct / samples,
-            **throughput(ranks[:, :fields], self.flops, self.peak),
+            # No speed of an interval whose updates were all profiled.
+            **(throughput(ranks[:, :fields], self.flops, self.peak) if lap.updates else {}),
             **dict(zip(peaks, ranks[:, fields:-4].amax(0).tolist(), strict=True)),
             "perf/goodput": self.goodput(),
         }

@@ -81,8 +81,22 @@ class TrainingSums:
         return taken
 
 
+class Evaluation(dict[str, float]):
+    """The metrics of an evaluation, with what they were counted from.
+
+    ``confusion`` has counts of all ranks [classes, classes] by true, then predicted class;
+    ``predicted`` and ``labels`` [samples] are of this rank's first batches, in their order.
+    """
+
+    confusion: torch.Tensor
+    predicted: torch.Tensor
+    labels: torch.Tensor
+
+
 class EvaluationSums:
     """Loss and confusion counts of an evaluation, each sample once, over all ranks."""
+
+    BATCHES_KEPT = 64  # in which mistakes are looked for: enough for examples, bounded
 
     def __init__(self, accelerator: Accelerator, num_classes: int) -> None:
         self.accelerator = accelerator
@@ -90,24 +104,34 @@ class EvaluationSums:
         self.loss = torch.zeros((), device=accelerator.device)
         # Counts by true class, then predicted class.
         self.confusion = torch.zeros(num_classes**2, device=accelerator.device)
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Add a batch: its mean loss, logits [batch, classes], labels [batch]."""
-        cells = labels * self.num_classes + logits.argmax(-1)
+        predicted = logits.argmax(-1)
+        cells = labels * self.num_classes + predicted
         self.confusion.scatter_add_(0, cells, torch.ones_like(cells, dtype=torch.float32))
         self.loss += loss.detach() * len(labels)
+        if len(self.seen) < self.BATCHES_KEPT:
+            self.seen.append((predicted, labels))
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> Evaluation:
         """Return ``eval/loss``, ``eval/accuracy``, ``eval/count``; for two classes ``eval/f1``."""
         sums = torch.cat([self.loss[None], self.confusion])
         sums = self.accelerator.reduce(sums, "sum").double().cpu()
         confusion = sums[1:].view(self.num_classes, self.num_classes)
         count = float(confusion.sum())
-        metrics = {
-            "eval/loss": float(sums[0]) / count,
-            "eval/accuracy": float(confusion.diagonal().sum()) / count,
-            "eval/count": int(count),
-        }
+        metrics = Evaluation(
+            {
+                "eval/loss": float(sums[0]) / count,
+                "eval/accuracy": float(confusion.diagonal().sum()) / count,
+                "eval/count": int(count),
+            }
+        )
+        metrics.confusion = confusion
+        none = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+        columns = zip(*(self.seen or [none]), strict=True)
+        metrics.predicted, metrics.labels = (torch.cat(column).cpu() for column in columns)
         if self.num_classes == 2:
             errors = float(confusion[0, 1] + confusion[1, 0])
             hits = float(confusion[1, 1])

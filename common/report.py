@@ -10,6 +10,7 @@ from rich.table import Table
 
 from common.console import CONSOLE, peak_memory, say
 from common.errors import is_main_rank
+from common.memory_plan import MemoryRows, comparison_texts, plan_text
 
 PRECISIONS = {"no": "fp32"}
 
@@ -45,6 +46,7 @@ def show_plan(facts: Mapping[str, Any], logs: str) -> None:
             f"{plan['updates_per_epoch']:,}"
             + (f", cut at {config['max_steps']:,}" if config["max_steps"] else ""),
         ),
+        ("memory", plan_text(facts["memory_plan"])),
         ("logs", logs),
     ]
     for name, text in rows:
@@ -67,13 +69,19 @@ def show_evaluation(
 
 
 def show_summary(
-    recipe: str, summary: Mapping[str, Any], split: str, directory: Path, commands: list[str]
+    recipe: str,
+    summary: Mapping[str, Any],
+    split: str,
+    directory: Path,
+    commands: list[str],
+    memory: MemoryRows,
 ) -> None:
     """Print the table that ends a run.
 
     Args:
         split: that the final evaluation read.
         commands: to look at what the tracker wrote.
+        memory: of each part, planned and measured.
     """
     rows = [("accuracy", f"{summary['eval/accuracy']:.4f} on {split}")]
     if "eval/f1" in summary:
@@ -88,6 +96,7 @@ def show_summary(
             speed += f", {summary['perf/tokens_per_second']:,.0f} tokens/s"
         rows.append(("throughput", speed))
         rows.append(("peak memory", f"{peak_memory(summary):,.0f} MiB"))
+    rows += [("planned, taken", text) for text in comparison_texts(memory)]
     rows.append(("files", str(directory)))
     rows += [("view" if index == 0 else "", command) for index, command in enumerate(commands)]
     if not is_main_rank():

@@ -19,6 +19,7 @@ ConfigType = TypeVar("ConfigType", bound="TrainingConfig")
 # What a resumed run may change: none of it changes what the model learns.
 FREE = {
     *("config", "resume", "output_dir", "run_name", "project", "tags", "tracker"),
+    *("group", "notes", "log_model", "profile"),
     *("target_accuracy", "num_workers", "data_placement", "collective_timeout"),
     *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"),
     *("batch_size", "gradient_accumulation_steps"),  # together they keep the effective batch

@@ -21,8 +21,10 @@ from common.failures import GradientGuard, Preempted
 from common.flops import ComputeLoss
 from common.loader import Batch, Loader, Samples, make_loaders
 from common.logbook import Logbook
+from common.memory_plan import MemoryPlan
 from common.meters import Meters
 from common.persistence import save_run
+from common.profiling import Profile
 from common.runtime import build_accelerator
 from common.sampling import TrainingOrder
 from common.tracking import Tracking
@@ -33,6 +35,8 @@ class Run:
 
     Use it as a context manager: however the run ends, `status.json` says how.
     """
+
+    memory_plan: MemoryPlan  # from `start` on
 
     def __init__(self, config: TrainingConfig, recipe_file: str) -> None:
         self.config = config
@@ -59,6 +63,7 @@ class Run:
         self.tracking = Tracking(self.accelerator, self.directory.path)
         self.logbook = Logbook(self.tracking)
         self.facts: dict[str, Any] = {}  # what `config.json` holds
+        self.profile = Profile(self)
 
     # Before the loop
 
@@ -133,7 +138,8 @@ class Run:
         self.meters.stopwatch.start()
         while self.global_step < self.total_steps:
             self.epoch, update = divmod(self.global_step, self.updates_per_epoch)
-            batches = loader.epoch(self.epoch, update)
+            batches = self.profile.watch(loader.epoch(self.epoch, update), loader)
+            self.memory_plan.measure_first_step()
             while self.global_step < self.total_steps:
                 waited = time.perf_counter()
                 item = next(batches, None)
@@ -174,6 +180,7 @@ class Run:
                 self.guard.check(self.global_step)
             if self.global_step % self.agreement.every == 0:
                 self.agreement.check(self.directory.path)
+            self.profile.step()
 
     def log_training(self) -> None:
         """Gather one interval's figures from all ranks, log and show them."""
@@ -185,7 +192,7 @@ class Run:
             values["train/loss_scale"] = self.accelerator.scaler.get_scale()
         self.log(values)
         self.logbook.show_interval()
-        self.agreement.pace(values["perf/step_milliseconds"])
+        self.agreement.pace(values.get("perf/step_milliseconds", 1000.0))
 
     @property
     def is_last_step(self) -> bool:

@@ -57,9 +57,22 @@ class Stopwatch:
     started: float | None = None
     energy: Callable[[], float] = lambda: 0.0  # drawn so far, in joules
     joules_before: float = 0.0
+    paused: bool = False
+
+    def pause(self) -> None:
+        """Leave updates out, their samples too, until `resume`."""
+        self.stop()
+        self.paused = True
+
+    def resume(self) -> None:
+        """Count again."""
+        self.paused = False
+        self.start()
 
     def start(self) -> None:
         """Let time count from now on."""
+        if self.paused:
+            return
         self.synchronize()
         self.joules_before = self.energy()
         self.started = self.clock()
@@ -74,6 +87,8 @@ class Stopwatch:
 
     def count(self, work: Work, wait_seconds: float, is_update: bool) -> None:
         """Count a micro-batch that was trained on, and the time spent waiting for it."""
+        if self.paused:
+            return
         current = self.current
         current.samples += work.samples
         current.tokens += work.tokens

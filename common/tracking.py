@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from common import wandb_run
 from common.config import TrainingConfig
 from common.console import say
 from common.directory import json_safe
@@ -74,11 +75,10 @@ class Tracking:
             self.shown = "W&B is disabled by WANDB_MODE; metrics.jsonl"
             return
         arguments: dict[str, Any] = {
-            "name": name,
+            **wandb_run.init_arguments(config, facts, name),
             "mode": mode,
             "id": self.run_id,
             "resume": "allow" if self.run_id else None,
-            "tags": list(config.tags),
             "settings": wandb.Settings(
                 silent=True,
                 console="off",
@@ -103,8 +103,7 @@ class Tracking:
         run = self.accelerator.get_tracker("wandb", unwrap=True)
         self.run_id = run.id
         run.config.update(dict(facts), allow_val_change=True)
-        run.define_metric("progress/global_step")
-        run.define_metric("*", step_metric="progress/global_step")
+        wandb_run.define_metrics(run)
         for values in earlier:
             if values["progress/global_step"] >= run.step:
                 run.log(values, step=values["progress/global_step"])
@@ -142,6 +141,15 @@ class Tracking:
         except Exception as problem:
             self.give_up(problem)
 
+    def attach(self, send: Callable[[Any], None]) -> None:
+        """Let `send` add to the W&B run, where there is one; if it can't, that is said."""
+        for tracker in self.accelerator.trackers if self.main else []:
+            if tracker.name == "wandb":
+                try:
+                    send(tracker.tracker)
+                except Exception as problem:
+                    say(f"not sent to W&B ({type(problem).__name__}: {problem})")
+
     def finish(self, summary: Mapping[str, Any], exit_code: int = 0) -> None:
         """Close the tracker, with the end-of-run values as its summary."""
         if self.file is None:
@@ -151,8 +159,7 @@ class Tracking:
         try:
             for tracker in self.accelerator.trackers:
                 if tracker.name == "wandb":
-                    tracker.tracker.summary.update(dict(summary))
-                    tracker.tracker.finish(exit_code=exit_code)
+                    wandb_run.finish(tracker.tracker, summary, exit_code)
                 else:
                     tracker.finish()
         except Exception as problem:

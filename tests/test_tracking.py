@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import UNREACHABLE, Finished, Runner
+from tests.wandb_file import records
 
 # Of the length that W&B expects of a key.
 SECRET = "0badc0de" * 5
@@ -131,6 +132,163 @@ def test_project_name_and_tags_reach_wandb(unreachable: Finished) -> None:
     assert "second" in records
 
 
+@pytest.fixture(scope="module")
+def presented(runner: Runner, odd_images: Path) -> Finished:
+    """A run with a group, notes, tags of its own and one by variable, and its model kept."""
+    return runner.run(
+        *("mnist_mlp", "--dataset", odd_images, "--max-steps", 6, "--log-every", 1),
+        *("--eval-every", 2, "--learning-rate", 1e-5, "--group", "seeds", "--notes", "why it is"),
+        *("--tags", "mine", "--log-model"),
+        launcher="python",
+        environment={"WANDB_TAGS": "theirs,mine", "WANDB_NAME": "a-name"},
+        one_core=True,
+    )
+
+
+def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None:
+    """Group, type, notes, name and tags are in W&B's file; `WANDB_*` variables are honoured."""
+    shown = records(presented)["run"]
+    assert shown["run_group"] == "seeds"
+    assert shown["job_type"] == "train"
+    assert shown["notes"] == "why it is"
+    assert shown["display_name"] == "a-name"
+    precision = presented.config["environment"]["mixed_precision"].replace("no", "fp32")
+    data = presented.config["data"]["name"]
+    assert shown["tags"] == ["mnist_mlp", data, precision, "cpu", "mine", "theirs"]
+    assert "run_group" not in records(unreachable)["run"]
+
+
+def test_metrics_have_an_axis_and_a_best_value(presented: Finished) -> None:
+    """Each chart is over the update; W&B is told which of loss and accuracy is the best."""
+    metrics = records(presented)["metric"]
+    assert metrics["*"]["step_metric"] == "progress/global_step"
+    assert metrics["eval/accuracy"]["summary"] == {"max": True}
+    for name in ("eval/loss", "train/loss"):
+        assert metrics[name]["summary"] == {"min": True}
+        assert metrics[name]["step_metric"] == "progress/global_step"
+
+
+def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
+    """Under a metric's name is what `summary.json` has; `.max` and `.min` are the best."""
+    summary = records(presented)["summary"]
+    for name, value in presented.summary.items():
+        assert summary[name] == pytest.approx(value), name
+    for name, best, choose in (
+        ("eval/accuracy", "max", max),
+        ("eval/loss", "min", min),
+        ("train/loss", "min", min),
+    ):
+        values = presented.series(name).values()
+        assert summary[f"{name}.{best}"] == pytest.approx(choose(values)), name
+
+
+def test_final_evaluation_has_panels(presented: Finished) -> None:
+    """A confusion matrix of all samples, and wrong predictions with their images."""
+    found = records(presented)
+    last = found["history"][-1]
+    for name in ("eval/confusion_table", "eval/mistakes", "memory/plan"):
+        assert last[f"{name}._type"] == "table-file"
+    (folder,) = wandb_runs(presented)
+    table = json.loads((folder / "files" / last["eval/confusion_table.path"]).read_text())
+    assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
+    assert sum(row[2] for row in table["data"]) == presented.summary["eval/count"]
+    right = sum(row[2] for row in table["data"] if row[0] == row[1])
+    count, accuracy = presented.summary["eval/count"], presented.summary["eval/accuracy"]
+    assert right / count == pytest.approx(accuracy)
+    wrong = json.loads((folder / "files" / last["eval/mistakes.path"]).read_text())
+    assert wrong["columns"] == ["sample", "image", "label", "prediction"]
+    assert len(wrong["data"]) == min(32, count - right)
+    assert all(row[2] != row[3] for row in wrong["data"])
+    # The table in the run's folder says "Image"; the artifact that W&B shows has the files.
+    tables = [
+        {entry["path"] for entry in artifact["manifest"]["contents"]}
+        for artifact in found["artifact"]["run_table"]
+    ]
+    (mistakes,) = [names for names in tables if "eval/mistakes.table.json" in names]
+    assert len(mistakes) > 2
+    assert all(name.startswith("media/images/") for name in mistakes - {"eval/mistakes.table.json"})
+
+
+def test_memory_plan_is_kept(presented: Finished) -> None:
+    """Before training in `config.json` and on the terminal; after it beside what was measured."""
+    plan = presented.config["memory_plan"]
+    assert records(presented)["config"]["memory_plan"] == pytest.approx(plan)
+    parameters = presented.config["model"]["parameters"]
+    assert plan["weights_mib"] == pytest.approx(4 * parameters / 2**20, rel=0.1)
+    memory = presented.read("memory.json")
+    for part in ("weights", "gradients", "optimizer_state"):
+        assert memory[part]["planned_mib"] == pytest.approx(memory[part]["measured_mib"], rel=0.1)
+    assert memory["activations"]["measured_mib"] > 0
+    lines = presented.output.splitlines()
+    assert sum(line.startswith("memory  weights") for line in lines) == 1
+    assert sum(line.startswith("memory  activations") for line in lines) == 1
+
+
+def test_model_is_kept_on_request(presented: Finished, learned_mlp: Finished) -> None:
+    """`--log-model` keeps the files of `model/` as an artifact; without it there is none."""
+    (artifact,) = records(presented)["artifact"]["model"]
+    kept = {entry["path"] for entry in artifact["manifest"]["contents"]}
+    assert kept == {path.name for path in (presented.directory / "model").iterdir()}
+    assert "model" not in records(learned_mlp)["artifact"]
+
+
+def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> None:
+    """`--evaluate-only` is another type of job, with panels of its own."""
+    run = runner.run(
+        *("mnist_mlp", "--evaluate-only", "--init-from", presented.directory),
+        launcher="python",
+        one_core=True,
+    )
+    found = records(run)
+    assert found["run"]["job_type"] == "evaluate"
+    assert "eval/confusion_table._type" in found["history"][-1]
+    assert not (run.directory / "memory.json").exists()
+
+
+def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished, runner: Runner) -> None:
+    """Tokens are turned back into the words that were read."""
+    run = runner.run(
+        *("bert", "--evaluate-only", "--init-from", learned_bert.directory),
+        *("--tracker", "wandb"),
+        launcher="python",
+        one_core=True,
+    )
+    (folder,) = wandb_runs(run)
+    last = records(run)["history"][-1]
+    wrong = json.loads((folder / "files" / last["eval/mistakes.path"]).read_text())
+    assert wrong["columns"] == ["sample", "text", "label", "prediction"]
+    assert all(len(row[1].split()) > 2 for row in wrong["data"])
+
+
+def test_confusion_of_many_classes_lists_pairs() -> None:
+    """Where a matrix would be too large, the pairs that are confused most are listed."""
+    import torch
+
+    from common.wandb_media import confusion
+
+    counts = torch.eye(100) * 5
+    counts[3, 4], counts[70, 2] = 2, 9
+    table = confusion(counts, [f"class {i}" for i in range(100)])
+    assert table.data == [["class 70", "class 2", 9], ["class 3", "class 4", 2]]
+
+
+def test_what_cannot_be_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A panel that fails costs nothing else: metrics go on."""
+    from types import SimpleNamespace
+    from typing import Any
+
+    from common.tracking import Tracking
+
+    def refuse(_: Any) -> None:
+        raise ValueError("too large")
+
+    trackers = [SimpleNamespace(name="wandb", tracker=None)]
+    accelerator: Any = SimpleNamespace(is_main_process=True, trackers=trackers)
+    Tracking(accelerator, tmp_path).attach(refuse)
+    assert accelerator.trackers == trackers
+    assert "too large" in capsys.readouterr().out
+
+
 def test_command_line_is_not_sent_to_wandb(learned_mlp: Finished) -> None:
     """W&B gets neither the command line, which may hold a token, nor code."""
     (folder,) = wandb_runs(learned_mlp)
@@ -144,8 +302,8 @@ def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: 
     for run in (whole_mlp, distributed_mlp):
         assert not run.wandb_folder.exists()
         names = {path.name for path in run.directory.iterdir()}
-        files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "model"}
-        assert names == files | {"checkpoints"}
+        files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "memory.json"}
+        assert names == files | {"model", "checkpoints"}
         assert not (run.directory.parent / "wandb").exists()
 
 

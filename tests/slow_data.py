@@ -1,0 +1,32 @@
+"""Run a recipe whose transform of images is slow: not a test itself.
+
+python tests/slow_data.py MILLISECONDS_PER_SAMPLE RECIPE FLAGS...
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common.images import ImageSamples
+
+
+def slowed(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Return a method that takes so much longer for each sample of its first argument."""
+
+    def slow(self: ImageSamples, samples: Any, *others: Any) -> Any:
+        time.sleep(seconds * len(samples))
+        return method(self, samples, *others)
+
+    return slow
+
+
+if __name__ == "__main__":
+    seconds = float(sys.argv[1]) / 1000
+    ImageSamples.gather = slowed(ImageSamples.gather, seconds)  # type: ignore[method-assign]
+    ImageSamples.fetch = slowed(ImageSamples.fetch, seconds)  # type: ignore[method-assign]
+    sys.argv = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
