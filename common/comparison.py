@@ -31,7 +31,9 @@ def compare(runs: Sequence[RunRecord], target_accuracy: float | None = None) -> 
             lowest of the runs' best accuracies, which each of them reached.
     """
     best = [max(found) for run in runs if (found := accuracies(run))]
-    target = target_accuracy if target_accuracy is not None else min(best, default=None)
+    target = target_accuracy
+    if target is None and len(runs) > 1:
+        target = min(best, default=None)
     figures = [figures_of(run, target) for run in runs]
     for own in figures:
         own["throughput_ratio"] = ratio(own, figures[0], "samples_per_second")
@@ -66,6 +68,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
         "samples_per_second": rate(run, "perf/samples_per_second"),
         "tokens_per_second": rate(run, "perf/tokens_per_second"),
         "mfu": rate(run, "perf/mfu"),
+        "goodput": summary.get("perf/goodput"),
         "peak_memory_mib": memory,
         "memory_kind": kind,
         "final_accuracy": summary.get("eval/accuracy"),

@@ -97,6 +97,7 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     )
     add_number("throughput, tokens/s", "tokens_per_second", ",.0f")
     add_number("MFU", "mfu", ".1%")
+    add_number("goodput", "goodput", ".1%")
     kinds = {own["memory_kind"] for own in figures}
     add(
         "peak memory, MiB" + (f", {first['memory_kind']}" if len(kinds) == 1 else ""),
@@ -158,7 +159,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
+        if seconds >= 10 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
 

@@ -26,7 +26,8 @@ def environment(name: str) -> Fact:
 def data_set(facts: Mapping[str, Any]) -> str | None:
     """Return a data set's name and the sizes of its splits."""
     data = facts.get("data", {})
-    sizes = ", ".join(f"{name} {size:,}" for name, size in data.get("sizes", {}).items())
+    # W&B gives them in another order than the run's own files.
+    sizes = ", ".join(f"{name} {size:,}" for name, size in sorted(data.get("sizes", {}).items()))
     return f"{data.get('name')} ({sizes})" if data else None
 
 

@@ -83,7 +83,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
         UserError: when the file is damaged.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=not_a_number)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as problem:
@@ -100,11 +100,15 @@ def read_lines(path: Path) -> Iterable[Mapping[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             try:
-                value = json.loads(line)
+                value = json.loads(line, parse_constant=not_a_number)
             except ValueError:
                 return  # a run that is being written, or was killed
             if isinstance(value, dict):
                 yield value
+
+
+def not_a_number(name: str) -> None:
+    """Read NaN and infinities as missing: JSON has no words for them, though Python writes some."""
 
 
 def with_unique_names(runs: list[RunRecord]) -> list[RunRecord]:

@@ -82,7 +82,7 @@ def read_project(address: str) -> list[RunRecord]:
             found = list(api.runs(address, order="+created_at"))
         records = [
             record_of(
-                name=str(run.name),
+                name=run.name or run.id,
                 source="/".join(run.path),
                 facts=dict(run.config),
                 rows=merge_rows(run.scan_history()),

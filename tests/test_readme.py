@@ -15,7 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from common.config import parse_config
+from common.search_space import load_config_class, parse_space
 from common.sources import BUILT_IN
+from common.tune import read_command_line
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
 
@@ -135,9 +137,9 @@ def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) ->
 def prepare(line: str, workspace: Path, runner: Runner) -> None:
     """Make what earlier lines of the README would have left, if they were not run."""
     for name in re.findall(r"\bruns/(\w+)", line):
-        if (workspace / "runs" / name).exists() or f"--output-dir runs/{name}" in line:
+        if (workspace / "runs" / name).exists() or makes(line, name):
             continue
-        makers = [other for other in LINES if f"--output-dir runs/{name}" in other]
+        makers = [other for other in LINES if makes(other, name)]
         if f"--resume runs/{name}" in line:
             launched = recipe_of(shlex.split(line))
             assert launched is not None
@@ -145,6 +147,23 @@ def prepare(line: str, workspace: Path, runner: Runner) -> None:
         else:
             assert makers, f"no line of the README makes runs/{name}"
             shell(rewritten(makers[0], workspace), workspace, runner)
+
+
+def makes(line: str, name: str) -> bool:
+    """Whether a line makes the run, or begins the search, in runs/`name`."""
+    begins = f"--study runs/{name}" in line and ".py" in line
+    return begins or f"--output-dir runs/{name}" in line
+
+
+def small_search(words: list[str]) -> list[str]:
+    """Return a command that searches, with few and tiny trials: three at most, one where it begins."""
+    begins = any(word.endswith(".py") for word in words)
+    if "--trials" in words:
+        position = words.index("--trials")
+        del words[position : position + 2]
+    tiny = {"--max-steps": 2, "--eval-every": 1, "--tracker": "none", "--dataset": "digits"}
+    flags = [f"{word}" for pair in tiny.items() for word in pair] if begins else []
+    return [*words, *flags, "--trials", "1" if begins else "2"]
 
 
 def rewritten(line: str, workspace: Path) -> str:
@@ -159,11 +178,15 @@ def rewritten(line: str, workspace: Path) -> str:
             prefix += words.pop(0) + " "
         if not words:
             continue
-        if words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
+        if words[:3] == ["python", "-m", "common.tune"]:
+            parts[position] = prefix + shlex.join(small_search(words))
+        elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
             parts[position] = prefix + shlex.join(small(words, workspace))
         elif words[0] in LOOKED_AT:
+            for word in words:
+                assert not word.endswith((".yaml", ".txt", ".sh")) or (REPOSITORY / word).is_file()
             parts[position] = prefix + "true"
-        elif words[:3] == ["python", "-m", "common.compare"]:
+        elif words[:2] == ["python", "-m"] and words[2] in ("common.compare", "common.workspace"):
             parts[position] = prefix + shlex.join(words)
         elif words[0] == "python":
             scripts = [word for word in words if word.endswith(".py")]
@@ -188,7 +211,7 @@ def marked_lines() -> Iterator[object]:
         if needs_gpu(line):
             continue
         recipe = re.search(r"(?:launch|torchrun).* recipes/(\w+)\.py", line)
-        is_slow = "launch train.py" in line
+        is_slow = "launch train.py" in line or "common.tune" in line
         if recipe is not None:
             is_slow = recipe[1] in launched and not re.search(r"mnist_mlp.*runs/first", line)
             launched.add(recipe[1])
@@ -205,8 +228,10 @@ def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
-    if "--help" in line:
-        assert "--learning-rate" in output
+    shown = {"--help": "--learning-rate", "common.compare": "(baseline)"}
+    shown |= {"common.tune": "best: trial-", "common.workspace": "train/loss"}
+    for word, said in shown.items():
+        assert word not in line or said in output, output
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if needs_gpu(line)])
@@ -242,6 +267,11 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
     """The flags that the test above changes are right as the README has them."""
     for command in SEPARATOR.split(line)[::2]:
         words = shlex.split(command)
+        if words[:3] == ["python", "-m", "common.tune"] and "recipes/" in command:
+            settings = read_command_line(words[3:])[1]
+            recipe = REPOSITORY / settings.recipe
+            assert parse_space(settings.flags, load_config_class(recipe), recipe)[0]
+            continue
         launched = recipe_of(words) if {"launch", "torchrun", "python"} & set(words) else None
         if launched is None or not Path(words[-len(launched[1]) - 1]).match("recipes/*.py"):
             continue
