@@ -156,7 +156,7 @@ def makes(line: str, name: str) -> bool:
 
 
 def small_search(words: list[str]) -> list[str]:
-    """Return a command that searches, with few and tiny trials: three at most, one where it begins."""
+    """Return a command that searches, with tiny trials: three at most, one where it begins."""
     begins = any(word.endswith(".py") for word in words)
     if "--trials" in words:
         position = words.index("--trials")
