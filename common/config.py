@@ -62,6 +62,7 @@ class TrainingConfig:
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # Precision of the arithmetic.
     compile: bool = False  # Compile the model with torch.compile.
+    gradient_compression: Literal["no", "fp16", "bf16"] = "no"  # Gradients' type between processes.
     gradient_checkpointing: bool = False  # Recompute activations: less memory, more time.
     seed: int = 0  # Seed of initial weights, sample order, augmentation and dropout.
     deterministic: bool = False  # Only deterministic kernels: the same bits in every run.

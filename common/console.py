@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,4 +80,6 @@ def quiet_transformers() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    # The name that all releases of version 5 know; it goes in version 6.
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable` is deprecated")
     logging.disable_progress_bar()

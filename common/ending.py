@@ -11,6 +11,7 @@ import torch
 
 from common import console, report
 from common.checkpoint import step_folders
+from common.compilation import compile_seconds
 from common.directory import json_safe
 from common.errors import UserError, let_main_rank_exit_first
 from common.export import save_model
@@ -75,6 +76,8 @@ def summarize(run: Run, evaluation: Mapping[str, float]) -> dict[str, Any]:
     if run.logbook.best_accuracy is not None:
         summary["eval/best_accuracy"] = run.logbook.best_accuracy
     summary["perf/goodput"] = run.meters.goodput()
+    if run.config.compile:
+        summary["time/compile_seconds"] = compile_seconds()
     summary["time/train_seconds"] = run.meters.stopwatch.train_seconds
     summary["time/total_seconds"] = time.perf_counter() - run.began
     return summary

@@ -49,17 +49,19 @@ class GradientGuard:
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.unchecked: list[torch.Tensor] = []
+        self.parameters: list[nn.Parameter] = []  # found once: looking costs as much as clipping
 
     def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Clip the global norm of the gradients, and mark the update if they are not finite."""
         self.accelerator.unscale_gradients()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        self.parameters = self.parameters or [*model.parameters()]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.grad_norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         self.unchecked.append(self.grad_norm)
         if self.accelerator.scaler is not None:  # which skips the update itself
             if self.max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(
-                    model.parameters(), self.max_grad_norm, self.grad_norm, foreach=True
+                    self.parameters, self.max_grad_norm, self.grad_norm, foreach=True
                 )
             return
         bare: Any = optimizer.optimizer  # type: ignore[attr-defined]

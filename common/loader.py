@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
-from torch.utils.data import DataLoader
 
 from common.sampling import EvaluationOrder, TrainingOrder
-from common.signals import STOP_SIGNALS
 from common.stopwatch import Work
+from common.workers import WorkerBatches, fetched, moved
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -172,40 +170,10 @@ class Loader:
 
     def from_workers(self, micro_batches: Any, epoch: int | None) -> Iterator[Batch]:
         """Have worker processes make batches, and move them while the one before is used."""
-        loader = DataLoader(
-            WorkerBatches(self.samples, micro_batches),
-            batch_size=None,
-            num_workers=self.num_workers,
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=ignore_stop_signals,
-            # Its own generator: making an iterator must not draw from the one of dropout.
-            generator=torch.Generator(),
-        )
-        for samples, raw in zip(micro_batches, loader, strict=True):
-            moved = {
-                name: values.to(self.device, non_blocking=True) for name, values in raw.items()
-            }
-            yield self.samples.finish(moved, samples.to(self.device, non_blocking=True), epoch)
-
-
-def ignore_stop_signals(worker: int) -> None:
-    """Let a worker outlive a signal to the whole job: its loader ends it, after the last update."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-class WorkerBatches(torch.utils.data.Dataset[Batch]):
-    """Raw batches by number, for `DataLoader`'s workers."""
-
-    def __init__(self, samples: Samples, micro_batches: Any) -> None:
-        self.samples = samples
-        self.micro_batches = micro_batches
-
-    def __len__(self) -> int:
-        return len(self.micro_batches)
-
-    def __getitem__(self, position: int) -> Batch:
-        return self.samples.fetch(self.micro_batches[position])
+        fetch = WorkerBatches(self.samples.fetch, micro_batches)
+        batches = moved(fetched(fetch, self.num_workers, self.device), self.device)
+        for samples, batch in zip(micro_batches, batches, strict=True):
+            yield self.samples.finish(batch, samples.to(self.device, non_blocking=True), epoch)
 
 
 def free_memory(device: torch.device) -> int:

@@ -27,6 +27,12 @@ def memory_used(device: torch.device) -> dict[str, float]:
     return metrics
 
 
+def memory_peaks(device: torch.device) -> dict[str, float]:
+    """Return this rank's ``memory/`` metrics of the whole run, in MiB: peaks, all of them."""
+    host = peak_memory_bytes(torch.device("cpu"))
+    return memory_used(device) | {"memory/host_rss_mib": host / MEBIBYTE}
+
+
 def device_memory(device: torch.device) -> int:
     """Return all memory of `device` in bytes; on a CPU, what the process's container may take."""
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from torch import nn
 from common.console import say
 from common.flops import ComputeLoss, TrainingFlops, training_flops
 from common.hardware import PowerMeter, peak_tflops
-from common.memory import memory_used
+from common.memory import memory_peaks, memory_used
 from common.metrics import TrainingSums
 from common.stopwatch import Interval, Stopwatch, Work, synchronize, throughput
 
@@ -90,8 +90,7 @@ class Meters:
         self.find_flops()
         peaks = memory_used(self.accelerator.device) | self.power.readings()
         counts = torch.tensor([*vars(lap).values(), *peaks.values()], dtype=torch.float64)
-        mine = torch.cat([counts, self.sums.take()]).to(self.accelerator.device)
-        ranks = self.accelerator.gather(mine[None]).cpu()
+        ranks = self.gather(torch.cat([counts, self.sums.take()]))
         fields = len(vars(lap))
         loss, correct, micro_batches, samples = ranks[:, -4:].sum(0).tolist()
         values = {
@@ -115,14 +114,20 @@ class Meters:
         return self.stopwatch.useful_seconds / (time.time() - self.began_at)
 
     def whole_run(self) -> dict[str, float]:
-        """Return the loss of the last update and the ``perf/`` metrics of all updates."""
+        """Return the last update's loss, and ``perf/`` and the ``memory/`` peaks of all the run."""
         whole = list(vars(self.stopwatch.whole_run).values())
-        mine = torch.tensor([[*whole, self.sums.last_loss()]], dtype=torch.float64)
-        ranks = self.accelerator.gather(mine.to(self.accelerator.device)).cpu()
+        peaks = memory_peaks(self.accelerator.device)
+        mine = [*whole, *peaks.values(), self.sums.last_loss()]
+        ranks = self.gather(torch.tensor(mine, dtype=torch.float64))
         return {
-            **throughput(ranks[:, :-1], self.flops, self.peak),
+            **throughput(ranks[:, : len(whole)], self.flops, self.peak),
+            **dict(zip(peaks, ranks[:, len(whole) : -1].amax(0).tolist(), strict=True)),
             "train/loss": float(ranks[:, -1].mean()),
         }
+
+    def gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return the figures of all ranks, float64 [world_size, figures], on the host."""
+        return self.accelerator.gather(mine[None].to(self.accelerator.device)).cpu()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint needs of this rank."""

@@ -89,7 +89,10 @@ def show_summary(
     if "eval/best_accuracy" in summary:
         rows.append(("best accuracy", f"{summary['eval/best_accuracy']:.4f} on validation"))
     seconds = summary["time/total_seconds"]
-    rows.append(("time", f"{seconds:.1f} s, {summary['time/train_seconds']:.1f} s in training"))
+    time = f"{seconds:.1f} s, {summary['time/train_seconds']:.1f} s in training"
+    if "time/compile_seconds" in summary:
+        time += f", {summary['time/compile_seconds']:.1f} s of it compiling"
+    rows.append(("time", time))
     if "perf/samples_per_second" in summary:
         speed = f"{summary['perf/samples_per_second']:,.0f} samples/s"
         if "perf/tokens_per_second" in summary:

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import (
     DataLoaderConfiguration,
+    DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     set_seed,
@@ -50,7 +51,11 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
             # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+            DistributedDataParallelKwargs(
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+                comm_hook=DDPCommunicationHookType(config.gradient_compression),
+            ),
         ],
     )
     if accelerator.num_processes != world_size:

@@ -14,6 +14,7 @@ from common.datasets import load_raw
 from common.errors import UserError
 from common.images import as_tensor
 from common.loader import Batch
+from common.packing import POSITIONS, token_positions
 from common.sources import DataSource, cache_folder
 from common.stopwatch import Work
 from common.tokenization import tokenize, tokenizer_fingerprint
@@ -45,6 +46,7 @@ class TextSamples:
         self.num_bytes = sum(array.nbytes for array in self.arrays.values())
         self.bytes_per_sample: int | None = None  # each batch has a length of its own
         self.lengths_vary = True
+        self.padding_free = False  # whether batches say where their real tokens are
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -55,14 +57,22 @@ class TextSamples:
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Make a padded batch from the device's memory; its length is known on the host."""
-        length = self.padded_length(samples)
-        samples = samples.to(self.placed["labels"].device, non_blocking=True)
-        return self.padded(self.placed, samples, length)
+        length, device = self.padded_length(samples), self.placed["labels"].device
+        batch = self.padded(self.placed, samples.to(device, non_blocking=True), length)
+        positions = self.positions(samples, length).items()
+        return batch | {name: values.to(device, non_blocking=True) for name, values in positions}
 
     def fetch(self, samples: torch.Tensor) -> Batch:
         """Make a padded batch on the host, in a worker."""
         arrays = {name: as_tensor(array) for name, array in self.arrays.items()}
-        return self.padded(arrays, samples, self.padded_length(samples))
+        length = self.padded_length(samples)
+        return self.padded(arrays, samples, length) | self.positions(samples, length)
+
+    def positions(self, samples: torch.Tensor, length: int) -> Batch:
+        """Return where the real tokens of a padded batch are, if the model is to know."""
+        if not self.padding_free:
+            return {}
+        return {POSITIONS: token_positions(self.length_list[samples], length)}
 
     def finish(self, raw: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Nothing is left to do on the device."""
@@ -115,6 +125,7 @@ def load_text(
     max_length: int,
     text_columns: tuple[str, ...],
     label_column: str | None,
+    padding_free: bool = False,
 ) -> TextData:
     """Return a text data set, tokenising it first where no cache of it exists.
 
@@ -122,6 +133,7 @@ def load_text(
         checkpoint: Hub id or folder whose tokenizer to use; "scratch" trains a WordPiece
             vocabulary on the training text.
         max_length: tokens after which a sample is cut, special tokens included.
+        padding_free: whether batches say where their real tokens are.
     Raises:
         UserError: for data or a tokenizer that can't be read or used.
     """
@@ -146,6 +158,8 @@ def load_text(
         split: TextSamples(*(cached.array(f"{split}_{name}") for name in names))
         for split in facts["splits"]
     }
+    for samples in splits.values():
+        samples.padding_free = padding_free
     return TextData(
         source,
         facts["class_names"],

@@ -18,10 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from common.compilation import compile_layers
 from common.config import TrainingConfig, parse_config
 from common.loader import Batch, Loader
 from common.metrics import EvaluationSums
 from common.optimizers import decay_groups
+from common.packing import leave_out_padding
 from common.pretrained import choose_checkpoint, load_bert, small_bert
 from common.run import Run
 from common.schedule import warmup_decay
@@ -38,6 +40,7 @@ class Config(TrainingConfig):
     model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
     max_length: int = 128  # Tokens after which a text is cut, special ones included.
     dropout: float = 0.1  # Share of activations dropped while training.
+    padding_free: bool = False  # Leave padding out of all layers' work but attention's.
     text_columns: tuple[str, ...] = ()  # One or two columns of text (default: all that hold any).
 
 
@@ -57,6 +60,7 @@ def load_data(config: Config, run: Run) -> TextData:
         max_length=config.max_length,
         text_columns=config.text_columns,
         label_column=config.label_column,
+        padding_free=config.padding_free,
     )
 
 
@@ -68,6 +72,8 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     model = load(config.model, data, config.dropout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
+    if config.padding_free:
+        leave_out_padding(model)
     return model, {"name": f"BERT ({config.model})", "max_length": config.max_length}
 
 
@@ -78,7 +84,7 @@ def peak_learning_rate(config: Config) -> float:
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    inputs = {name: values for name, values in batch.items() if name != "labels"}
     logits = model(**inputs).logits
     return F.cross_entropy(logits, batch["labels"]), logits
 
@@ -107,10 +113,9 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data)
         if config.compile:
-            model.compile()
-        optimizer = torch.optim.AdamW(
-            decay_groups(model, config.weight_decay), lr=peak_learning_rate(config), fused=True
-        )
+            compile_layers(model.bert.encoder.layer)
+        groups = decay_groups(model, config.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)
         warmup_steps = run.warmup_steps(share=0.1)
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)

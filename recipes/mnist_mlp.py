@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from common.compilation import compile_model
 from common.config import TrainingConfig, parse_config
 from common.images import ImageData, load_images
 from common.loader import Batch, Loader
@@ -126,10 +127,9 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data)
         if config.compile:
-            model.compile()
-        optimizer = torch.optim.AdamW(
-            decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True
-        )
+            compile_model(model)
+        groups = decay_groups(model, config.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         warmup_steps = run.warmup_steps(share=0.1)
         scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from common.compilation import compile_model
 from common.config import TrainingConfig, parse_config
 from common.images import ImageData, load_images
 from common.loader import Batch, Loader
@@ -176,7 +177,7 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data)
         if config.compile:
-            model.compile()
+            compile_model(model)
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.SGD(
             groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True

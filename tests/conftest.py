@@ -18,12 +18,24 @@ for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
     del os.environ[_name]
 os.environ.update(clean_environment(Path(ROOT.name)))
 
+# Modules whose tests look at no common run, so that any of pytest's workers can take each.
+SPREAD = {"test_batch_size", "test_command_line", "test_data", "test_faults", "test_resume"}
+SHARE_WITH = {"test_launch_configs": "test_equivalence"}  # its runs
 # Updates of a learning rate that rises over the first three, 64 samples each, fp32, no dropout:
 # what is left to differ between two ways of making the same update is rounding.
 SAME_UPDATES = (
     *("--epochs", 3, "--warmup-steps", 3, "--log-every", 1, "--learning-rate", 3e-3),
     *("--mixed-precision", "no", "--dropout", 0),
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, and keep on one worker what looks at the same runs."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        module = item.path.stem
+        if module not in SPREAD:
+            item.add_marker(pytest.mark.xdist_group(SHARE_WITH.get(module, module)))
 
 
 @pytest.fixture(scope="session")

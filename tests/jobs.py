@@ -12,7 +12,14 @@ from typing import Any
 
 import psutil
 
-from tests.launch import REPOSITORY, Launcher, Runner, clean_environment, launch_command
+from tests.launch import (
+    REPOSITORY,
+    Launcher,
+    Runner,
+    clean_environment,
+    launch_command,
+    stay_on_one_core,
+)
 
 EVERY = 3
 # Dropout, accumulation, several epochs, checkpoints in the middle of each (11 updates).
@@ -33,7 +40,9 @@ class Job:
         *flags: object,
         directory: Path,
         launcher: Launcher = "python",
+        one_core: bool = False,
     ) -> None:
+        """Start it; the arguments are those of `Runner.run`."""
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
         command = [*launch_command(launcher), str(script), *map(str, flags)]
         self.directory = directory
@@ -48,6 +57,7 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=stay_on_one_core if one_core else None,
             )
 
     def said(self) -> str:

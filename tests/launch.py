@@ -228,9 +228,11 @@ def run_command(
 
 
 def stay_on_one_core() -> None:
-    """Let this process and its children run on one of the cores that it may use."""
+    """Let this process and its children run on one core: each worker of pytest has its own."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        cores = sorted(os.sched_getaffinity(0))
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[worker % len(cores)]})
 
 
 def plain(text: str) -> str:

@@ -169,6 +169,35 @@ def test_way_of_computing_changes_rounding_alone(
         timeout=600,
     )
     assert_same_run(whole, run, weights_within=5e-4)
+    compiled = run.summary.get("time/compile_seconds")
+    assert (compiled is not None) == (flag == "--compile")
+    assert compiled is None or 0.1 < compiled < run.summary["time/total_seconds"]
+
+
+def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finished) -> None:
+    """Packed tokens and padded ones train to the same losses and weights."""
+    run = runner.run(
+        *("bert", "--config", whole_bert.directory, "--padding-free"),
+        launcher="python",
+        one_core=True,
+    )
+    assert run.config["config"]["padding_free"]
+    assert_same_run(whole_bert, run, weights_within=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_gradient_compression_rounds_what_processes_exchange(
+    kind: str, runner: Runner, distributed_mlp: Finished
+) -> None:
+    """Gradients in 16 bits on their way: nearly the same losses, and not the same bits."""
+    run = runner.run(
+        *("mnist_mlp", "--config", distributed_mlp.directory, "--gradient-compression", kind),
+        launcher="two",
+    )
+    losses, others = run.series("train/loss"), distributed_mlp.series("train/loss")
+    assert losses == pytest.approx(others, rel=0.02)
+    assert losses[1] == others[1]  # before any update
+    assert losses != others
 
 
 @pytest.mark.slow
