@@ -101,15 +101,20 @@ def packed_attention(
         return plain.transpose(1, 2), None
     assert attention_mask is not None
     batch, length = len(attention_mask), attention_mask.shape[-1]
-    tokens = [states[0].transpose(0, 1) for states in (query, key, value)]
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
     if dropout == 0.0 and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 
         ends = attention_mask.sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
         starts = F.pad(ends, (1, 0))
-        attended = varlen_attn(*tokens, starts, starts, length, length, scale=scaling)
+        attended = varlen_attn(queries, keys, values, starts, starts, length, length, scale=scaling)
         assert isinstance(attended, torch.Tensor)
         return attended[None], None
-    spread_out = [spread(states, positions, batch, length).transpose(1, 2) for states in tokens]
-    attended = F.scaled_dot_product_attention(*spread_out, attention_mask, dropout, scale=scaling)
+
+    def apart(tokens: torch.Tensor) -> torch.Tensor:
+        return spread(tokens, positions, batch, length).transpose(1, 2)
+
+    attended = F.scaled_dot_product_attention(
+        apart(queries), apart(keys), apart(values), attention_mask, dropout, scale=scaling
+    )
     return attended.transpose(1, 2).flatten(0, 1)[positions][None], None

@@ -113,7 +113,7 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data)
         if config.compile:
-            compile_layers(model.bert.encoder.layer)
+            compile_layers(model.get_submodule("bert.encoder.layer").children())
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)
         warmup_steps = run.warmup_steps(share=0.1)
