@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from common.agreement import Agreement
 from common.checkpoint import Checkpoints
 from common.config import TrainingConfig
 from common.directory import RunDirectory
+from common.evaluation import evaluating
 from common.failures import GradientGuard, Preempted
 from common.flops import ComputeLoss
 from common.loader import Batch, Loader, Samples, make_loaders
@@ -221,36 +222,9 @@ class Run:
         save_run(self)
         self.meters.stopwatch.start()
 
-    @contextmanager
-    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Give the bare model in evaluation mode, with throughput's clock stopped.
-
-        Buffers such as batch norm's statistics differ between ranks, and are averaged first.
-        The bare model is used, because ranks may have different numbers of batches. A request to
-        stop cuts the evaluation short: the run is saved and left, and its resumption makes it
-        again.
-        """
-        running = self.meters.stopwatch.started is not None
-        self.meters.stopwatch.stop()
-        unwrapped = self.accelerator.unwrap_model(model)
-        if self.accelerator.num_processes > 1 and not self.owes_evaluation:
-            for buffer in unwrapped.buffers():
-                if buffer.is_floating_point():
-                    buffer.copy_(self.accelerator.reduce(buffer, "mean"))
-        unwrapped.eval()
-        with torch.inference_mode():
-            yield unwrapped
-        unwrapped.train()
-        if not self.config.evaluate_only:
-            self.agreement.check(self.directory.path)
-            if self.agreement.stopping:
-                # The loop saves after its evaluation, and before the final one.
-                self.owes_evaluation |= self.checkpoints.last_step < self.global_step
-                self.save()
-                self.leave()
-            self.owes_evaluation = False
-        if running:
-            self.meters.stopwatch.start()
+    def evaluating(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
+        """Give the bare model in evaluation mode, with throughput's clock stopped."""
+        return evaluating(self, model)
 
     def log(self, values: dict[str, float]) -> None:
         """Log metrics at the present step; those of one step are written together."""
