@@ -133,15 +133,14 @@ def plan_text(facts: Mapping[str, float]) -> str:
     )
 
 
-def comparison_texts(rows: MemoryRows) -> list[str]:
-    """Return the line that compares a plan with what was measured; none without a plan."""
+def comparison_text(rows: MemoryRows) -> str:
+    """Return the line that sets what was measured beside the plan."""
 
     def shown(size: float | None) -> str:
         return "?" if size is None else f"{size:,.1f}"
 
-    parts = [
-        f"{name.replace('_', ' ')} {shown(planned)}, {shown(measured)}"
+    return ", ".join(
+        f"{name.replace('_', ' ')} {shown(planned)} → {shown(measured)}"
         for name, planned, measured in rows
-        if measured is not None
-    ]
-    return [f"MiB: {'; '.join(parts)}"] if parts else []
+        if measured
+    )

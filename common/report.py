@@ -10,7 +10,7 @@ from rich.table import Table
 
 from common.console import CONSOLE, peak_memory, say
 from common.errors import is_main_rank
-from common.memory_plan import MemoryRows, comparison_texts, plan_text
+from common.memory_plan import MemoryRows, comparison_text, plan_text
 
 PRECISIONS = {"no": "fp32"}
 
@@ -99,7 +99,8 @@ def show_summary(
             speed += f", {summary['perf/tokens_per_second']:,.0f} tokens/s"
         rows.append(("throughput", speed))
         rows.append(("peak memory", f"{peak_memory(summary):,.0f} MiB"))
-    rows += [("planned, taken", text) for text in comparison_texts(memory)]
+    if memory:
+        rows.append(("planned → taken", f"MiB: {comparison_text(memory)}"))
     rows.append(("files", str(directory)))
     rows += [("view" if index == 0 else "", command) for index, command in enumerate(commands)]
     if not is_main_rank():
