@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at what other ranks announced, where no collective can ask them.
 LOOK_EVERY = 1.0
+LETTING_GO = 0.2  # seconds
 ANNOUNCEMENT = "stop-requested"
 
 
@@ -90,7 +91,10 @@ class Agreement:
         """Let the last collective be forgotten before a process can exit.
 
         A thread of gloo (torch 2.13) that drops the last reference to a reduced tensor while
-        the interpreter exits aborts the process; a barrier holds no tensor and outlives those.
+        the interpreter exits aborts the process. A barrier holds no tensor, and outlives those
+        but for the moment in which another thread lets go of its own.
         """
         if self.accelerator.num_processes > 1:
             self.accelerator.wait_for_everyone()
+            if self.accelerator.device.type == "cpu":
+                time.sleep(LETTING_GO)

@@ -27,12 +27,17 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     """Return an Accelerator set to what is best for the hardware.
 
     Raises:
-        UserError: when the precision asked for can't run here, or when the launcher started
-            more processes than can see each other.
+        UserError: when the precision asked for can't run here, in arithmetic or in gradients
+            that travel, or when the launcher started more processes than can see each other.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     use_cpu = not torch.accelerator.is_available() or asked_for_cpu()
     precision = choose_precision(config.mixed_precision, use_cpu)
+    if use_cpu and config.gradient_compression == "bf16":
+        raise UserError(
+            "gradients can't travel as bf16 between processes on a CPU: pass "
+            "--gradient-compression fp16"
+        )
     set_kernels(config.deterministic)
     if use_cpu:
         torch.set_num_threads(cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

@@ -82,9 +82,9 @@ class Block(nn.Module):
         for convolution in deep if bottleneck else plain:
             layers += [*convolve(*convolution), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(*layers[:-1])
-        self.shortcut = nn.Sequential()
-        if stride != 1 or in_channels != channels:
-            self.shortcut = nn.Sequential(*convolve(in_channels, channels, 1, stride))
+        same = stride == 1 and in_channels == channels
+        shortcut = [] if same else convolve(in_channels, channels, 1, stride)
+        self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return F.relu(self.body(features) + self.shortcut(features), inplace=True)
@@ -134,12 +134,8 @@ class ResNet(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    arguments: dict[str, Any] = {
-        "name": config.model,
-        "channels": data.channels,
-        "image_size": data.image_size,
-        "classes": len(data.class_names),
-    }
+    shape = {"channels": data.channels, "image_size": data.image_size}
+    arguments: dict[str, Any] = {"name": config.model, **shape, "classes": len(data.class_names)}
     model = ResNet(**arguments)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.gradient_checkpointing = config.gradient_checkpointing

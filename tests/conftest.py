@@ -29,6 +29,7 @@ SAME_UPDATES = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, and keep on one worker what looks at the same runs."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -90,7 +90,9 @@ def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> Non
     ]
     for own, other in zip(ours.rows, theirs.rows, strict=True):
         assert {name: other[name] for name in own} == pytest.approx(own)
-    assert theirs.summary == pytest.approx(ours.summary)
+    # W&B's summary has the best values, and what it shows as panels, besides.
+    summary = {name: theirs.summary[name] for name in ours.summary}
+    assert summary == pytest.approx(ours.summary)
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_kills_at_random_moments_change_nothing(
     expected, _, updates = recorded(tmp_path / "whole")
     record, beginnings, made = recorded(tmp_path / "killed")
     assert record == expected
-    assert beginnings == [divmod(step, per_epoch) for step in started_at]
+    assert beginnings == [divmod(step, per_epoch) for step in started_at if step < total]
     # A checkpoint is written while the updates up to the next one go on: a kill costs those too.
     assert made <= updates + 2 * EVERY * (len(started_at) - 1)
     assert learned(directory) == learned(whole.directory)

@@ -26,6 +26,7 @@ VOCABULARY = ALWAYS | {
     *("train/loss_scale", "eval/f1", "perf/tokens_per_second", "perf/tflops_per_device"),
     *("perf/mfu", "perf/goodput", "perf/joules_per_sample", "memory/peak_allocated_mib"),
     *("memory/peak_reserved_mib", "gpu/utilization", "gpu/power_watts"),
+    "time/train_seconds",
 }
 ONLY_IN_SUMMARY = {"eval/best_accuracy", "time/total_seconds"}
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}

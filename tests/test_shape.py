@@ -17,22 +17,17 @@ HEADINGS = ["Config", "Data", "Model", "Evaluation", "Main"]
 FILES = sorted((REPOSITORY / "recipes").glob("*.py"))
 PAIRS = list(combinations(FILES, 2))
 
-# All lines in which one `main` may differ from another: the optimizer, the length of warm-up, and
-# the loss with label smoothing.
+# All lines in which one `main` may differ from another: what is compiled, the optimizer, the length
+# of warm-up, and the loss with label smoothing.
 ALLOWED = {
-    "optimizer = torch.optim.AdamW(",
-    "decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True",
-    "decay_groups(model, config.weight_decay), lr=peak_learning_rate(config), fused=True",
+    "compile_model(model)",
+    'compile_layers(model.get_submodule("bert.encoder.layer").children())',
+    "optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)",
+    "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)",
     "optimizer = torch.optim.SGD(",
-    "decay_groups(model, config.weight_decay),",
-    "lr=config.learning_rate,",
-    "momentum=0.9,",
-    "nesterov=True,",
-    "fused=True,",
+    "groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True",
     "warmup_steps = run.warmup_steps(share=0.1)",
     "warmup_steps = run.warmup_steps(share=0.2)",
-    'scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")',
-    'scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "cosine")',
     "loss, logits = compute_loss(model, batch)",
     "loss, logits = compute_loss(model, batch, config.label_smoothing)",
 }

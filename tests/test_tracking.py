@@ -86,7 +86,7 @@ def test_wandb_has_the_metrics_of_the_run(learned_mlp: Finished) -> None:
         record = json.loads(line)
         if record["type"] == "history":
             values = record["history"]["item"]
-            history[values["progress/global_step"]] = values
+            history.setdefault(values["progress/global_step"], {}).update(values)
     for name in ("train/loss", "eval/accuracy", "train/learning_rate"):
         logged = {step: values[name] for step, values in history.items() if name in values}
         assert logged == pytest.approx(learned_mlp.series(name)), name

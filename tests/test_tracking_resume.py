@@ -14,12 +14,12 @@ FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
 
 def history(folder: Path) -> dict[int, dict[str, float]]:
     """Return the rows that a folder of an offline run holds, by global step."""
-    rows = {}
+    rows: dict[int, dict[str, float]] = {}
     for line in inspect(folder).splitlines():
         record = json.loads(line)
         if record["type"] == "history":
             values = record["history"]["item"]
-            rows[values["progress/global_step"]] = values
+            rows.setdefault(values["progress/global_step"], {}).update(values)
     return rows
 
 
