@@ -6,8 +6,10 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from tests import local_data
 from tests.launch import FOREIGN, UNREACHABLE, Finished, Runner, clean_environment
@@ -29,14 +31,24 @@ SAME_UPDATES = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, and keep on one worker what looks at the same runs."""
+    """Begin with what takes longest."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        module = item.path.stem
-        if module not in SPREAD:
-            item.add_marker(pytest.mark.xdist_group(SHARE_WITH.get(module, module)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Give the tests out to pytest's workers."""
+    return KeepTogether(config, log)
+
+
+class KeepTogether(LoadScopeScheduling):
+    """Keeps on one worker what looks at the same runs."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the name of the tests that belong together."""
+        module = Path(nodeid.partition("::")[0]).stem
+        return nodeid if module in SPREAD else SHARE_WITH.get(module, module)
 
 
 @pytest.fixture(scope="session")
