@@ -13,7 +13,8 @@ take turns, A B C A B C; each ratio is that of one round, and the median over ro
 the least and the greatest. The mean training loss and, where training is long enough to mean
 anything, the accuracy on held-out samples are those of each side, judged by the same code.
 
-mnist    an epoch of MNIST; also against the model's own matrix products
+mnist    an epoch of MNIST, at the default settings and in batches of 128; also against the
+         model's own matrix products
 resnet   ResNet-18, CIFAR-10; also against its own convolutions. With CUDA also ResNet-50 at 224
          pixels on random images against timm, where that is installed
 bert     a checkpoint fine-tuned on an extract of SST-2, against HF Trainer
@@ -52,7 +53,7 @@ def main(options: Options) -> None:
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
     builders = {
-        "mnist": [mlp_suites.mnist],
+        "mnist": [mlp_suites.mnist, mlp_suites.mnist_128],
         "resnet": [resnet_suites.resnet],
         "bert": [text_suites.bert],
         "loop": [mlp_suites.loop],
@@ -71,7 +72,7 @@ def main(options: Options) -> None:
     for name in options.suites:
         for build in builders[name]:
             suite = build(options)
-            if options.data is None and suite.name in ("mnist", "resnet", "bert"):
+            if options.data is None and suite.name in ("mnist", "mnist_128", "resnet", "bert"):
                 suite.notes.append("the goals are for the public data set, and this is another")
             with results.CONSOLE.status("") as status:
                 suite.run(options.rounds, status.update)

@@ -6,7 +6,7 @@ On several GPUs, and on several machines with --num_machines, --num_processes, -
 --main_process_ip and --main_process_port besides:
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/mnist_mlp.py
 
-Result: 98.57 % test accuracy on MNIST after 10 epochs, and 97.3 % on scikit-learn's digits (mean of
+Result: 98.5 % test accuracy on MNIST after 20 epochs, and 97.3 % on scikit-learn's digits (mean of
 three seeds); torch 2.13, bf16, two cores of an AMD EPYC. Not measured on a GPU yet.
 """
 
@@ -33,6 +33,7 @@ from common.sources import choose_source
 
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
+    batch_size: int = 512  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     hidden_sizes: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
     dropout: float = 0.0  # Share of activations dropped while training.
@@ -40,7 +41,7 @@ class Config(TrainingConfig):
     image_column: str | None = None  # Column of the images, where it can't be found by its type.
 
 
-DEFAULT_EPOCHS = {"mnist": 10, "digits": 40, "synthetic": 1, "other": 20}
+DEFAULT_EPOCHS = {"mnist": 20, "digits": 100, "synthetic": 1, "other": 20}
 
 # --------------------------------------------------------------------------------------- Data
 

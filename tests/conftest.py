@@ -77,7 +77,7 @@ def odd_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learned_mlp(runner: Runner) -> Finished:
     """The bare command where the Hub does not answer, without a W&B key; shorter than default."""
     return runner.run(
-        *("mnist_mlp", "--epochs", 15, "--log-every", 20),
+        *("mnist_mlp", "--batch-size", 128, "--epochs", 15, "--log-every", 20),
         environment={"HF_HUB_OFFLINE": None, "HF_ENDPOINT": UNREACHABLE},
     )
 
