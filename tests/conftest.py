@@ -93,7 +93,7 @@ def learned_resnet(runner: Runner) -> Finished:
 @pytest.fixture(scope="session")
 def learned_bert(runner: Runner) -> Finished:
     """A small BERT from scratch on docstrings, for few epochs at a high rate."""
-    flags = ("--epochs", 3, "--learning-rate", 1e-3, "--log-every", 40)
+    flags = ("--epochs", 4, "--learning-rate", 1e-3, "--log-every", 40)
     flags = (*flags, "--dataset", "docstrings", "--tracker", "none")
     return runner.run("bert", *flags, one_core=True)
 

@@ -407,7 +407,15 @@ def test_initial_weights_are_those_of_a_run(
 ) -> None:
     """`--init-from RUN` starts from its weights: without learning they are kept."""
     run = runner.run(
-        *("mnist_mlp", "--dataset", odd_images, "--init-from", whole_mlp.directory),
+        *(
+            "mnist_mlp",
+            "--dataset",
+            odd_images,
+            "--batch-size",
+            64,
+            "--init-from",
+            whole_mlp.directory,
+        ),
         *("--learning-rate", 0, "--max-steps", 1, "--mixed-precision", "no", "--tracker", "none"),
         launcher="python",
     )
@@ -434,7 +442,17 @@ def test_runs_of_one_second_have_directories_of_their_own(
 def test_target_accuracy_decides_the_status(runner: Runner, odd_images: Path) -> None:
     """A run that ends below `--target-accuracy` says so, keeps its model, and fails."""
     run = runner.run(
-        *("mnist_mlp", "--dataset", odd_images, "--max-steps", 1, "--learning-rate", 0),
+        *(
+            "mnist_mlp",
+            "--dataset",
+            odd_images,
+            "--batch-size",
+            64,
+            "--max-steps",
+            1,
+            "--learning-rate",
+            0,
+        ),
         *("--target-accuracy", 0.99, "--tracker", "none"),
         launcher="python",
         succeeds=False,

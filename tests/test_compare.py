@@ -15,7 +15,18 @@ from common.errors import UserError
 from common.run_reader import read_runs
 from tests.launch import Finished, Runner, clean_environment, run_command
 
-FLAGS = ("--dataset", "digits", "--epochs", 2, "--hidden-sizes", 32, "--log-every", 5)
+FLAGS = (
+    "--dataset",
+    "digits",
+    "--epochs",
+    2,
+    "--batch-size",
+    128,
+    "--hidden-sizes",
+    32,
+    "--log-every",
+    5,
+)
 
 
 @pytest.fixture(scope="module")

@@ -670,7 +670,7 @@ def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> Non
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
     (folder / "train" / "cat" / "007.png").write_bytes(b"not an image")
     run: Finished = runner.run(
-        *("mnist_mlp", "--dataset", folder, "--tracker", "none"),
+        *("mnist_mlp", "--dataset", folder, "--tracker", "none", "--batch-size", 16),
         launcher="two",
         succeeds=False,
         timeout=120,

@@ -283,7 +283,17 @@ def test_profile_is_kept_at_wandb(data_bound: Finished) -> None:
 
 def test_short_run_says_that_it_is_not_profiled(runner: Runner, odd_images: Path) -> None:
     """A run without room for it trains as it would without the flag."""
-    flags = ("--dataset", odd_images, "--max-steps", 2, "--profile", "--tracker", "none")
+    flags = (
+        "--dataset",
+        odd_images,
+        "--batch-size",
+        64,
+        "--max-steps",
+        2,
+        "--profile",
+        "--tracker",
+        "none",
+    )
     run = runner.run("mnist_mlp", *flags, launcher="python", one_core=True)
     assert "--profile needs 6 updates" in run.output
     assert not (run.directory / "profile").exists()

@@ -86,7 +86,7 @@ def test_config_says_what_ran(learned: Finished) -> None:
     assert environment["versions"]["torch"] == torch.__version__
     assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
     assert "git_commit" in environment
-    assert config["epochs"] in (3, 15)
+    assert config["epochs"] in (3, 4, 15)
     assert learned.config["model"]["parameters"] > 100_000
     assert learned.config["data"]["reason"]
 
@@ -220,7 +220,7 @@ def test_bert_model_folder_loads_with_transformers(learned_bert: Finished) -> No
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     assert len(tokenizer) > 1000
     assert model.config.id2label[0] == learned_bert.read("model/model.json")["class_names"][0]
-    rows = docstrings()["train"].shuffle(seed=0)[:64]
+    rows = docstrings()["train"].shuffle(seed=0)[:128]
     encoded = tokenizer(
         rows["text"], truncation=True, max_length=128, padding=True, return_tensors="pt"
     )

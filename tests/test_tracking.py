@@ -136,7 +136,17 @@ def test_project_name_and_tags_reach_wandb(unreachable: Finished) -> None:
 def presented(runner: Runner, odd_images: Path) -> Finished:
     """A run with a group, notes, tags of its own and one by variable, and its model kept."""
     return runner.run(
-        *("mnist_mlp", "--dataset", odd_images, "--max-steps", 6, "--log-every", 1),
+        *(
+            "mnist_mlp",
+            "--dataset",
+            odd_images,
+            "--batch-size",
+            64,
+            "--max-steps",
+            6,
+            "--log-every",
+            1,
+        ),
         *("--eval-every", 2, "--learning-rate", 1e-5, "--group", "seeds", "--notes", "why it is"),
         *("--tags", "mine", "--log-model"),
         launcher="python",
