@@ -27,8 +27,8 @@ class Options:
     """Folder of a BERT checkpoint (default: one of random weights, for speed alone)."""
     tracker: Literal["none", "wandb"] = "none"
     """Tracker of the recipe, besides its metrics.jsonl, which is always on; W&B is offline."""
-    name: str | None = None
-    """Name of the JSON file in benchmarks/results (default: peers and the device's name)."""
+    output: Path | None = None
+    """JSON file to write (default: in benchmarks/results, named by the device)."""
 
     @property
     def on_gpu(self) -> bool:

@@ -68,7 +68,7 @@ def main(options: Options) -> None:
     machine = results.describe_machine(roofs.measure_machine())
     for name, rate in machine["rates"].items():
         results.CONSOLE.print(f"{name}: {rate:,}")
-    measured = []
+    file, measured = options.output or results.default_file(), []
     for name in options.suites:
         for build in builders[name]:
             suite = build(options)
@@ -78,8 +78,8 @@ def main(options: Options) -> None:
                 suite.run(options.rounds, status.update)
             measured.append(suite)
             results.show(suite)
-            path = results.write(options.name or results.default_name(), machine, options, measured)
-    results.CONSOLE.print(f"written: {path.name}, {sum(s.seconds for s in measured):.0f} s")
+            results.write(file, machine, options, measured)
+    results.CONSOLE.print(f"written: {file.name}, {sum(s.seconds for s in measured):.0f} s")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,10 @@ def describe_machine(rates: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def default_name() -> str:
-    """Return a file name from the device's, without extension."""
-    return "peers-" + re.sub(r"[^a-z0-9]+", "-", device_name(default_device()).lower()).strip("-")
+def default_file() -> Path:
+    """Return the file in `benchmarks/results` that is named by the device."""
+    device = re.sub(r"[^a-z0-9]+", "-", device_name(default_device()).lower()).strip("-")
+    return RESULTS / f"peers-{device}.json"
 
 
 def summarize(suite: Suite) -> dict[str, Any]:
@@ -124,21 +125,19 @@ def spread(suite: Suite, comparison: Comparison) -> tuple[float, float, float]:
     return ratios[0], median, ratios[-1]
 
 
-def write(name: str, machine: dict[str, Any], options: Options, suites: list[Suite]) -> Path:
-    """Write all suites so far to `benchmarks/results/NAME.json`, without a path of this machine."""
+def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Suite]) -> None:
+    """Write all suites so far, without a path of this machine."""
     asked = {
         name: value.name if isinstance(value, Path) else value
         for name, value in vars(options).items()
-        if name != "name"
+        if name != "output"
     }
     measured = {suite.name: summarize(suite) for suite in suites}
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
         json.dumps({**machine, "options": asked, "suites": measured}, indent=1, ensure_ascii=False)
         + "\n"
     )
-    return path
 
 
 def show(suite: Suite) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ class GradientGuard:
                 )
             return
         bare: Any = optimizer.optimizer  # type: ignore[attr-defined]
-        bare.found_inf = self.grad_norm.isfinite().logical_not_().float()
+        # Of a norm, never negative, one comparison says what `isfinite` needs four for.
+        bare.found_inf = self.grad_norm.lt(math.inf).logical_not_().float()
         if self.max_grad_norm:
             # A fused optimizer divides by this as it reads the gradients: no pass of its own.
             bare.grad_scale = (self.grad_norm / self.max_grad_norm).clamp_(min=1.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import platform
 import warnings
 from datetime import timedelta
+from typing import Any
 
 import accelerate.optimizer
 import torch
@@ -45,6 +47,9 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     accelerate.optimizer.is_lomo_available = functools.cache(  # type: ignore[attr-defined]
         accelerate.optimizer.is_lomo_available
     )
+    # Nor need it find out in each step what arguments this function takes.
+    zero_grad: Any = torch.optim.Optimizer.zero_grad
+    zero_grad.__signature__ = inspect.signature(zero_grad)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(

@@ -186,6 +186,18 @@ def rewritten(line: str, workspace: Path) -> str:
             for word in words:
                 assert not word.endswith((".yaml", ".txt", ".sh")) or (REPOSITORY / word).is_file()
             parts[position] = prefix + "true"
+        elif words[1:2] == ["benchmarks/peers.py"]:
+            tiny = (
+                "--suites",
+                "loop",
+                "--rounds",
+                "1",
+                "--steps",
+                "0.01",
+                "--output",
+                "peers.json",
+            )
+            parts[position] = prefix + shlex.join([*words[:2], *tiny])
         elif words[:2] == ["python", "-m"] and words[2] in ("common.compare", "common.workspace"):
             parts[position] = prefix + shlex.join(words)
         elif words[0] == "python":
@@ -211,7 +223,7 @@ def marked_lines() -> Iterator[object]:
         if needs_gpu(line):
             continue
         recipe = re.search(r"(?:launch|torchrun).* recipes/(\w+)\.py", line)
-        is_slow = "launch train.py" in line or "common.tune" in line
+        is_slow = any(word in line for word in ("launch train.py", "common.tune", "peers.py"))
         if recipe is not None:
             is_slow = recipe[1] in launched and not re.search(r"mnist_mlp.*runs/first", line)
             launched.add(recipe[1])
@@ -230,6 +242,7 @@ def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
             assert '"finished"' in (directory / "status.json").read_text(), directory
     shown = {"--help": "--learning-rate", "common.compare": "(baseline)"}
     shown |= {"common.tune": "best: trial-", "common.workspace": "train/loss"}
+    shown |= {"peers.py": "written: peers.json"}
     for word, said in shown.items():
         assert word not in line or said in output, output
 
