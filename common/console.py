@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -73,6 +76,21 @@ class ProgressDisplay:
 def peak_memory(metrics: Mapping[str, Any]) -> float:
     """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
     return metrics.get("memory/peak_allocated_mib") or metrics["memory/host_rss_mib"]
+
+
+@contextmanager
+def without_native_messages() -> Iterator[None]:
+    """Keep C++ from writing to the terminal, as torch's profiler does about its own doings."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def quiet_transformers() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from common.console import say
+from common.console import say, without_native_messages
 from common.kernel_time import DATA
 from common.memory import memory_now
 from common.profile_window import Window, choose_window
@@ -33,6 +34,7 @@ class Profile:
         self.folder: Path = run.directory.path / "profile"
         self.window: Window | None = None
         self.profiler: Any = None
+        self.quiet = ExitStack()
         self.updates = 0
         self.seconds = 0.0  # of the timed updates, with their waiting
         self.waited = 0.0  # in the timed updates
@@ -134,6 +136,7 @@ class Profile:
             profile_memory=True,
             acc_events=True,
         )
+        self.quiet.enter_context(without_native_messages())
         self.guarded(self.profiler.start)
         self.before = memory_now(self.run.device)
 
@@ -194,6 +197,7 @@ class Profile:
         if self.profiler is not None:
             self.guarded(self.profiler.stop)
             self.profiler = None
+        self.quiet.close()
 
 
 def seconds_so_far(stopwatch: Stopwatch) -> float:

@@ -42,7 +42,7 @@ class Config(TrainingConfig):
     image_column: str | None = None  # Column of the images, where it can't be found by its type.
 
 
-DEFAULT_EPOCHS = {"cifar10": 30, "mnist": 5, "digits": 20, "synthetic": 1, "other": 30}
+DEFAULT_EPOCHS = {"cifar10": 30, "mnist": 5, "digits": 10, "synthetic": 1, "other": 30}
 
 # --------------------------------------------------------------------------------------- Data
 

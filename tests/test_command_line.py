@@ -392,7 +392,17 @@ def test_copied_recipe_runs_from_elsewhere(
     working_directory = tmp_path / "work"
     working_directory.mkdir()
     runner.run(
-        *(script, "--dataset", odd_images, "--max-steps", 2, "--tracker", "none"),
+        *(
+            script,
+            "--dataset",
+            odd_images,
+            "--batch-size",
+            64,
+            "--max-steps",
+            2,
+            "--tracker",
+            "none",
+        ),
         working_directory=working_directory,
         output_directory=False,
     )

@@ -52,6 +52,17 @@ def inspect(folder: Path, *flags: str) -> str:
     return answer.stdout
 
 
+def history(folder: Path) -> dict[int, dict[str, float]]:
+    """Return the rows that a folder of an offline run holds, by global step."""
+    rows: dict[int, dict[str, float]] = {}
+    for line in inspect(folder).splitlines():
+        record = json.loads(line)
+        if record["type"] == "history":
+            values = record["history"]["item"]
+            rows.setdefault(values["progress/global_step"], {}).update(values)
+    return rows
+
+
 def test_without_a_key_wandb_is_offline(learned_mlp: Finished) -> None:
     """Without a key, and nobody to ask, a run trains to its end and logs to W&B's offline files."""
     (folder,) = wandb_runs(learned_mlp)
@@ -81,14 +92,9 @@ def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
 def test_wandb_has_the_metrics_of_the_run(learned_mlp: Finished) -> None:
     """W&B's file holds the metrics of `metrics.jsonl` under the same names, by global step."""
     (folder,) = wandb_runs(learned_mlp)
-    history: dict[int, dict[str, float]] = {}
-    for line in inspect(folder).splitlines():
-        record = json.loads(line)
-        if record["type"] == "history":
-            values = record["history"]["item"]
-            history.setdefault(values["progress/global_step"], {}).update(values)
+    rows = history(folder)
     for name in ("train/loss", "eval/accuracy", "train/learning_rate"):
-        logged = {step: values[name] for step, values in history.items() if name in values}
+        logged = {step: values[name] for step, values in rows.items() if name in values}
         assert logged == pytest.approx(learned_mlp.series(name)), name
 
 

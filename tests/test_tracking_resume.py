@@ -7,20 +7,9 @@ from pathlib import Path
 
 from tests.jobs import MLP, Job, newest_step
 from tests.launch import Runner
-from tests.test_tracking import inspect
+from tests.test_tracking import history
 
 FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
-
-
-def history(folder: Path) -> dict[int, dict[str, float]]:
-    """Return the rows that a folder of an offline run holds, by global step."""
-    rows: dict[int, dict[str, float]] = {}
-    for line in inspect(folder).splitlines():
-        record = json.loads(line)
-        if record["type"] == "history":
-            values = record["history"]["item"]
-            rows.setdefault(values["progress/global_step"], {}).update(values)
-    return rows
 
 
 def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: Path) -> None:

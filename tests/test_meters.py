@@ -1,0 +1,69 @@
+"""Meters of real runs against clocks and delays outside of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch import REPOSITORY, Finished, Launcher, Runner
+
+STAMPED = REPOSITORY / "tests" / "stamped.py"
+EVERY, BATCH, STEPS = 8, 16, 24
+FLAGS = (
+    *("--dataset", "digits", "--batch-size", BATCH, "--max-steps", STEPS, "--log-every", EVERY),
+    *("--hidden-sizes", 48, "--tracker", "none"),
+)
+Stamps = dict[int, tuple[float, float, float]]
+
+
+def run_stamped(
+    runner: Runner, folder: Path, rank: int, data: float, work: float, launcher: Launcher
+) -> tuple[Finished, Stamps]:
+    """Run the MLP with delays on one rank; return it and that rank's stamps by update."""
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    run = runner.run(STAMPED, folder, rank, data, work, recipe, *FLAGS, launcher=launcher)
+    lines = (folder / f"rank-{rank}.jsonl").read_text().splitlines()
+    stamps = {
+        step: (before, after, waited) for step, before, after, waited in map(json.loads, lines)
+    }
+    return run, stamps
+
+
+def seconds_between_log_lines(stamps: Stamps, step: int) -> float:
+    """Return the time of the updates that a log line is about, without the logging before it."""
+    return stamps[step][0] - stamps[step - EVERY][1]
+
+
+def test_throughput_with_a_slow_rank(runner: Runner, tmp_path: Path) -> None:
+    """One of two ranks takes 50 ms longer: all ranks' samples over the time of the slower."""
+    run, stamps = run_stamped(runner, tmp_path / "stamps", 1, 0.0, 0.05, "two")
+    speeds = run.series("perf/samples_per_second")
+    for step in (16, 24):
+        seconds = seconds_between_log_lines(stamps, step)
+        assert seconds > EVERY * 0.05
+        assert speeds[step] == pytest.approx(2 * BATCH * EVERY / seconds, rel=0.02)
+        milliseconds = run.series("perf/step_milliseconds")[step]
+        assert milliseconds == pytest.approx(1000 * seconds / EVERY, rel=0.02)
+        per_device = run.series("perf/samples_per_second_per_device")[step]
+        assert per_device == pytest.approx(speeds[step] / 2)
+
+
+def test_data_wait_with_slow_data(runner: Runner, tmp_path: Path) -> None:
+    """Data that come 20 ms late, and 10 ms of work: what share of the time the loop waited."""
+    run, stamps = run_stamped(runner, tmp_path / "stamps", 0, 0.02, 0.01, "python")
+    for step in (16, 24):
+        waited = stamps[step][2] - stamps[step - EVERY][2]
+        share = waited / seconds_between_log_lines(stamps, step)
+        assert 0.3 < share < 0.7
+        assert run.series("perf/data_wait_fraction")[step] == pytest.approx(share, rel=0.02)
+
+
+def test_model_flops_of_a_real_run(runner: Runner, tmp_path: Path) -> None:
+    """An MLP 64-48-10: 6 operations a weight, less the first layer's product for its input."""
+    run, _ = run_stamped(runner, tmp_path / "stamps", 0, 0.0, 0.01, "python")
+    operations = 6 * (64 * 48 + 48 * 10) - 2 * 64 * 48
+    for step, speed in run.series("perf/samples_per_second").items():
+        rate = run.series("perf/tflops_per_device")[step]
+        assert rate * 1e12 == pytest.approx(operations * speed, rel=0.02)
