@@ -65,7 +65,7 @@ def copy_of(finished: Finished, directory: Path) -> Path:
 KILLED = {
     "mnist_mlp": (*MLP, "--epochs", 12),
     "resnet": (
-        *("--dataset", "digits", "--epochs", 3, "--batch-size", 32, "--log-every", 3),
+        *("--dataset", "digits", "--epochs", 2, "--batch-size", 32, "--log-every", 3),
         *("--gradient-accumulation-steps", 2, "--checkpoint-every", EVERY, "--tracker", "none"),
         *("--data-placement", "workers", "--num-workers", 2),
     ),

@@ -177,6 +177,7 @@ def test_verdict_is_the_largest_part(
     assert sum(verdict.facts()["shares"].values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_profile_on_two_processes_slows_no_other_update(runner: Runner) -> None:
     """One process looks; the other waits for it outside of the time that is counted."""
     flags = ("--dataset", "digits", "--batch-size", 32, "--max-steps", 33, "--log-every", 1)
@@ -214,6 +215,7 @@ def compute_bound(runner: Runner) -> Finished:
     return runner.run("resnet", *flags, launcher="python", one_core=True)
 
 
+@pytest.mark.slow
 def test_slow_transform_is_data_bound(data_bound: Finished) -> None:
     """The verdict says so, with the share of time, and the flag that helps."""
     verdict = data_bound.read("profile/verdict.json")
@@ -225,6 +227,7 @@ def test_slow_transform_is_data_bound(data_bound: Finished) -> None:
     assert "--num-workers" in data_bound.output
 
 
+@pytest.mark.slow
 def test_resnet_is_compute_bound(compute_bound: Finished) -> None:
     """Convolutions take most of an update."""
     verdict = compute_bound.read("profile/verdict.json")
@@ -233,6 +236,7 @@ def test_resnet_is_compute_bound(compute_bound: Finished) -> None:
     assert "profile compute-bound: of" in compute_bound.output
 
 
+@pytest.mark.slow
 def test_profile_files_can_be_read(data_bound: Finished, compute_bound: Finished) -> None:
     """The trace is one of Chrome's, the tables name operations, the picture is one."""
     from PIL import Image
@@ -258,6 +262,7 @@ def test_profile_files_can_be_read(data_bound: Finished, compute_bound: Finished
             assert len(set(picture.convert("L").resize((60, 24)).tobytes())) > 5
 
 
+@pytest.mark.slow
 def test_profiled_updates_are_not_in_the_figures(data_bound: Finished) -> None:
     """They have no speed in the log, the run says which they are, and the others go on."""
     speeds = data_bound.series("perf/samples_per_second")
@@ -267,6 +272,7 @@ def test_profiled_updates_are_not_in_the_figures(data_bound: Finished) -> None:
     assert data_bound.output.count("profiling") == 12
 
 
+@pytest.mark.slow
 def test_profile_is_kept_at_wandb(data_bound: Finished) -> None:
     """The files are an artifact of the W&B run, the picture a panel, the verdict in its summary."""
     found = records(data_bound)

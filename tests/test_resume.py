@@ -65,6 +65,7 @@ def slow_evaluation(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["python", "two"])
 def test_signal_cuts_an_evaluation_short(
     runner: Runner, tmp_path: Path, launcher: Launcher
@@ -96,6 +97,7 @@ def test_signal_cuts_an_evaluation_short(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
+@pytest.mark.slow
 def test_signal_cuts_the_final_evaluation_short(runner: Runner, tmp_path: Path) -> None:
     """After the last update only the evaluation is made again."""
     flags = (*MLP, *SLOW, "--epochs", 1, "--gradient-accumulation-steps", 8)

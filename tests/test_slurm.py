@@ -121,6 +121,7 @@ def cluster(runner: Runner, tmp_path: Path) -> Iterator[Cluster]:
         os.killpg(cluster.process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: Finished) -> None:
     """SIGUSR1 to the script: a checkpoint, one requeue; the next start finishes, and none."""
     cluster.start(*FLAGS)
@@ -143,6 +144,7 @@ def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: F
     assert cluster.requeued() == requeued
 
 
+@pytest.mark.slow
 def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path) -> None:
     """SIGUSR1 to what srun started, as Slurm sends it: all ranks of both nodes save."""
     cluster = Cluster(runner, tmp_path, nodes=2)
@@ -157,6 +159,7 @@ def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path)
     assert len(cluster.requeued()) == 1
 
 
+@pytest.mark.slow
 def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> None:
     """SIGTERM, as of scancel, saves; a bad flag ends it, whatever an earlier start had left."""
     cluster.start("--epoochs", 3)

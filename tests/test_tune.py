@@ -140,6 +140,7 @@ def test_what_is_no_recipe_is_refused(name: str) -> None:
 # A whole search
 
 
+@pytest.mark.slow
 def test_search_prunes_and_finds_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def test_search_prunes_and_finds_the_best(
         assert min(image.size) > 600
 
 
+@pytest.mark.slow
 def test_killed_search_goes_on(tmp_path: Path) -> None:
     """After a kill -9 the trial stops itself, goes on later where it was, and counts once."""
     study = tmp_path / "study"
@@ -334,6 +336,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         read_command_line([str(STUB), "--config-file", "none.yaml"])
 
 
+@pytest.mark.slow
 def test_real_recipe_through_the_launcher(
     runner: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
