@@ -18,7 +18,7 @@ from common.export import save_model
 from common.failures import (
     Preempted,
     TrainingError,
-    is_lost_peer,
+    is_lost_process,
     is_out_of_memory,
     out_of_memory_advice,
 )
@@ -108,7 +108,7 @@ def close(run: Run, error: BaseException | None) -> None:
     elif error is not None:
         named = f"rank {run.accelerator.process_index}: {type(error).__name__}: {error}"
         reason = error.message if isinstance(error, UserError) else named
-        first = run.directory.write_failure(run.global_step, reason, is_lost_peer(error))
+        first = run.directory.write_failure(run.global_step, reason, is_lost_process(error))
         run.logbook.flush()
         run.tracking.finish(run.logbook.latest, exit_code=1)
         run.directory.remove_if_unused()

@@ -124,9 +124,10 @@ class GradientGuard:
         self.skipped, self.skipped_in_a_row = int(skipped), int(in_a_row)
 
 
-def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error says that another rank is gone: what a restart mends."""
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an error says that a rank or a loader's worker is gone: what a restart mends."""
     words = ("gloo", "NCCL", "peer", "Timed out", "timed out")
+    words += ("is killed by signal", "exited unexpectedly")  # DataLoader's, of a worker
     return isinstance(error, torch.distributed.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )

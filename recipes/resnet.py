@@ -6,7 +6,7 @@ On several GPUs, and on several machines with --num_machines, --num_processes, -
 --main_process_ip and --main_process_port besides:
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/resnet.py
 
-Result: 97 % or more on digits, mean of three seeds; CIFAR-10: 46.4 % and 58.6 % after the first two
+Result: 98.8 % on digits, mean of three seeds; CIFAR-10: 46.4 % and 58.6 % after the first two
 epochs of 30, which are meant for 94 %. torch 2.13, bf16, two cores of an AMD EPYC; no GPU yet.
 """
 

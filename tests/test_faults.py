@@ -450,6 +450,28 @@ def test_killed_worker_and_the_supervisor_line(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
+def test_killed_worker_of_the_loader_can_be_restarted_after(
+    runner: Runner, directory: Path
+) -> None:
+    """A process that makes batches is killed, as for want of memory: the job ends, and says so."""
+    placement = ("--data-placement", "workers", "--num-workers", 1)
+    flags = (*MLP, *LONG, *placement, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory)
+    job.wait_for_step(EVERY)
+
+    def killed() -> bool:
+        children = psutil.Process(job.process.pid).children()
+        for child in children:
+            child.kill()
+        return bool(children)
+
+    job.wait_until(killed)
+    assert job.end(60) != 0
+    status = job.read("status.json")
+    assert status["resumable"], status
+    assert "worker" in status["reason"]
+
+
 @pytest.mark.slow
 def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
     """A rank that hangs: the others say so after `--collective-timeout`."""
