@@ -24,6 +24,7 @@ from common.failures import (
 )
 from common.memory import memory_used
 from common.wandb_media import attach_results
+from common.workers import kill_workers
 
 if TYPE_CHECKING:
     from common.run import Run
@@ -100,6 +101,8 @@ def close(run: Run, error: BaseException | None) -> None:
     """
     run.logbook.close_display()
     run.profile.stop()
+    if error is not None:
+        kill_workers()
     if isinstance(error, Preempted):
         console.say(error.message)
         run.logbook.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -51,6 +52,18 @@ def ignore_stop_signals(worker: int) -> None:
     """Let a worker outlive a signal to the whole job: its loader ends it, after the last update."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def kill_workers() -> None:
+    """End all workers at once, where their loader can't be waited for.
+
+    They ignore SIGTERM, by which a loader ends them, and one that was killed may have held what
+    the others wait for.
+    """
+    # A loader's handler would raise an error in place of the one that ends the run.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def moved(batches: Iterable[HostBatch], device: torch.device) -> Iterator[HostBatch]:

@@ -450,20 +450,24 @@ def test_killed_worker_and_the_supervisor_line(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_killed_worker_of_the_loader_can_be_restarted_after(
-    runner: Runner, directory: Path
+    runner: Runner, directory: Path, workers: int
 ) -> None:
     """A process that makes batches is killed, as for want of memory: the job ends, and says so."""
-    placement = ("--data-placement", "workers", "--num-workers", 1)
+    placement = ("--data-placement", "workers", "--num-workers", workers)
     flags = (*MLP, *LONG, *placement, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
     job.wait_for_step(EVERY)
 
     def killed() -> bool:
         children = psutil.Process(job.process.pid).children()
-        for child in children:
-            child.kill()
-        return bool(children)
+        if len(children) < workers:
+            return False
+        for other in children[1:]:  # as one that waits for ever for what the killed one held
+            other.suspend()
+        children[0].kill()
+        return True
 
     job.wait_until(killed)
     assert job.end(60) != 0
