@@ -126,10 +126,11 @@ class GradientGuard:
 
 def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that a rank or a loader's worker is gone: what a restart mends."""
-    words = ("gloo", "NCCL", "peer", "Timed out", "timed out")
-    words += ("is killed by signal", "exited unexpectedly")  # DataLoader's, of a worker
+    of_ranks = ("gloo", "NCCL", "peer", "Timed out", "timed out")
+    of_workers = ("is killed by signal", "exited unexpectedly")  # as DataLoader says it
     return isinstance(error, torch.distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+        isinstance(error, RuntimeError)
+        and any(word in str(error) for word in (*of_ranks, *of_workers))
     )
 
 
