@@ -33,11 +33,13 @@ class WorkerBatches(Dataset[HostBatch]):
         return self.fetch(self.micro_batches[position])
 
 
-def fetched(
-    batches: WorkerBatches, num_workers: int, device: torch.device
-) -> DataLoader[HostBatch]:
-    """Return a loader whose workers make the batches in order, in pinned memory for CUDA."""
-    return DataLoader(
+def fetched(batches: WorkerBatches, num_workers: int, device: torch.device) -> Iterator[HostBatch]:
+    """Yield the batches in order as workers make them, in pinned memory for CUDA.
+
+    Raises:
+        RuntimeError: when a worker is gone, in words of its own or of `DataLoader`.
+    """
+    loader = DataLoader(
         batches,
         batch_size=None,
         num_workers=num_workers,
@@ -46,6 +48,10 @@ def fetched(
         # Its own generator: making an iterator must not draw from the one of dropout.
         generator=torch.Generator(),
     )
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as lost:
+        raise RuntimeError("a worker of the loader exited unexpectedly") from lost
 
 
 def ignore_stop_signals(worker: int) -> None:
