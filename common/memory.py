@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +64,13 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def resident_bytes() -> int:
     """Return the bytes of this process that lie in memory."""
-    return psutil.Process().memory_info().rss
+    return this_process().memory_info().rss
+
+
+@functools.cache
+def this_process() -> psutil.Process:
+    """Return this process, found once: that takes longer than to ask it for its memory."""
+    return psutil.Process()
 
 
 def high_water_bytes() -> int | None:
