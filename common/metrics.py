@@ -33,7 +33,9 @@ class TrainingSums:
         """Take note of one micro-batch; costs no synchronisation."""
         loss = loss.detach()
         self.last_update.append(loss)
-        self.held.append((loss, logits.detach(), labels))
+        logits = logits.detach()
+        # Of a compiled model they may lie where a CUDA graph puts those of the next batch.
+        self.held.append((loss, logits.clone() if logits.is_cuda else logits, labels))
         if len(self.held) >= self.FOLD_EVERY:
             self.fold()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import wandb_file
 from tests.launch import UNREACHABLE, Finished, Runner
 from tests.wandb_file import records
 
@@ -46,10 +45,7 @@ def wandb_runs(run: Finished) -> list[Path]:
 def inspect(folder: Path, *flags: str) -> str:
     """Return what `wandb leet inspect` says of a run."""
     (file,) = folder.glob("*.wandb")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+    return wandb_file.inspect(file, *flags)
 
 
 def history(folder: Path) -> dict[int, dict[str, float]]:
