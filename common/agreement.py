@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +12,9 @@ from common.failures import TrainingError
 from common.signals import StopRequest
 
 if TYPE_CHECKING:
-    from common.checkpoint import Checkpoints
+    from pathlib import Path
 
+    from common.checkpoint import Checkpoints
 
 # Seconds between two looks at what other ranks announced, where no collective can ask them.
 LOOK_EVERY = 1.0
@@ -25,12 +25,14 @@ ANNOUNCEMENT = "stop-requested"
 class Agreement:
     """Asks all ranks between two updates, about once a second and at the same updates on each."""
 
-    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints) -> None:
+    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints, directory: Path) -> None:
         self.accelerator = accelerator
         self.checkpoints = checkpoints
+        self.directory = directory  # of the run, to be named where it can go on
         self.stop_request = StopRequest()
         self.stopping = False
-        self.every = 1  # updates from one question to the next
+        self.every = 1  # updates from one question to the next, the same on all ranks
+        self.asked_at: tuple[int, float] | None = None  # the last time: update and clock
         self.announced = False  # by any rank, where no collective could ask
         self.next_look = 0.0
 
@@ -39,20 +41,8 @@ class Agreement:
         """Why the run was asked to stop."""
         return self.stop_request.reason or "a signal to another rank"
 
-    def pace(self, step_milliseconds: float) -> None:
-        """Ask about once a second from now on; one process asks itself after every update.
-
-        Args:
-            step_milliseconds: of an update, the same number on all ranks.
-        """
-        if self.accelerator.num_processes > 1:
-            self.every = max(1, int(1000 / step_milliseconds))
-
-    def check(self, directory: Path) -> None:
+    def check(self, global_step: int) -> None:
         """Let all ranks agree on whether one was asked to stop, or could not save.
-
-        Args:
-            directory: of the run, to be named where it can go on.
 
         Raises:
             TrainingError: on all ranks, when a checkpoint could not be written.
@@ -60,15 +50,28 @@ class Agreement:
         failure = self.checkpoints.failure
         flags = [self.stop_request.is_made, failure is not None]
         if self.accelerator.num_processes > 1:
-            mine = torch.tensor(flags, dtype=torch.float32, device=self.accelerator.device)
-            flags = [value > 0 for value in self.accelerator.reduce(mine, "sum").tolist()]
+            flags = self.ask_all(flags, global_step)
         self.stopping = flags[0]
         if flags[1]:
             raise TrainingError(
                 f"a checkpoint could not be written ({failure or 'on another rank'}): free some "
-                f"space, then go on from the one before with --resume {directory}",
+                f"space, then go on from the one before with --resume {self.directory}",
                 every_rank=failure is not None,
             )
+
+    def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
+        """Return which flags are set on any rank; and settle the update to ask at next."""
+        now = time.perf_counter()
+        last_step, last_time = self.asked_at or (global_step, now)
+        self.asked_at = global_step, now
+        mine = torch.tensor([*flags, now - last_time], device=self.accelerator.device)
+        *sums, seconds = self.accelerator.reduce(mine, "sum").tolist()
+        if global_step > last_step:
+            updates_per_second = (
+                (global_step - last_step) * self.accelerator.num_processes / seconds
+            )
+            self.every = max(1, int(updates_per_second))
+        return [value > 0 for value in sums]
 
     def is_announced(self) -> bool:
         """Whether any rank was asked to stop, as far as one can know without a collective.

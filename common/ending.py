@@ -41,7 +41,7 @@ def finish(run: Run, evaluation: dict[str, float]) -> None:
     """
     config, directory = run.config, run.directory
     run.checkpoints.wait()
-    run.agreement.check(directory.path)
+    run.agreement.check(run.global_step)
     if run.validation_split == run.test_split:
         run.log(evaluation)
     else:

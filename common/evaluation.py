@@ -34,7 +34,7 @@ def evaluating(run: Run, model: nn.Module) -> Iterator[nn.Module]:
         yield bare_model
     bare_model.train()
     if not run.config.evaluate_only:
-        agreement.check(run.directory.path)
+        agreement.check(run.global_step)
         if agreement.stopping:
             # The loop saves after its evaluation, and before the final one.
             run.owes_evaluation |= run.checkpoints.last_step < run.global_step

@@ -57,7 +57,7 @@ class Run:
             self.accelerator.num_processes,
             config.keep_checkpoints,
         )
-        self.agreement = Agreement(self.accelerator, self.checkpoints)
+        self.agreement = Agreement(self.accelerator, self.checkpoints, self.directory.path)
         self.random_state: dict[str, torch.Tensor] | None = None
         self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
         self.meters = Meters(self.accelerator, config.gradient_accumulation_steps)
@@ -157,7 +157,7 @@ class Run:
         """End the job after a request to stop, once the checkpoint is on disk."""
         self.meters.stopwatch.stop()
         self.checkpoints.wait()
-        self.agreement.check(self.directory.path)
+        self.agreement.check(self.global_step)
         self.agreement.end_collectives()
         raise Preempted(
             f"stopped after update {self.global_step} by {self.agreement.reason}; everything is "
@@ -180,7 +180,7 @@ class Run:
             if self.guard.is_due:
                 self.guard.check(self.global_step)
             if self.global_step % self.agreement.every == 0:
-                self.agreement.check(self.directory.path)
+                self.agreement.check(self.global_step)
             self.profile.step()
 
     def log_training(self) -> None:
@@ -193,7 +193,6 @@ class Run:
             values["train/loss_scale"] = self.accelerator.scaler.get_scale()
         self.log(values)
         self.logbook.show_interval()
-        self.agreement.pace(values.get("perf/step_milliseconds", 1000.0))
 
     @property
     def is_last_step(self) -> bool:
