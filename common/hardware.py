@@ -42,9 +42,9 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     return measured_tflops(device, dtype), "measured"
 
 
-def measured_tflops(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
+def measured_tflops(device: torch.device, dtype: torch.dtype, size: int = 512) -> float:
     """Return the best rate of five square matrix products, in TFLOP/s."""
-    size *= 1 if device.type == "cpu" else 8
+    size *= 1 if device.type == "cpu" else 16
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(6):  # the first one chooses its kernel
