@@ -29,6 +29,11 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
         layer.compile(dynamic=True)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether any part of a model is compiled."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
+
+
 def compile_seconds() -> float:
     """Return how long this process has spent compiling models so far; 0 where it never did."""
     utils: Any = sys.modules.get("torch._dynamo.utils")

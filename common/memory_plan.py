@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from common.compilation import is_compiled
 from common.console import say
 from common.memory import MEBIBYTE, device_memory, memory_now, peak_memory_bytes
 from common.tensor_memory import (
@@ -67,28 +68,33 @@ class MemoryPlan:
         """Watch the first micro-batch, from now until its backward pass has ended.
 
         On CUDA by the allocator; on a CPU by the distinct storages that are saved for the
-        backward pass, which adds a call for each saved tensor of that one micro-batch.
+        backward pass, which adds a call for each saved tensor of that one micro-batch. Not of a
+        compiled model on a CPU: those calls would be compiled, and all of it again without them.
         """
-        if "activations" in self.measured:
+        if "gradients" in self.measured:
             return
         accelerator: Any = self.accelerator
         backward: Callable[..., None] = accelerator.backward
         before = memory_now(self.device)
         saved = SavedStorages([*self.model.parameters(), *self.model.buffers()])
         on_cpu = self.device.type == "cpu"
-        if on_cpu:
+        is_hooked = on_cpu and not is_compiled(self.model)
+        if is_hooked:
             saved.start()
 
         def measured_backward(loss: torch.Tensor, **others: Any) -> None:
             del accelerator.backward  # the instance's: the method comes back
-            if on_cpu:
+            if is_hooked:
                 saved.stop()
-            taken = saved.bytes if on_cpu else memory_now(self.device) - before
-            self.measured["activations"] = self.planned["activations"] = taken
+            if is_hooked or not on_cpu:
+                taken = saved.bytes if on_cpu else memory_now(self.device) - before
+                self.measured["activations"] = self.planned["activations"] = taken
+                say(f"memory  activations {mebibytes(taken)}: {self.sentence()}")
+            else:
+                say("memory  activations: not measured of a compiled model on a CPU")
             backward(loss, **others)
             gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
             self.measured["gradients"] = distinct_bytes(gradients)
-            say(f"memory  activations {mebibytes(taken)}: {self.sentence()}")
 
         accelerator.backward = measured_backward
 

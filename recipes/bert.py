@@ -12,7 +12,7 @@ measured on a GPU yet.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ class Config(TrainingConfig):
     model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
     max_length: int = 128  # Tokens after which a text is cut, special ones included.
     dropout: float = 0.1  # Share of activations dropped while training.
-    padding_free: bool = False  # Leave padding out of all layers' work but attention's.
+    padding_free: Literal["auto", "no", "yes"] = "auto"  # Leave padding out; auto: on a CPU.
     text_columns: tuple[str, ...] = ()  # One or two columns of text (default: all that hold any).
 
 
@@ -54,13 +54,15 @@ def load_data(config: Config, run: Run) -> TextData:
         config, run.accelerator, public="sst2", built_in="docstrings", public_on_cpu=False
     )
     config.model = choose_checkpoint(config, run.accelerator)
+    if config.padding_free == "auto":
+        config.padding_free = "yes" if run.device.type == "cpu" else "no"
     return load_text(
         source,
         checkpoint=config.model,
         max_length=config.max_length,
         text_columns=config.text_columns,
         label_column=config.label_column,
-        padding_free=config.padding_free,
+        padding_free=config.padding_free == "yes",
     )
 
 
@@ -72,7 +74,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     model = load(config.model, data, config.dropout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if config.padding_free:
+    if config.padding_free == "yes":
         leave_out_padding(model)
     return model, {"name": f"BERT ({config.model})", "max_length": config.max_length}
 
