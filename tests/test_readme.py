@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from benchmarks.table import markdown
 from common.config import parse_config
 from common.search_space import load_config_class, parse_space
 from common.sources import BUILT_IN
@@ -344,3 +346,11 @@ def test_links_lead_somewhere() -> None:
 def test_no_figure_is_left_open() -> None:
     """No placeholder stands where a measured figure belongs."""
     assert not re.findall(r"@[A-Z0-9]+@|TODO|TBD|XXX", TEXT)
+
+
+def test_benchmark_tables_are_what_was_measured() -> None:
+    """The README shows each file of results whole, as `benchmarks.table` prints it."""
+    files = [*(REPOSITORY / "benchmarks" / "results").glob("*.json")]
+    assert files
+    for file in files:
+        assert markdown(json.loads(file.read_text())) in TEXT
