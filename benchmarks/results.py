@@ -126,18 +126,26 @@ def spread(suite: Suite, comparison: Comparison) -> tuple[float, float, float]:
 
 
 def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Suite]) -> None:
-    """Write all suites so far, without a path of this machine."""
+    """Write all suites so far, without a path of this machine.
+
+    What the file holds of other suites stays, if it was measured with the same versions: each has
+    the commit and the time of its own.
+    """
     asked = {
         name: value.name if isinstance(value, Path) else value
         for name, value in vars(options).items()
-        if name != "output"
+        if name not in ("output", "suites")
     }
-    measured = {suite.name: summarize(suite) for suite in suites}
+    origin = {name: machine[name] for name in ("git_commit", "measured_at")}
+    measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
+    if file.exists():
+        earlier = json.loads(file.read_text())
+        if (earlier["versions"], earlier["options"]) == (machine["versions"], asked):
+            measured = earlier["suites"] | measured
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(
-        json.dumps({**machine, "options": asked, "suites": measured}, indent=1, ensure_ascii=False)
-        + "\n"
-    )
+    facts = {name: value for name, value in machine.items() if name not in origin}
+    content = {**facts, "options": asked, "suites": measured}
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def show(suite: Suite) -> None:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RATE = "samples/s"
 TITLES = {
     "mnist": "MNIST MLP",
     "mnist_128": "MNIST MLP",

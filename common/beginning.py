@@ -24,10 +24,10 @@ def start(run: Run, compute_loss: ComputeLoss) -> None:
     start_momentum(run.optimizer.optimizer)
     if run.config.auto_batch_size:
         fit_batch_size(run, run.all_loaders, compute_loss)
-    run.meters.prepare_flops(
-        run.unwrapped, compute_loss, run.data.splits["train"], run.compute_dtype
-    )
     config, data = run.config, run.data
+    if not config.evaluate_only:
+        samples = data.splits["train"]
+        run.meters.find_flops(run.unwrapped, compute_loss, samples, run.compute_dtype)
     if config.init_from is not None:
         load_weights(run.unwrapped, config.init_from)
     local = Path(data.source.location).is_absolute()

@@ -44,6 +44,8 @@ def describe_run(run: Run) -> dict[str, Any]:
         },
         "plan": {"total_steps": run.total_steps, "updates_per_epoch": run.updates_per_epoch},
         "memory_plan": run.memory_plan.facts(),
+        # What `perf/mfu` is a share of, for each device.
+        "peak": {"tflops": run.meters.peak, "source": run.meters.peak_source},
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,31 +33,23 @@ class Meters:
             lambda: synchronize(accelerator.device), energy=self.power.joules
         )
         self.began_at = time.time()  # of the first attempt, where a run was resumed
-        self.count_flops: Callable[[], TrainingFlops] | None = None
         self.flops: TrainingFlops | None = None
         self.peak = 0.0
         self.peak_source = ""
 
-    def prepare_flops(
+    def find_flops(
         self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
     ) -> None:
-        """Have the model's operations and the device's peak found at the first log interval."""
+        """Find the model's operations and the device's peak in `dtype`.
 
-        def count() -> TrainingFlops:
+        A model that can't run on shapes alone has no MFU, and trains on.
+        """
+        try:
+            self.flops = training_flops(model, compute_loss, samples)
             self.peak, self.peak_source = peak_tflops(self.accelerator.device, dtype)
-            return training_flops(model, compute_loss, samples)
-
-        self.count_flops = count
-
-    def find_flops(self) -> None:
-        """Count once; a model that can't run on shapes alone has no MFU, and trains on."""
-        if self.count_flops is not None:
-            count, self.count_flops = self.count_flops, None
-            try:
-                self.flops = count()
-            except Exception as problem:
-                reason = (str(problem).splitlines() or [""])[0]
-                say(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
+        except Exception as problem:
+            reason = (str(problem).splitlines() or [""])[0]
+            say(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
     def count(
         self,
@@ -87,7 +78,6 @@ class Meters:
         running = self.stopwatch.started is not None
         self.stopwatch.stop()
         lap = self.stopwatch.lap()
-        self.find_flops()
         peaks = memory_used(self.accelerator.device) | self.power.readings()
         counts = torch.tensor([*vars(lap).values(), *peaks.values()], dtype=torch.float64)
         ranks = self.gather(torch.cat([counts, self.sums.take()]))
