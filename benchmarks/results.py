@@ -126,25 +126,24 @@ def spread(suite: Suite, comparison: Comparison) -> tuple[float, float, float]:
 
 
 def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Suite]) -> None:
-    """Write all suites so far, without a path of this machine.
+    """Write all suites so far, each with the machine's state as of its run, and without a path.
 
-    What the file holds of other suites stays, if it was measured with the same versions: each has
-    the commit and the time of its own.
+    What the file holds of other suites stays, if it was measured with the same versions.
     """
     asked = {
         name: value.name if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if name not in ("output", "suites")
     }
-    origin = {name: machine[name] for name in ("git_commit", "measured_at")}
-    measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
+    origin = {**machine, "options": asked}
+    kept: dict[str, Any] = {}
     if file.exists():
-        earlier = json.loads(file.read_text())
-        if (earlier["versions"], earlier["options"]) == (machine["versions"], asked):
-            measured = earlier["suites"] | measured
+        earlier = json.loads(file.read_text())["suites"]
+        same = ("versions", "options")
+        kept = {n: one for n, one in earlier.items() if all(one[k] == origin[k] for k in same)}
+    measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
     file.parent.mkdir(parents=True, exist_ok=True)
-    facts = {name: value for name, value in machine.items() if name not in origin}
-    content = {**facts, "options": asked, "suites": measured}
+    content = {"suites": kept | measured}
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
