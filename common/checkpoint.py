@@ -24,12 +24,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common.errors import UserError
+from common.errors import LostProcessError, UserError
 
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
-# Longest wait for the receipts of other ranks, in seconds.
-PATIENCE = 120.0
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,11 +35,21 @@ Tensors = dict[str, torch.Tensor]
 class Checkpoints:
     """The checkpoints of one run, as one rank sees them."""
 
-    def __init__(self, folder: Path, rank: int, world_size: int, keep: int) -> None:
+    def __init__(
+        self, folder: Path, rank: int, world_size: int, keep: int, patience: float
+    ) -> None:
+        """Make none yet.
+
+        Args:
+            keep: how many of the newest stay.
+            patience: seconds to wait for the files of other ranks.
+        """
         self.folder = folder
-        self.rank, self.world_size, self.keep = rank, world_size, keep
+        self.rank, self.world_size = rank, world_size
+        self.keep, self.patience = keep, patience
         self.writer: threading.Thread | None = None
         self.failure: str | None = None
+        self.lost: LostProcessError | None = None
         self.last_step = -1
 
     def save(self, step: int, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
@@ -61,16 +69,25 @@ class Checkpoints:
         self.writer.start()
 
     def wait(self) -> None:
-        """Wait until what was saved last is on disk, or has failed: then `failure` says how."""
+        """Wait until what was saved last is on disk, or has failed: then `failure` says how.
+
+        Raises:
+            LostProcessError: when another rank did not write its part in time. It would not answer
+                in a collective either, so that the ranks can't agree on this first.
+        """
         if self.writer is not None:
             self.writer.join()
             self.writer = None
+        if self.lost is not None:
+            raise self.lost
 
     def write_or_fail(self, step: int, files: Mapping[str, Tensors], facts: Any) -> None:
         """Write a checkpoint; a failure is kept for the training to report on all ranks."""
         unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
         try:
             self.write(unfinished, files, facts)
+        except LostProcessError as lost:
+            self.lost = lost
         except (OSError, SafetensorError) as problem:
             self.failure = f"rank {self.rank}: {problem}"
             # Make room first: where the disk is full, nothing else can be written.
@@ -90,13 +107,12 @@ class Checkpoints:
         os.replace(receipt_path.with_suffix(".part"), receipt_path)
         finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
         if self.rank != 0:
-            self.await_files(unfinished, [finished])
+            self.await_files(unfinished, {0: finished})
             return
-        receipts = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
+        receipts = {r: unfinished / f"receipt-{r}.json" for r in range(self.world_size)}
         self.await_files(unfinished, receipts)
-        for path in receipts[1:]:
+        for path in receipts.values():
             receipt |= json.loads(path.read_text())
-        for path in receipts:
             path.unlink()
         manifest = {**facts, "files": receipt}
         write_synced(unfinished / MANIFEST, json.dumps(manifest, indent=2).encode())
@@ -108,19 +124,23 @@ class Checkpoints:
         for old in step_folders(self.folder)[: -self.keep]:
             shutil.rmtree(old)
 
-    def await_files(self, unfinished: Path, paths: list[Path]) -> None:
-        """Wait until all `paths` exist.
+    def await_files(self, unfinished: Path, paths: Mapping[int, Path]) -> None:
+        """Wait until each rank's file exists.
 
         Raises:
-            OSError: when another rank failed, or did not answer in time.
+            OSError: when another rank failed.
+            LostProcessError: when a rank did not finish in time.
         """
-        deadline = time.monotonic() + PATIENCE
-        while not all(path.exists() for path in paths):
+        deadline = time.monotonic() + self.patience
+        while missing := [rank for rank, path in paths.items() if not path.exists()]:
             for rank in range(self.world_size):
                 if (unfinished / f"failed-{rank}").exists():
                     raise OSError(f"rank {rank} could not write its part")
             if time.monotonic() > deadline:
-                raise OSError(f"other ranks did not finish {unfinished.name} in {PATIENCE:.0f} s")
+                raise LostProcessError(
+                    f"rank {missing[0]} timed out: its part of {unfinished.name} was not there "
+                    f"after {self.patience:.0f} s"
+                )
             time.sleep(0.01)
 
 

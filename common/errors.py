@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake: one clear sentence instead of a traceback."""
+"""What a user can mend, in one clear sentence without a traceback; and what a restart mends."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class UserError(SystemExit):
         printed = every_rank or is_main_rank()
         super().__init__(f"error: {message}" if printed else 1)
         self.message = message
+
+
+class LostProcessError(RuntimeError):
+    """Another rank, or a worker of a loader, is gone or hangs: what a restart mends."""
 
 
 def is_main_rank() -> bool:

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from common.errors import UserError
+from common.errors import LostProcessError, UserError
 
 if TYPE_CHECKING:
     from common.config import TrainingConfig
@@ -128,7 +128,7 @@ def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that a rank or a loader's worker is gone: what a restart mends."""
     of_ranks = ("gloo", "NCCL", "peer", "Timed out", "timed out")
     of_workers = ("is killed by signal", "exited unexpectedly")  # as DataLoader says it
-    return isinstance(error, torch.distributed.DistError) or (
+    return isinstance(error, (LostProcessError, torch.distributed.DistError)) or (
         isinstance(error, RuntimeError)
         and any(word in str(error) for word in (*of_ranks, *of_workers))
     )

@@ -56,6 +56,7 @@ class Run:
             self.accelerator.process_index,
             self.accelerator.num_processes,
             config.keep_checkpoints,
+            config.collective_timeout,
         )
         self.agreement = Agreement(self.accelerator, self.checkpoints, self.directory.path)
         self.random_state: dict[str, torch.Tensor] | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from common.errors import LostProcessError
 from common.signals import STOP_SIGNALS
 
 HostBatch = dict[str, torch.Tensor]
@@ -37,7 +38,7 @@ def fetched(batches: WorkerBatches, num_workers: int, device: torch.device) -> I
     """Yield the batches in order as workers make them, in pinned memory for CUDA.
 
     Raises:
-        RuntimeError: when a worker is gone, in words of its own or of `DataLoader`.
+        RuntimeError: when a worker is gone: `LostProcessError`, or in `DataLoader`'s words.
     """
     loader = DataLoader(
         batches,
@@ -51,7 +52,7 @@ def fetched(batches: WorkerBatches, num_workers: int, device: torch.device) -> I
     try:
         yield from loader
     except (ConnectionError, EOFError) as lost:
-        raise RuntimeError("a worker of the loader exited unexpectedly") from lost
+        raise LostProcessError("a worker of the loader is gone") from lost
 
 
 def ignore_stop_signals(worker: int) -> None:

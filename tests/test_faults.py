@@ -18,9 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.checkpoint import damage, newest_whole, step_folders
-from common.errors import UserError
-from common.failures import MOST_SKIPS_IN_A_ROW, GradientGuard, TrainingError
+from common.checkpoint import Checkpoints, damage, newest_whole, step_folders
+from common.errors import LostProcessError, UserError
+from common.failures import (
+    MOST_SKIPS_IN_A_ROW,
+    GradientGuard,
+    TrainingError,
+    is_lost_process,
+)
 from tests.jobs import (
     EVERY,
     MLP,
@@ -488,10 +493,11 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
 
 @pytest.mark.slow
 def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
-    """A rank that hangs: the others say so after `--collective-timeout`."""
+    """A rank that hangs, its part of a checkpoint not written: the others don't wait for that."""
     flags = (*MLP, *LONG, "--collective-timeout", 10, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)
+    job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
     stopped = job.workers()[1]
     stopped.send_signal(signal.SIGSTOP)
     try:
@@ -502,6 +508,17 @@ def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directo
     status = job.read("status.json")
     assert status["status"] == "failed", job.said()[-4000:]
     assert "imed out" in status["reason"]
+
+
+@pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
+def test_a_rank_that_writes_nothing_is_named_in_time(tmp_path: Path, rank: int, other: int) -> None:
+    """The end of a run waits for a checkpoint no longer than for a collective."""
+    checkpoints = Checkpoints(tmp_path, rank, world_size=2, keep=1, patience=0.1)
+    checkpoints.save(1, {f"rank-{rank}.safetensors": {"weight": torch.zeros(2)}}, {})
+    with pytest.raises(LostProcessError, match=f"rank {other} timed out") as lost:
+        checkpoints.wait()
+    assert is_lost_process(lost.value)
+    assert not step_folders(tmp_path)
 
 
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
