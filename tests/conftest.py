@@ -79,6 +79,7 @@ def learned_mlp(runner: Runner) -> Finished:
     return runner.run(
         *("mnist_mlp", "--batch-size", 128, "--epochs", 15, "--log-every", 20),
         environment={"HF_HUB_OFFLINE": None, "HF_ENDPOINT": UNREACHABLE},
+        all_cores=True,
     )
 
 
@@ -87,7 +88,7 @@ def learned_resnet(runner: Runner) -> Finished:
     """ResNet-18 on digits, for few epochs of small batches."""
     flags = ("--epochs", 3, "--batch-size", 64, "--log-every", 20)
     flags = (*flags, "--dataset", "digits", "--tracker", "none")
-    return runner.run("resnet", *flags, one_core=True)
+    return runner.run("resnet", *flags)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +96,7 @@ def learned_bert(runner: Runner) -> Finished:
     """A small BERT from scratch on docstrings, for few epochs at a high rate."""
     flags = ("--epochs", 4, "--learning-rate", 1e-3, "--log-every", 40)
     flags = (*flags, "--dataset", "docstrings", "--tracker", "none")
-    return runner.run("bert", *flags, one_core=True)
+    return runner.run("bert", *flags)
 
 
 # One update made in different ways.
@@ -105,7 +106,8 @@ def learned_bert(runner: Runner) -> Finished:
 def whole_mlp(runner: Runner, odd_images: Path) -> Finished:
     """Batches of 64 on one process, launched with `cpu.yaml`."""
     flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
-    return runner.run("mnist_mlp", *flags, "--batch-size", 64, launcher="cpu")
+    flags = (*flags, "--batch-size", 64)
+    return runner.run("mnist_mlp", *flags, launcher="cpu", all_cores=True)
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +129,7 @@ def distributed_mlp(runner: Runner, odd_images: Path) -> Finished:
 def whole_bert(runner: Runner, odd_text: Path) -> Finished:
     """Batches of 32 on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
-    return runner.run("bert", *flags, "--batch-size", 32, one_core=True)
+    return runner.run("bert", *flags, "--batch-size", 32)
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +137,7 @@ def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
     """Twice 16 accumulated on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 16, "--gradient-accumulation-steps", 2)
-    return runner.run("bert", *flags, *accumulation, one_core=True)
+    return runner.run("bert", *flags, *accumulation)
 
 
 @pytest.fixture(scope="session")
@@ -152,7 +154,6 @@ def accumulated_resnet(runner: Runner, odd_images: Path) -> Finished:
         *("resnet", "--dataset", odd_images, "--max-steps", 4, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),
         *("--batch-size", 16, "--gradient-accumulation-steps", 2),
-        one_core=True,
     )
 
 

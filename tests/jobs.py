@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tests.launch import (
+    ONE_PROCESS,
     REPOSITORY,
     Launcher,
     Runner,
@@ -40,7 +41,6 @@ class Job:
         *flags: object,
         directory: Path,
         launcher: Launcher = "python",
-        one_core: bool = False,
     ) -> None:
         """Start it; the arguments are those of `Runner.run`."""
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
@@ -57,7 +57,7 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=stay_on_one_core if one_core else None,
+                preexec_fn=stay_on_one_core if launcher in ONE_PROCESS else None,
             )
 
     def said(self) -> str:

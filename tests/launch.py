@@ -21,6 +21,7 @@ CONFIGS = REPOSITORY / "accelerate_configs"
 UNREACHABLE = "http://127.0.0.1:9"
 
 Launcher = Literal["python", "accelerate", "cpu", "two", "torchrun"]
+ONE_PROCESS = ("python", "accelerate", "cpu")
 
 # What a developer's shell may hold, and a user's fresh machine does not.
 FOREIGN = (
@@ -123,7 +124,7 @@ class Runner:
         working_directory: Path | None = None,
         output_directory: bool = True,
         succeeds: bool = True,
-        one_core: bool = False,
+        all_cores: bool = False,
         timeout: float = 300,
     ) -> Finished:
         """Launch a recipe and wait for its end.
@@ -135,8 +136,7 @@ class Runner:
             environment: variables to set, or to remove where the value is None.
             output_directory: whether to name one for the run.
             succeeds: whether to insist on status 0 and on `status.json` saying so.
-            one_core: whether to train on a single core: where other programs use the cores too,
-                threads that wait for each other after each operation are many times slower.
+            all_cores: whether a single process may use every core, as a user's does.
         """
         self.launches += 1
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
@@ -158,7 +158,7 @@ class Runner:
                 {name: value for name, value in variables.items() if value is not None},
                 working_directory or folder,
                 timeout,
-                one_core,
+                one_core=launcher in ONE_PROCESS and not all_cores,
             ),
             directory,
             wandb_folder,
@@ -199,7 +199,8 @@ def run_command(
     environment: Mapping[str, str],
     folder: Path,
     timeout: float,
-    one_core: bool = False,
+    *,
+    one_core: bool,
 ) -> tuple[int, str, str]:
     """Run a command with standard input closed; return its status, output and errors.
 
@@ -228,7 +229,11 @@ def run_command(
 
 
 def stay_on_one_core() -> None:
-    """Let this process and its children run on one core: each worker of pytest has its own."""
+    """Let this process and its children run on one core: each worker of pytest has its own.
+
+    Where other programs use the cores too, threads that wait for each other after each operation
+    are many times slower than one.
+    """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

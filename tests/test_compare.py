@@ -38,9 +38,7 @@ def runs(runner: Runner) -> dict[str, Finished]:
         "large": ("--mixed-precision", "no", "--gradient-accumulation-steps", 2),
     }
     return {
-        name: runner.run(
-            "mnist_mlp", *FLAGS, *flags, "--run-name", name, launcher="python", one_core=True
-        )
+        name: runner.run("mnist_mlp", *FLAGS, *flags, "--run-name", name, launcher="python")
         for name, flags in variants.items()
     }
 
@@ -48,7 +46,7 @@ def runs(runner: Runner) -> dict[str, Finished]:
 def compare(runner: Runner, *words: object) -> tuple[int, str, str]:
     """Run the command as a user does; return its status, output and errors."""
     command = [sys.executable, "-m", "common.compare", *map(str, words)]
-    return run_command(command, clean_environment(runner.folder), runner.folder, 120, True)
+    return run_command(command, clean_environment(runner.folder), runner.folder, 120, one_core=True)
 
 
 def test_figures_and_ratios_are_those_of_the_runs(

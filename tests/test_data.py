@@ -637,7 +637,6 @@ def test_public_data_set_is_repeated(
         *("bert", "--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none"),
         launcher="python",
         environment={"HF_HOME": str(tmp_path / "huggingface")},
-        one_core=True,
     )
     assert run.config["data"]["name"] == "sst2"
     assert run.summary["eval/count"] == 17
@@ -654,7 +653,6 @@ def test_colour_folder_through_resnet(runner: Runner, tmp_path: Path) -> None:
         *("resnet", "--dataset", folder, "--max-steps", 2, "--batch-size", 8),
         *("--image-size", 12, "--tracker", "none"),
         launcher="python",
-        one_core=True,
     )
     facts = run.read("model/model.json")
     assert facts["class_names"] == ["cat", "dog", "emu"]

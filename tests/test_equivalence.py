@@ -165,7 +165,6 @@ def test_way_of_computing_changes_rounding_alone(
     run = runner.run(
         *(whole.config["recipe"], "--config", whole.directory, flag),
         launcher="python",
-        one_core=True,
         timeout=600,
     )
     assert_same_run(whole, run, weights_within=5e-4)
@@ -180,7 +179,6 @@ def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finishe
     run = runner.run(
         *("bert", "--config", whole_bert.directory, "--padding-free", "no"),
         launcher="python",
-        one_core=True,
     )
     assert whole_bert.config["config"]["padding_free"] == "yes"
     assert run.config["config"]["padding_free"] == "no"

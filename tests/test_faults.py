@@ -101,17 +101,14 @@ def test_kills_at_random_moments_change_nothing(
     """kill -9 again and again: the same samples, losses and weights, and little work lost."""
     script, (every, flags) = REPOSITORY / "recipes" / f"{recipe}.py", KILLED[recipe]
     flags += ("--checkpoint-every", every)
-    one_core = launcher == "python"
-    whole = runner.run(
-        RECORDED, tmp_path / "whole", script, *flags, launcher=launcher, one_core=one_core
-    )
+    whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory, started_at, middle = tmp_path / "run", [0], 0
     chance = random.Random(recipe + launcher)
     for kills, stop in enumerate((total // 5, total // 2, 4 * total // 5)):
         again = ("--resume", directory) if kills else (*flags, "--output-dir", directory)
         job = Job(runner, RECORDED, tmp_path / "killed", script, *again, directory=directory,
-                  launcher=launcher, one_core=one_core)  # fmt: skip
+                  launcher=launcher)  # fmt: skip
         # Often in the middle of an epoch, and not always just after a checkpoint.
         job.wait_until(
             lambda least=stop: (
@@ -124,7 +121,7 @@ def test_kills_at_random_moments_change_nothing(
         middle += found % per_epoch != 0
         started_at.append(found)
     job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
-              directory=directory, launcher=launcher, one_core=one_core)  # fmt: skip
+              directory=directory, launcher=launcher)  # fmt: skip
     assert job.end(240) == 0, job.said()[-4000:]
     expected, _, updates = recorded(tmp_path / "whole")
     record, beginnings, made = recorded(tmp_path / "killed")

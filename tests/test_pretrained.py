@@ -58,7 +58,6 @@ def test_local_checkpoint_is_fine_tuned(runner: Runner, odd_text: Path, checkpoi
         *("bert", "--dataset", odd_text, "--model", checkpoint, "--max-steps", 1),
         *("--learning-rate", 0, "--tracker", "none"),
         launcher="python",
-        one_core=True,
     )
     before, after = load_file(checkpoint / "model.safetensors"), run.weights()
     shared = [name for name in before if f"bert.{name}" in after]

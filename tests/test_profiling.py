@@ -203,7 +203,6 @@ def data_bound(runner: Runner) -> Finished:
     return runner.run(
         *(script, 1, REPOSITORY / "recipes" / "mnist_mlp.py", *flags, "--profile"),
         launcher="python",
-        one_core=True,
     )
 
 
@@ -212,7 +211,7 @@ def compute_bound(runner: Runner) -> Finished:
     """ResNet-18 on random images that are there."""
     flags = ("--dataset", "synthetic", "--image-size", 32, "--batch-size", 16, "--max-steps", 12)
     flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--profile")
-    return runner.run("resnet", *flags, launcher="python", one_core=True)
+    return runner.run("resnet", *flags, launcher="python")
 
 
 @pytest.mark.slow
@@ -300,7 +299,7 @@ def test_short_run_says_that_it_is_not_profiled(runner: Runner, odd_images: Path
         "--tracker",
         "none",
     )
-    run = runner.run("mnist_mlp", *flags, launcher="python", one_core=True)
+    run = runner.run("mnist_mlp", *flags, launcher="python")
     assert "--profile needs 6 updates" in run.output
     assert not (run.directory / "profile").exists()
 

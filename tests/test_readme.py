@@ -121,7 +121,8 @@ def shell(command: str, workspace: Path, runner: Runner) -> str:
     """Run a line of the README as a shell does; return what it printed."""
     environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    status, output, errors = run_command(["bash", "-c", command], environment, workspace, 300)
+    words = ["bash", "-c", command]
+    status, output, errors = run_command(words, environment, workspace, 300, one_core=True)
     assert status == 0, f"{command}\nended with {status}\n{output[-3000:]}\n{errors[-5000:]}"
     return output
 

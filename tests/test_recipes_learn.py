@@ -195,7 +195,6 @@ def evaluated_again(runner: Runner, run: Finished) -> Finished:
         run.config["recipe"],
         *("--evaluate-only", "--init-from", run.directory, "--tracker", "none"),
         launcher="python",
-        one_core=True,
     )
 
 
@@ -258,16 +257,15 @@ def test_run_repeats_for_others(learned_mlp: Finished) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["mnist_mlp", "resnet"])
-def test_image_recipe_reaches_its_accuracy(recipe: str, runner: Runner) -> None:
-    """The default settings give 97 % on digits, mean of three seeds."""
+@pytest.mark.parametrize(("recipe", "seeds"), [("mnist_mlp", 3), ("resnet", 1)])
+def test_image_recipe_reaches_its_accuracy(recipe: str, seeds: int, runner: Runner) -> None:
+    """The default settings give 97 % on digits: the MLP as a mean of seeds, ResNet with each."""
     accuracies = [
         runner.run(
             *(recipe, "--dataset", "digits", "--seed", seed, "--tracker", "none"),
-            one_core=True,
             timeout=1800,
         ).summary["eval/accuracy"]
-        for seed in range(3)
+        for seed in range(seeds)
     ]
     assert mean(accuracies) >= 0.97, accuracies
 
@@ -276,7 +274,7 @@ def test_image_recipe_reaches_its_accuracy(recipe: str, runner: Runner) -> None:
 def test_bert_reaches_its_accuracy(runner: Runner) -> None:
     """The default settings give 85 % on docstrings."""
     flags = ("--dataset", "docstrings", "--tracker", "none")
-    run = runner.run("bert", *flags, one_core=True, timeout=1800)
+    run = runner.run("bert", *flags, timeout=1800)
     assert run.summary["eval/accuracy"] >= 0.85
 
 
@@ -291,6 +289,6 @@ def test_bert_reaches_its_accuracy(runner: Runner) -> None:
 def test_other_resnets_run(flags: tuple[object, ...], runner: Runner) -> None:
     """The deeper networks, the ImageNet stem and recomputation train and evaluate."""
     small = ("--batch-size", 4, "--max-steps", 2, "--tracker", "none", "--log-every", 1)
-    run = runner.run("resnet", "--dataset", "digits", *flags, *small, one_core=True)
+    run = runner.run("resnet", "--dataset", "digits", *flags, *small)
     assert run.summary["eval/count"] == 360
     assert run.config["model"]["name"] == flags[1]

@@ -153,7 +153,6 @@ def presented(runner: Runner, odd_images: Path) -> Finished:
         *("--tags", "mine", "--log-model"),
         launcher="python",
         environment={"WANDB_TAGS": "theirs,mine", "WANDB_NAME": "a-name"},
-        one_core=True,
     )
 
 
@@ -249,7 +248,6 @@ def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> 
     run = runner.run(
         *("mnist_mlp", "--evaluate-only", "--init-from", presented.directory),
         launcher="python",
-        one_core=True,
     )
     found = records(run)
     assert found["run"]["job_type"] == "evaluate"
@@ -263,7 +261,6 @@ def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished, runner:
         *("bert", "--evaluate-only", "--init-from", learned_bert.directory),
         *("--tracker", "wandb"),
         launcher="python",
-        one_core=True,
     )
     (folder,) = wandb_runs(run)
     last = records(run)["history"][-1]
