@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "quality"]
+SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "flags", "quality"]
 
 
 @dataclass(kw_only=True)
@@ -16,7 +16,7 @@ class Options:
     """Compare the recipes with their peers on this machine, and write what was measured."""
 
     suites: tuple[SuiteName, ...] = ("mnist", "resnet", "bert", "loop", "start", "ddp", "memory")
-    """What to measure; quality trains longer, to compare accuracies."""
+    """What to measure; flags turns flags of the recipes on, quality compares accuracies."""
     rounds: int = 5
     """Rounds in which all contestants take turns; each ratio is the median over rounds."""
     steps: float = 1.0

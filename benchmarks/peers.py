@@ -22,6 +22,7 @@ loop     the recipe's loop, logging on, against bare loops of about 1 ms a step
 start    a process's start to the end of its first update, on cached data
 ddp      two gloo processes, accumulation 4, against DDP by hand
 memory   peak resident memory of fresh processes
+flags    --compile and --padding-free against the recipes' default settings (not by default)
 quality  ResNet-18 on digits and BERT for longer, for the accuracies' sake (not by default)
 
 The goals shown are for two CPU cores with bf16 arithmetic, and others for CUDA. The CUDA part
@@ -48,7 +49,15 @@ def main(options: Options) -> None:
 
     import torch
 
-    from benchmarks import mlp_suites, process_suites, resnet_suites, results, roofs, text_suites
+    from benchmarks import (
+        flag_suites,
+        mlp_suites,
+        process_suites,
+        resnet_suites,
+        results,
+        roofs,
+        text_suites,
+    )
     from common.runtime import cpu_threads
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -60,6 +69,7 @@ def main(options: Options) -> None:
         "start": [process_suites.start],
         "ddp": [process_suites.ddp],
         "memory": [process_suites.memory],
+        "flags": [flag_suites.mnist_flags, flag_suites.resnet_flags, flag_suites.bert_flags],
         "quality": [resnet_suites.resnet_quality, text_suites.bert_quality],
     }
     if torch.cuda.is_available() and importlib.util.find_spec("timm"):

@@ -87,6 +87,9 @@ class Suite:
     notes: list[str] = field(default_factory=list)
     quoted: dict[str, float] = field(default_factory=dict)  # what peers should reach, see results
     warmup_steps: int = 0
+    rounds_for_one: int = (
+        1  # that are made for each asked for: shorter ones average out a busy host
+    )
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
     seconds: float = 0.0  # that measuring took
 
@@ -101,6 +104,7 @@ class Suite:
                 announce(f"{self.name}: warming up {name}")
                 contestant(Round(self.warmup_steps, seed=0, judged=False))
         self.measurements = {name: [] for name in self.contestants}
+        rounds *= self.rounds_for_one
         for number in range(rounds):
             for name, contestant in self.contestants.items():
                 announce(f"{self.name}: round {number + 1} of {rounds}: {name}")

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants import contestant
+from typing import Any
+
+from benchmarks.contestants import contestant, recipe_contestant
 from benchmarks.judging import Judge
 from benchmarks.materials import bert_checkpoint, describe_checkpoint, text_extract
 from benchmarks.options import Options
-from benchmarks.recipe_side import load_recipe, train_recipe
-from benchmarks.rounds import Comparison, Contestant, Suite, Training
+from benchmarks.recipe_side import load_recipe
+from benchmarks.rounds import Comparison, Suite
 from benchmarks.trainer_side import TrainerTask
 from common.sources import find_named
 from common.text import load_text
 
 BATCH_SIZE = 32
 MAX_LENGTH = 128
+WARMUP = 0.1  # share of the updates, as in the recipe's `main`
+
+
+def recipe_task(options: Options, steps: int) -> dict[str, Any]:
+    """Return what the recipe is to train, and on which text: as many samples as `steps` take."""
+    return {
+        "dataset": str(text_extract(options.data, steps * BATCH_SIZE)),
+        "model": str(bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)),
+        "batch_size": BATCH_SIZE,
+        "max_length": MAX_LENGTH,
+    }
 
 
 def bert(options: Options) -> Suite:
@@ -52,22 +65,9 @@ def compare_bert(
         label_column=None,
     )
     judge = Judge(recipe, data.splits["validation"], options.half, limit=1024)
-    warmup_share = 0.1  # of the updates, as in the recipe's `main`
-
-    def train(steps: int, seed: int) -> Training:
-        return train_recipe(
-            recipe,
-            steps,
-            dataset=str(folder),
-            model=str(checkpoint),
-            batch_size=BATCH_SIZE,
-            max_length=MAX_LENGTH,
-            warmup_steps=int(warmup_share * steps),
-            seed=seed,
-            tracker=options.tracker,
-        )
-
-    contestants: dict[str, Contestant] = {"recipe": contestant(train, judge)}
+    contestants = {
+        "recipe": recipe_contestant("bert", options, WARMUP, judge, **recipe_task(options, steps))
+    }
     comparisons = []
     for padding, precision, goal in kinds:
         task = TrainerTask(
@@ -78,7 +78,7 @@ def compare_bert(
             batch_size=BATCH_SIZE,
             max_length=MAX_LENGTH,
             weight_decay=config.weight_decay,
-            warmup_share=warmup_share,
+            warmup_share=WARMUP,
         )
         title = f"HF Trainer {padding} {precision}"
         contestants[title] = contestant(task.train, judge)

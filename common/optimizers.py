@@ -12,8 +12,11 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the parameters: matrices and kernels decay, biases and norms (1-d) do not.
 
     Decaying the latter costs accuracy; see "Bag of Tricks" (arXiv 1812.01187), section 3.1.
+    Without decay they are one group: a fused optimizer is called once for each.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if weight_decay == 0:
+        return [{"params": parameters, "weight_decay": 0.0}]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

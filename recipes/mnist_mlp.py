@@ -35,6 +35,7 @@ from common.sources import choose_source
 class Config(TrainingConfig):
     batch_size: int = 512  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
+    weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     hidden_sizes: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
     dropout: float = 0.0  # Share of activations dropped while training.
     image_size: int | None = None  # Height and width in pixels (default: the data set's).

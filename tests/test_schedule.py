@@ -63,3 +63,5 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     assert others["weight_decay"] == 0
     assert [tuple(p.shape) for p in decaying["params"]] == [(4, 3, 3, 3)]
     assert [tuple(p.shape) for p in others["params"]] == [(4,), (4,), (4,), (2,)]
+    (every,) = decay_groups(model, 0.0)
+    assert len(every["params"]) == 5
