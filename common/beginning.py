@@ -50,5 +50,5 @@ def start(run: Run, compute_loss: ComputeLoss) -> None:
         run.directory.cut_metrics(run.global_step - bool(run.logbook.pending)),
     )
     report.show_plan(facts, f"{run.directory.path}; {run.tracking.shown}")
-    run.logbook.open_display(run.total_steps, run.global_step)
+    run.logbook.open_display(run.plan.total_steps, run.global_step)
     restore_random_state(run)

@@ -42,7 +42,10 @@ def describe_run(run: Run) -> dict[str, Any]:
             "name": run.description["name"],
             "parameters": sum(p.numel() for p in run.unwrapped.parameters()),
         },
-        "plan": {"total_steps": run.total_steps, "updates_per_epoch": run.updates_per_epoch},
+        "plan": {
+            "total_steps": run.plan.total_steps,
+            "updates_per_epoch": run.plan.updates_per_epoch,
+        },
         "memory_plan": run.memory_plan.facts(),
         # What `perf/mfu` is a share of, for each device.
         "peak": {"tflops": run.meters.peak, "source": run.meters.peak_source},

@@ -57,10 +57,12 @@ def describe(run: Run) -> dict[str, Any]:
         "recipe": run.recipe,
         "model": run.description["name"],
         "global_step": run.global_step,
-        "epoch": run.global_step // run.updates_per_epoch,
+        "epoch": run.global_step // run.plan.updates_per_epoch,
         "owes_evaluation": run.owes_evaluation,
-        "global_sample_index": run.global_step % run.updates_per_epoch * run.samples_per_update,
-        "effective_batch_size": run.samples_per_update,
+        "global_sample_index": run.global_step
+        % run.plan.updates_per_epoch
+        * run.plan.samples_per_update,
+        "effective_batch_size": run.plan.samples_per_update,
         "batch_size": config.batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "world_size": run.accelerator.num_processes,

@@ -50,7 +50,7 @@ class Profile:
             return batches
         if self.window is None and self.updates == 0:
             self.placement = loader.placement
-            self.window = choose_window(run.global_step, run.total_steps, self.interrupts)
+            self.window = choose_window(run.global_step, run.plan.total_steps, self.interrupts)
             if self.window is None:
                 least = FIRST_UPDATES + 3
                 say(f"--profile needs {least} updates; this run has fewer, and is not profiled")
@@ -58,15 +58,14 @@ class Profile:
 
     def interrupts(self, step: int) -> bool:
         """Whether an evaluation or a checkpoint follows an update."""
-        run = self.run
-        every = run.config.checkpoint_every or run.updates_per_epoch
-        return any(step % n == 0 for n in (run.eval_every, run.updates_per_epoch, every))
+        return self.run.plan.evaluates(step) or self.run.plan.saves(step)
 
     def watched(self, batches: Iterator[Any], loader: Loader) -> Iterator[Any]:
         """Yield batches, and take note of how long each was waited for."""
         run, position = self.run, 0
         per_update = run.config.gradient_accumulation_steps
-        left = (run.updates_per_epoch - run.global_step % run.updates_per_epoch) * per_update
+        per_epoch = run.plan.updates_per_epoch
+        left = (per_epoch - run.global_step % per_epoch) * per_update
         at_once = loader.batches_per_gather
         while self.window is not None:
             began = time.perf_counter()

@@ -25,6 +25,7 @@ from common.logbook import Logbook
 from common.memory_plan import MemoryPlan
 from common.meters import Meters
 from common.persistence import save_run
+from common.plan import Plan, make_plan
 from common.profiling import Profile
 from common.runtime import build_accelerator
 from common.sampling import TrainingOrder
@@ -37,6 +38,7 @@ class Run:
     Use it as a context manager: however the run ends, `status.json` says how.
     """
 
+    plan: Plan  # from `make_plan` on
     memory_plan: MemoryPlan  # from `start` on
 
     def __init__(self, config: TrainingConfig, recipe_file: str) -> None:
@@ -89,27 +91,15 @@ class Run:
                 loader.is_cut_short = self.agreement.is_announced
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
-    def plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
-        """Settle how many updates the run has, and how often it evaluates.
+    def make_plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
+        """Settle how many updates the run has, and how often it evaluates and saves.
 
         Args:
             default_epochs: by name of the data set, and "other".
         """
         assert isinstance(train_loader.order, TrainingOrder)
-        self.data, config = data, self.config
-        self.updates_per_epoch = train_loader.order.updates_per_epoch
-        self.samples_per_update = train_loader.order.global_batch
-        if config.epochs is None:
-            config.epochs = default_epochs.get(data.source.name, default_epochs["other"])
-        self.total_steps = config.epochs * self.updates_per_epoch
-        if config.max_steps is not None:
-            self.total_steps = min(self.total_steps, config.max_steps)
-        self.eval_every = config.eval_every or self.updates_per_epoch
-
-    def warmup_steps(self, share: float) -> int:
-        """Return the updates of warm-up: `--warmup-steps`, or a share of the run."""
-        asked = self.config.warmup_steps
-        return int(share * self.total_steps) if asked is None else asked
+        self.data = data
+        self.plan = make_plan(self.config, train_loader.order, data.source.name, default_epochs)
 
     def start(
         self,
@@ -138,11 +128,11 @@ class Run:
             return
         self.model.train()
         self.meters.stopwatch.start()
-        while self.global_step < self.total_steps:
-            self.epoch, update = divmod(self.global_step, self.updates_per_epoch)
+        while self.global_step < self.plan.total_steps:
+            self.epoch, update = divmod(self.global_step, self.plan.updates_per_epoch)
             batches = self.profile.watch(loader.epoch(self.epoch, update), loader)
             self.memory_plan.measure_first_step()
-            while self.global_step < self.total_steps:
+            while self.global_step < self.plan.total_steps:
                 waited = time.perf_counter()
                 item = next(batches, None)
                 if item is None:
@@ -176,7 +166,7 @@ class Run:
         if is_update:
             self.logbook.flush()
             self.global_step += 1
-            if self.global_step % self.config.log_every == 0 or self.is_last_step:
+            if self.global_step % self.config.log_every == 0 or self.plan.ends(self.global_step):
                 self.log_training()
             if self.guard.is_due:
                 self.guard.check(self.global_step)
@@ -196,25 +186,18 @@ class Run:
         self.logbook.show_interval()
 
     @property
-    def is_last_step(self) -> bool:
-        """Whether the run's last update is done."""
-        return self.global_step == self.total_steps
-
-    @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due; at the last update, the final one may stand for it."""
-        if not self.accelerator.sync_gradients or self.global_step % self.eval_every:
+        if not self.accelerator.sync_gradients or not self.plan.evaluates(self.global_step):
             return False
-        return not self.is_last_step or self.validation_split != self.test_split
+        return not self.plan.ends(self.global_step) or self.validation_split != self.test_split
 
     @property
     def should_save(self) -> bool:
-        """Whether a checkpoint is due: by updates, at an epoch's end, or because of a signal."""
-        if not self.accelerator.sync_gradients:
-            return False
-        every = self.config.checkpoint_every or self.updates_per_epoch
-        ends = self.global_step % self.updates_per_epoch == 0 or self.is_last_step
-        return self.agreement.stopping or ends or self.global_step % every == 0
+        """Whether a checkpoint is due: by the plan, or because of a signal."""
+        return self.accelerator.sync_gradients and (
+            self.agreement.stopping or self.plan.saves(self.global_step)
+        )
 
     def save(self) -> None:
         """Save a checkpoint: copies the state now, and writes it in the background."""
@@ -236,8 +219,8 @@ class Run:
             values
             | {
                 "progress/global_step": self.global_step,
-                "progress/epoch": self.global_step / self.updates_per_epoch,
-                "progress/samples": self.global_step * self.samples_per_update,
+                "progress/epoch": self.global_step / self.plan.updates_per_epoch,
+                "progress/samples": self.global_step * self.plan.samples_per_update,
                 "time/train_seconds": self.meters.stopwatch.train_seconds,
             }
         )
@@ -245,7 +228,7 @@ class Run:
     def show_evaluation(self, values: Mapping[str, float], split: str) -> None:
         """Print the figures of an evaluation."""
         report.show_evaluation(
-            values, split, self.global_step, self.total_steps, self.updates_per_epoch
+            values, split, self.global_step, self.plan.total_steps, self.plan.updates_per_epoch
         )
 
     # After the loop

@@ -111,15 +111,15 @@ def main(config: Config) -> None:
         accelerator = run.accelerator
         data = load_data(config, run)
         train_loader, validation_loader, test_loader = run.loaders(data.splits)
-        run.plan(data, train_loader, DEFAULT_EPOCHS)
+        run.make_plan(data, train_loader, DEFAULT_EPOCHS)
 
         model, description = build_model(config, data)
         if config.compile:
             compile_layers(model.get_submodule("bert.encoder.layer").children())
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)
-        warmup_steps = run.warmup_steps(share=0.1)
-        scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
+        warmup_steps = run.plan.warmup_steps(share=0.1)
+        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.start(model, optimizer, scheduler, description, compute_loss)
         if run.owes_evaluation:

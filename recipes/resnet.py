@@ -169,7 +169,7 @@ def main(config: Config) -> None:
         accelerator = run.accelerator
         data = load_data(config, run)
         train_loader, validation_loader, test_loader = run.loaders(data.splits)
-        run.plan(data, train_loader, DEFAULT_EPOCHS)
+        run.make_plan(data, train_loader, DEFAULT_EPOCHS)
 
         model, description = build_model(config, data)
         if config.compile:
@@ -178,8 +178,8 @@ def main(config: Config) -> None:
         optimizer = torch.optim.SGD(
             groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True
         )
-        warmup_steps = run.warmup_steps(share=0.2)
-        scheduler = warmup_decay(optimizer, run.total_steps, warmup_steps, "linear")
+        warmup_steps = run.plan.warmup_steps(share=0.2)
+        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.start(model, optimizer, scheduler, description, compute_loss)
         if run.owes_evaluation:
