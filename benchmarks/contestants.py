@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from benchmarks.options import Options
 from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Contestant, Measurement, Round, Training
 from common.images import ImageData, load_images
-from common.runtime import cpu_threads
+from common.runtime import cpu_threads, local_world_size
 from common.sources import find_named
 
 BATCH_SIZE = 128  # of the image suites
@@ -26,7 +25,7 @@ Train = Callable[[int, int], Training]  # of a number of updates and a seed
 
 def threads() -> int:
     """Return how many threads each process of this job should use, so that all cores are used."""
-    return cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return cpu_threads(local_world_size())
 
 
 def contestant(train: Train, judge: Judge | None = None) -> Contestant:

@@ -80,7 +80,7 @@ def train_textbook(arguments: dict[str, Any]) -> None:
         lambda model: (
             torch.optim.SGD(model.parameters(), **momentum)
             if crop
-            else torch.optim.AdamW(model.parameters(), lr=1e-3)
+            else torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
         ),
         textbook.TransformedImages(arrays, crop, flip=crop > 0),
         arguments["batch_size"],

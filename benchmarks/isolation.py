@@ -7,7 +7,6 @@ import gc
 import io
 import warnings
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any
 
 import accelerate.optimizer
@@ -15,9 +14,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 # Objects and attributes that a contestant may set for the whole process.
-BACKENDS = ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn")
 SETTINGS: list[tuple[Any, str]] = [
-    *((attrgetter(name)(torch.backends), "fp32_precision") for name in BACKENDS),
+    (torch.backends.cudnn, "allow_tf32"),
     (torch.backends.cudnn, "benchmark"),
     (torch.backends.cudnn, "deterministic"),
     (accelerate.optimizer, "is_lomo_available"),
@@ -36,6 +34,7 @@ def isolated(threads: int) -> Iterator[None]:
     """
     torch.set_num_threads(threads)
     saved = [(owner, name, getattr(owner, name)) for owner, name in SETTINGS]
+    precision = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     reset_accelerate()
     try:
@@ -44,7 +43,8 @@ def isolated(threads: int) -> Iterator[None]:
             yield
     finally:
         reset_accelerate()
-        torch.set_float32_matmul_precision("highest")  # torch's default, kept beside the others
+        torch.set_float32_matmul_precision(precision)
+        vars(torch.optim.Optimizer.zero_grad).pop("__signature__", None)  # a look-up it spares
         for owner, name, value in saved:
             setattr(owner, name, value)
         torch.use_deterministic_algorithms(deterministic)

@@ -53,12 +53,11 @@ def mlp_builder(data: ImageData, **settings: Any) -> Callable[[], nn.Module]:
     return lambda: recipe.build_model(recipe.Config(**settings), data)[0]
 
 
-def adamw(weight_decay: float, **settings: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a function that builds AdamW at the MNIST recipe's learning rate."""
-    rate = load_recipe("mnist_mlp").Config().learning_rate
-    return lambda model: torch.optim.AdamW(
-        model.parameters(), lr=rate, weight_decay=weight_decay, **settings
-    )
+def adamw(**settings: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """Return a function that builds AdamW at the MNIST recipe's learning rate and decay."""
+    config = load_recipe("mnist_mlp").Config()
+    settings |= {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    return lambda model: torch.optim.AdamW(model.parameters(), **settings)
 
 
 def mnist(options: Options) -> Suite:
@@ -95,7 +94,7 @@ def mnist_suite(
     config = load_recipe("mnist_mlp").Config()
     task = Task(
         mlp_builder(data),
-        adamw(config.weight_decay),
+        adamw(),
         TransformedImages(arrays, crop_padding=0, flip=False),
         batch_size,
         MLP_WARMUP,
@@ -198,12 +197,23 @@ def loop(options: Options) -> Suite:
     def bare(width: int, batches: Any, same_work: bool) -> BareLoop:
         task = Task(
             mlp_builder(data, hidden_sizes=(width, width)),
-            adamw(load_recipe("mnist_mlp").Config().weight_decay, fused=True),
+            adamw(fused=True),
             split,  # type: ignore[arg-type]
             BATCH_SIZE,
             MLP_WARMUP,
         )
         return BareLoop(task, batches, half, same_work)
+
+    def recipe(width: int, tracker: str) -> Contestant:
+        return recipe_contestant(
+            "mnist_mlp",
+            options,
+            MLP_WARMUP,
+            None,
+            dataset=dataset,
+            hidden_sizes=(width, width),
+            tracker=tracker,
+        )
 
     times: dict[int, float] = {}
     for width in LOOP_WIDTHS:
@@ -213,9 +223,8 @@ def loop(options: Options) -> Suite:
                 times[width] = candidate.with_accelerate(steps, 0).seconds / steps
     width = min(times, key=lambda one: abs(times[one] - LOOP_STEP_SECONDS))
     contestants = {
-        "recipe": recipe_contestant(
-            "mnist_mlp", options, MLP_WARMUP, None, dataset=dataset, hidden_sizes=(width, width)
-        ),
+        "recipe": recipe(width, options.tracker),
+        "recipe, W&B offline": recipe(width, "wandb"),
         "bare Accelerate": contestant(bare(width, epochs, False).with_accelerate),
         "bare Accelerate, clip and schedule": contestant(bare(width, epochs, True).with_accelerate),
         "bare Accelerate, ready batches": contestant(bare(width, ready, False).with_accelerate),
@@ -231,8 +240,15 @@ def loop(options: Options) -> Suite:
             at_most=1.03 if name == "bare Accelerate" else None,
             inverted=True,
         )
-        for name in list(contestants)[1:]
+        for name in contestants
+        if name.startswith("bare")
     ]
+    tracked = Comparison(
+        "time of the recipe's loop with W&B offline / bare Accelerate",
+        "recipe, W&B offline",
+        "bare Accelerate",
+        inverted=True,
+    )
     return Suite(
         "loop",
         "samples/s",
@@ -245,7 +261,7 @@ def loop(options: Options) -> Suite:
             "tracker": options.tracker,
         },
         contestants=contestants,
-        comparisons=comparisons,
+        comparisons=[*comparisons, tracked],
         notes=[
             "bare loops take their batches from the recipe's own loader, from the same tensors; "
             "ready batches lie on the device normalised, which leaves nothing to do for data",

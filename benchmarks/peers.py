@@ -9,7 +9,7 @@ would write after the documentation of PyTorch, Accelerate, Lightning Fabric and
 Trainer. Same model, data, batch, precision (or the one named), learning rate, schedule and number
 of samples; on the CPU the same threads. The clock runs from asking for the first batch to the end
 of the last update, with data, logging and tracking, without evaluating and saving. Contestants
-take turns, A B C A B C; each ratio is that of one round, and the median over rounds is shown with
+take turns, A B C, B C A; each ratio is that of one round, and the median over rounds is shown with
 the least and the greatest. The mean training loss and, where training is long enough to mean
 anything, the accuracy on held-out samples are those of each side, judged by the same code.
 

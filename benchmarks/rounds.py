@@ -94,7 +94,7 @@ class Suite:
     seconds: float = 0.0  # that measuring took
 
     def run(self, rounds: int, announce: Callable[[str], None]) -> None:
-        """Warm every contestant up once, then let all take turns: A B C, A B C, and so on.
+        """Warm every contestant up once, then let all take turns: A B C, B C A, and so on.
 
         The seed of a round is its number, the same for all contestants.
         """
@@ -105,10 +105,13 @@ class Suite:
                 contestant(Round(self.warmup_steps, seed=0, judged=False))
         self.measurements = {name: [] for name in self.contestants}
         rounds *= self.rounds_for_one
+        names = [*self.contestants]
         for number in range(rounds):
-            for name, contestant in self.contestants.items():
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
                 announce(f"{self.name}: round {number + 1} of {rounds}: {name}")
-                self.measurements[name].append(contestant(Round(self.steps, seed=number)))
+                measurement = self.contestants[name](Round(self.steps, seed=number))
+                self.measurements[name].append(measurement)
         self.seconds = time.perf_counter() - began
 
     def median(self, contestant: str, figure: str = "value") -> float | None:

@@ -25,20 +25,27 @@ def markdown(results: dict[str, Any]) -> str:
     Args:
         results: one file's, as `benchmarks.results.write` writes them.
     """
-    rates = ["| samples a second | | recipe / this |", "|---|--:|--:|"]
+    rates = ["| samples a second | | recipe / this | goal |", "|---|--:|--:|--:|"]
     others = ["| ratio of | goal | |", "|---|--:|--:|"]
     for name, suite in results["suites"].items():
         contestants = suite["contestants"]
         if name in TITLES:
             batch, ours = suite["workload"]["batch_size"], contestants["recipe"]["value"]
-            rates.append(f"| **{TITLES[name]}, batch {batch}: the recipe** | **{rate(ours)}** | |")
+            title = f"{TITLES[name]}, batch {batch}: the recipe"
+            rates.append(f"| **{title}** | **{rate(ours)}** | | |")
         for comparison in suite["comparisons"]:
             ratio = shown(comparison["ratio"])
             if name not in TITLES:
-                others.append(f"| {comparison['title']} | {comparison['goal']} | {ratio} |")
+                both = [contestants[comparison[side]]["value"] for side in ("ours", "theirs")]
+                amounts = " : ".join(f"{value:,.0f}" for value in both)
+                amounts = f", {amounts} MiB" if suite["unit"] == "MiB" else ""
+                others.append(
+                    f"| {comparison['title']} | {comparison['goal']} | {ratio}{amounts} |"
+                )
             elif comparison["ours"] == "recipe":
                 theirs = comparison["theirs"]
-                rates.append(f"| {theirs} | {rate(contestants[theirs]['value'])} | {ratio} |")
+                value, goal = rate(contestants[theirs]["value"]), comparison["goal"]
+                rates.append(f"| {theirs} | {value} | {ratio} | {goal} |")
     return "\n".join([*rates, "", *others])
 
 

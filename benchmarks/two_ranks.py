@@ -97,9 +97,7 @@ def main(request: dict[str, Any]) -> None:
         )
     )
     images, labels = arrays.tensors
-    task = Task(
-        mlp_builder(data), adamw(0.01, fused=True), arrays, request["batch_size"], MLP_WARMUP
-    )
+    task = Task(mlp_builder(data), adamw(fused=True), arrays, request["batch_size"], MLP_WARMUP)
     images = images.to(AUTOCAST_TYPES.get(request["precision"], torch.float32))
 
     def recipe(steps: int, seed: int) -> Training:

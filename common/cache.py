@@ -21,7 +21,6 @@ class CachedData:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.facts: dict[str, Any] = {}
-        self.opened: dict[str, np.ndarray] = {}
 
     def array(self, name: str) -> np.ndarray:
         """Return a saved array, memory-mapped and read-only."""
@@ -30,9 +29,7 @@ class CachedData:
     def create(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Return a new array to fill, memory-mapped."""
         path = self.folder / f"{name}.npy"
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-        self.opened[name] = array
-        return array
+        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
 
     def save(self, name: str, array: np.ndarray) -> None:
         """Write an array."""
@@ -66,7 +63,6 @@ def prepare_once(folder: Path, prepare: Callable[[CachedData], None]) -> CachedD
                 prepare(unfinished)
                 facts = json.dumps(unfinished.facts)
                 (unfinished.folder / "facts.json").write_text(facts)
-                unfinished.opened.clear()
                 os.replace(unfinished.folder, folder)
     ready.facts = json.loads((folder / "facts.json").read_text())
     return ready

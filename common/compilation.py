@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+if TYPE_CHECKING:
+    from common.config import TrainingConfig
 
-def compile_model(model: nn.Module) -> None:
+
+def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     """Compile a model whose batches all have one shape, in place, when it is first called.
 
-    On CUDA with CUDA graphs: one launch for all of a small model's kernels (not tried: no GPU).
+    On CUDA with CUDA graphs: one launch for all of a small model's kernels (not tried: no GPU). Not
+    under accumulation, which adds to gradients that the next micro-batch's graph writes over
+    (https://github.com/pytorch/pytorch/issues/169545).
     """
-    mode = "reduce-overhead" if torch.cuda.is_available() else None
-    model.compile(dynamic=False, mode=mode)
+    accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
+    graphs = torch.cuda.is_available() and not accumulates
+    model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
@@ -27,6 +34,15 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
     """
     for layer in layers:
         layer.compile(dynamic=True)
+
+
+def as_written(model: nn.Module) -> AbstractContextManager[None]:
+    """Run a compiled model as it was written, for a while.
+
+    An evaluation is another mode and has a smaller last batch: each would be compiled anew, which
+    takes longer than most evaluations.
+    """
+    return torch.compiler.set_stance("force_eager") if is_compiled(model) else nullcontext()
 
 
 def is_compiled(model: nn.Module) -> bool:

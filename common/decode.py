@@ -51,18 +51,24 @@ def decode_images(
     total = sum(len(split) for split in encoded.values())
     target.require_space(total * size * size * channels)
     say(f"decoding {total:,} images once, for this and later runs")
+    histograms = {}
     for name, split in encoded.items():
         images = target.create(f"{name}_images", np.uint8, (len(split), size, size, channels))
+        counts = np.zeros((channels, 256), dtype=np.int64)  # of the pixel values, by channel
         decode = partial(to_pixels, size=size, channels=channels, source=source, split=name)
         position = 0
         with ThreadPoolExecutor() as pool:
-            for rows in split.iter(1024):
+            for rows in split.iter(256):
+                first = position
                 for pixels in pool.map(decode, rows[column]):
                     images[position] = pixels
                     position += 1
+                for channel in range(channels):
+                    values = images[first:position, ..., channel].ravel()
+                    counts[channel] += np.bincount(values, minlength=256)
+        histograms[name] = counts
         target.save(f"{name}_labels", raw.labels[name])
-    pixels = target.opened["train_images"].reshape(-1, channels)
-    histogram = [np.bincount(pixels[:, channel], minlength=256) for channel in range(channels)]
+    histogram = histograms["train"]
     means = [float(np.average(np.arange(256), weights=counts)) / 255 for counts in histogram]
     variances = [
         float(np.average((np.arange(256) / 255 - mean) ** 2, weights=counts))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from common.compilation import as_written
+
 if TYPE_CHECKING:
     from common.run import Run
 
@@ -30,7 +32,7 @@ def evaluating(run: Run, model: nn.Module) -> Iterator[nn.Module]:
             if buffer.is_floating_point():
                 buffer.copy_(run.accelerator.reduce(buffer, "mean"))
     bare_model.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), as_written(bare_model):
         yield bare_model
     bare_model.train()
     if not run.config.evaluate_only:

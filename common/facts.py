@@ -76,7 +76,7 @@ def describe_environment(accelerator: Accelerator, config: TrainingConfig) -> di
         * accelerator.num_processes,
         "threads_per_process": torch.get_num_threads(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",
+        "tf32": torch.get_float32_matmul_precision() == "high",
         "deterministic": config.deterministic,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},

@@ -21,6 +21,7 @@ MOST_SKIPS_IN_A_ROW = 25
 # Updates after which gradients are looked at, where the log interval is longer: 166 overflows in
 # a row halve the loss scale to 0.
 MOST_UNCHECKED = 100
+LARGEST = torch.finfo(torch.float32).max  # a finite norm is no larger
 
 
 class TrainingError(UserError):
@@ -38,15 +39,16 @@ class Preempted(SystemExit):
 class GradientGuard:
     """Clips gradients, and keeps an update with a non-finite gradient from being applied.
 
-    All of it is decided on the device, without a synchronisation: fused optimizers skip an
-    update while their ``found_inf`` is 1, as they do for ``GradScaler``. Averaged gradients are
-    the same on all ranks, and so is the decision.
+    All of it is decided on the device, without a synchronisation, for fused optimizers; the
+    recipes' are. Averaged gradients are the same on all ranks, and so is the decision.
     """
 
     def __init__(self, accelerator: Accelerator, max_grad_norm: float) -> None:
         self.accelerator = accelerator
         self.max_grad_norm = max_grad_norm
         self.grad_norm = torch.zeros((), device=accelerator.device)
+        # On a CPU a look at the norm costs nothing, and mostly spares the rest.
+        self.looks = accelerator.device.type == "cpu" and accelerator.scaler is None
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.unchecked: list[torch.Tensor] = []
@@ -59,18 +61,34 @@ class GradientGuard:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.grad_norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         self.unchecked.append(self.grad_norm)
-        if self.accelerator.scaler is not None:  # which skips the update itself
-            if self.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(
-                    self.parameters, self.max_grad_norm, self.grad_norm, foreach=True
-                )
-            return
         bare: Any = optimizer.optimizer  # type: ignore[attr-defined]
-        # Of a norm, never negative, one comparison says what `isfinite` needs four for.
-        bare.found_inf = self.grad_norm.lt(math.inf).logical_not_().float()
+        if not getattr(bare, "_step_supports_amp_scaling", False):
+            self.clip_by_hand()
+        elif self.looks and float(self.grad_norm) <= (self.max_grad_norm or LARGEST):
+            bare.found_inf = bare.grad_scale = None
+        else:
+            self.leave_to(bare)
+
+    def leave_to(self, optimizer: Any) -> None:
+        """Let a fused optimizer clip, and skip what is not finite, as it does for `GradScaler`.
+
+        It divides by ``grad_scale`` as it reads the gradients: no pass of its own.
+        """
+        if self.accelerator.scaler is None:  # which finds out by itself
+            # Of a norm, never negative, one comparison says what `isfinite` needs four for.
+            optimizer.found_inf = self.grad_norm.lt(math.inf).logical_not_().float()
         if self.max_grad_norm:
-            # A fused optimizer divides by this as it reads the gradients: no pass of its own.
-            bare.grad_scale = (self.grad_norm / self.max_grad_norm).clamp_(min=1.0)
+            optimizer.grad_scale = (self.grad_norm / self.max_grad_norm).clamp_(min=1.0)
+
+    def clip_by_hand(self) -> None:
+        """Do the same for an optimizer that is not fused, at the price of a synchronisation."""
+        if not self.grad_norm.isfinite():
+            for parameter in self.parameters:
+                parameter.grad = None  # which any optimizer passes over
+        elif self.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(
+                self.parameters, self.max_grad_norm, self.grad_norm, foreach=True
+            )
 
     @property
     def is_due(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +128,23 @@ class ImageSamples:
     def normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Return [batch, channels, height, width] of mean 0 and deviation 1, channels last."""
         values = images.to(self.dtype)
-        mean = values.new_tensor([255 * mean for mean in self.mean])
-        scale = values.new_tensor([1 / (255 * std) for std in self.std])
-        return values.sub_(mean).mul_(scale).permute(0, 3, 1, 2)
+        shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
+        return values.sub_(shift).mul_(scale).permute(0, 3, 1, 2)
+
+
+@functools.cache
+def pixel_scaling(
+    *mean_and_std: float, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what to subtract from pixels, and then to multiply them with, by channel.
+
+    Made once: to copy it from the host for each batch would be to wait for the device each time.
+
+    Args:
+        mean_and_std: the means of all channels, then their deviations, of pixels in 0 … 1.
+    """
+    mean, std = (torch.tensor(mean_and_std, dtype=torch.float64) * 255).chunk(2)
+    return mean.to(dtype).to(device), std.reciprocal().to(dtype).to(device)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psutil
 import torch
 
+from common.runtime import local_world_size, usable_cores
 from common.sampling import EvaluationOrder, TrainingOrder
 from common.stopwatch import Work
 from common.workers import WorkerBatches, fetched, moved
@@ -107,7 +108,7 @@ class Loader:
             placement = "device" if fits else "workers"
         self.placement = placement
         if num_workers is None:
-            num_workers = min(8, max(1, (psutil.cpu_count() or 1) // order.world_size))
+            num_workers = min(8, max(1, usable_cores() // local_world_size()))
         self.num_workers = num_workers if placement == "workers" else 0
         self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
         if placement == "device":

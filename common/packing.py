@@ -13,6 +13,7 @@ as there are fewer activations to drop.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def pack(encoder: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> 
     if POSITIONS not in named:
         return None
     (hidden,) = inputs
-    return (hidden.flatten(0, 1)[named[POSITIONS]][None],), named
+    return (hidden.flatten(0, 1).index_select(0, named[POSITIONS])[None],), named
 
 
 def unpack(encoder: nn.Module, inputs: Any, named: dict[str, Any], outputs: Any) -> Any:
@@ -72,6 +73,13 @@ def spread(packed: torch.Tensor, positions: torch.Tensor, batch: int, length: in
     """Return [batch, length, ...] with the rows of `packed`, [tokens, ...], at `positions`."""
     rows = packed.new_zeros(batch * length, *packed.shape[1:])
     return rows.index_copy(0, positions, packed).unflatten(0, (batch, length))
+
+
+@functools.cache
+def has_variable_length_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's variable-length attention runs there: FlashAttention's hardware and types."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return half and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def packed_attention(
@@ -102,7 +110,7 @@ def packed_attention(
     assert attention_mask is not None
     batch, length = len(attention_mask), attention_mask.shape[-1]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
-    if dropout == 0.0 and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    if dropout == 0.0 and has_variable_length_kernel(query.device, query.dtype):
         from torch.nn.attention.varlen import varlen_attn
 
         ends = attention_mask.sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
@@ -117,4 +125,4 @@ def packed_attention(
     attended = F.scaled_dot_product_attention(
         apart(queries), apart(keys), apart(values), attention_mask, dropout, scale=scaling
     )
-    return attended.transpose(1, 2).flatten(0, 1)[positions][None], None
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, positions)[None], None

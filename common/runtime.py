@@ -42,7 +42,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         )
     set_kernels(config.deterministic)
     if use_cpu:
-        torch.set_num_threads(cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        torch.set_num_threads(cpu_threads(local_world_size()))
     # Two look-ups of a package that is not there cost 90 µs in each optimizer step.
     accelerate.optimizer.is_lomo_available = functools.cache(  # type: ignore[attr-defined]
         accelerate.optimizer.is_lomo_available
@@ -119,12 +119,20 @@ def cpu_has_bf16() -> bool:
 
 def set_kernels(deterministic: bool) -> None:
     """Choose kernels: TF32 and autotuned convolutions, or deterministic ones."""
-    torch.backends.cuda.matmul.fp32_precision = "ieee" if deterministic else "tf32"
-    torch.backends.cudnn.conv.fp32_precision = "ieee" if deterministic else "tf32"  # type: ignore[attr-defined]
+    if torch.cuda.is_available():
+        # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where
+        # the newer one has been written to.
+        torch.set_float32_matmul_precision("highest" if deterministic else "high")
+        torch.backends.cudnn.allow_tf32 = not deterministic
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+
+
+def local_world_size() -> int:
+    """Return how many processes of this job share this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def usable_cores() -> int:

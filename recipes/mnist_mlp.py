@@ -129,7 +129,7 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data)
         if config.compile:
-            compile_model(model)
+            compile_model(model, config)
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         warmup_steps = run.plan.warmup_steps(share=0.1)

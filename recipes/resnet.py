@@ -173,7 +173,7 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data)
         if config.compile:
-            compile_model(model)
+            compile_model(model, config)
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.SGD(
             groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True

@@ -26,6 +26,7 @@ from common.failures import (
     TrainingError,
     is_lost_process,
 )
+from common.optimizers import start_momentum
 from tests.jobs import (
     EVERY,
     MLP,
@@ -363,23 +364,79 @@ def test_nan_on_one_rank_is_never_applied(runner: Runner, directory: Path, tmp_p
         assert value.isfinite().all()
 
 
-def test_skipped_update_changes_no_weight() -> None:
+OPTIMIZERS = [
+    (torch.optim.AdamW, {"fused": True}),
+    (torch.optim.SGD, {"fused": True, "momentum": 0.9}),
+    (torch.optim.AdamW, {"fused": False}),
+    (torch.optim.Adadelta, {}),  # has no fused kernel
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS)
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("most", [1.0, 0.0])
+def test_skipped_update_changes_no_weight(
+    kind: type[torch.optim.Optimizer], settings: dict[str, bool], looks: bool, most: float
+) -> None:
     """A non-finite gradient leaves parameters and optimizer state as they were."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    for kind in (torch.optim.AdamW, torch.optim.SGD):
-        model = torch.nn.Linear(3, 2)
-        model, optimizer = accelerator.prepare(model, kind(model.parameters(), 0.1, fused=True))
-        guard = GradientGuard(accelerator, max_grad_norm=1.0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = accelerator.prepare(kind(model.parameters(), lr=0.1, **settings))
+    start_momentum(optimizer.optimizer)
+    guard = GradientGuard(accelerator, most)
+    guard.looks = looks
+    for update, factor in enumerate((1.0, math.nan, math.inf, 1.0)):
         before = [parameter.clone() for parameter in model.parameters()]
-        (model(torch.ones(1, 3)).sum() * math.nan).backward()
+        (model(torch.ones(1, 3)).sum() * factor).backward()
         guard.clip(model, optimizer)
         optimizer.step()
+        optimizer.zero_grad()
         for parameter, old in zip(model.parameters(), before, strict=True):
-            assert torch.equal(parameter, old)
-        with pytest.raises(TrainingError):
-            guard.check(1)
+            assert torch.equal(parameter, old) == (update in (1, 2))
+    with pytest.raises(TrainingError):
+        guard.check(1)
+
+
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS)
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("scale", [None, 8.0])
+@pytest.mark.parametrize("size", [0.01, 100.0])
+def test_clipping_is_that_of_torch(
+    kind: type[torch.optim.Optimizer],
+    settings: dict[str, bool],
+    looks: bool,
+    scale: float | None,
+    size: float,
+) -> None:
+    """Weights after two updates are those that `clip_grad_norm_` gives, also with a loss scale."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    if scale is not None:
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours, theirs = (kind(model.parameters(), lr=0.1, **settings) for model in models)
+    optimizer = accelerator.prepare(ours)
+    guard = GradientGuard(accelerator, max_grad_norm=1.0)
+    guard.looks = looks and scale is None
+    for _ in range(2):
+        loss = models[0](torch.ones(1, 3)).square().sum() * size
+        (accelerator.scaler.scale(loss) if scale else loss).backward()
+        if scale:  # as Accelerate does for fp16, which is not to be had here
+            accelerator.scaler.unscale_(ours)
+        guard.clip(models[0], optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        (models[1](torch.ones(1, 3)).square().sum() * size).backward()
+        torch.nn.utils.clip_grad_norm_(models[1].parameters(), 1.0)
+        theirs.step()
+        theirs.zero_grad()
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+    assert guard.check(1) == 0
 
 
 def test_overflow_after_overflow_is_capped() -> None:

@@ -20,7 +20,7 @@ PAIRS = list(combinations(FILES, 2))
 # All lines in which one `main` may differ from another: what is compiled, the optimizer, the length
 # of warm-up, and the loss with label smoothing.
 ALLOWED = {
-    "compile_model(model)",
+    "compile_model(model, config)",
     'compile_layers(model.get_submodule("bert.encoder.layer").children())',
     "optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)",
     "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)",
