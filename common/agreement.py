@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate import Accelerator
 
+from common.errors import LETTING_GO
 from common.failures import TrainingError
 from common.signals import StopRequest
 
@@ -18,18 +19,23 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at what other ranks announced, where no collective can ask them.
 LOOK_EVERY = 1.0
-LETTING_GO = 0.2  # seconds
 ANNOUNCEMENT = "stop-requested"
 
 
 class Agreement:
     """Asks all ranks between two updates, about once a second and at the same updates on each."""
 
-    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints, directory: Path) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        checkpoints: Checkpoints,
+        directory: Path,
+        heeds_signals: bool = True,
+    ) -> None:
         self.accelerator = accelerator
         self.checkpoints = checkpoints
         self.directory = directory  # of the run, to be named where it can go on
-        self.stop_request = StopRequest()
+        self.stop_request = StopRequest(heeds_signals)
         self.stopping = False
         self.every = 1  # updates from one question to the next, the same on all ranks
         self.asked_at: tuple[int, float] | None = None  # the last time: update and clock

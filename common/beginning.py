@@ -39,8 +39,8 @@ def start(run: Run, compute_loss: ComputeLoss) -> None:
         saved = read_json(run.directory.path / "config.json")
         facts |= {name: saved[name] for name in ("given", "wandb_run_id") if name in saved}
         restore_run(run)
-    run.directory.write("config.json", facts)
     run.directory.write_status("running", run.global_step)
+    run.directory.write("config.json", facts)
     run.tracking.start(
         config,
         facts,

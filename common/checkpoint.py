@@ -28,6 +28,9 @@ from common.errors import LostProcessError, UserError
 
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
+SUPERSEDED = ".superseded"  # by a run that went on from an older one
+# Seconds to wait for the files of other ranks once this one has failed.
+LAST_PATIENCE = 5.0
 
 Tensors = dict[str, torch.Tensor]
 
@@ -81,6 +84,10 @@ class Checkpoints:
         if self.lost is not None:
             raise self.lost
 
+    def hurry(self) -> None:
+        """Wait no longer for other ranks than they need when they are well: one may be gone."""
+        self.patience = min(self.patience, LAST_PATIENCE)
+
     def write_or_fail(self, step: int, files: Mapping[str, Tensors], facts: Any) -> None:
         """Write a checkpoint; a failure is kept for the training to report on all ranks."""
         unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
@@ -88,7 +95,7 @@ class Checkpoints:
             self.write(unfinished, files, facts)
         except LostProcessError as lost:
             self.lost = lost
-        except (OSError, SafetensorError) as problem:
+        except Exception as problem:  # whatever it is, the training must hear of it
             self.failure = f"rank {self.rank}: {problem}"
             # Make room first: where the disk is full, nothing else can be written.
             for name in files:
@@ -115,13 +122,12 @@ class Checkpoints:
             receipt |= json.loads(path.read_text())
             path.unlink()
         manifest = {**facts, "files": receipt}
+        manifest["sha256"] = digest_of(manifest)
         write_synced(unfinished / MANIFEST, json.dumps(manifest, indent=2).encode())
         sync_folder(unfinished)
-        if finished.exists():  # a damaged one of the same step, which a resume passed over
-            shutil.rmtree(finished)
         os.rename(unfinished, finished)
         sync_folder(self.folder)
-        for old in step_folders(self.folder)[: -self.keep]:
+        for old in [*step_folders(self.folder)[: -self.keep], *self.folder.glob(f"*{SUPERSEDED}")]:
             shutil.rmtree(old)
 
     def await_files(self, unfinished: Path, paths: Mapping[int, Path]) -> None:
@@ -131,12 +137,12 @@ class Checkpoints:
             OSError: when another rank failed.
             LostProcessError: when a rank did not finish in time.
         """
-        deadline = time.monotonic() + self.patience
+        began = time.monotonic()
         while missing := [rank for rank, path in paths.items() if not path.exists()]:
             for rank in range(self.world_size):
                 if (unfinished / f"failed-{rank}").exists():
                     raise OSError(f"rank {rank} could not write its part")
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + self.patience:
                 raise LostProcessError(
                     f"rank {missing[0]} timed out: its part of {unfinished.name} was not there "
                     f"after {self.patience:.0f} s"
@@ -184,13 +190,31 @@ def sync_folder(folder: Path) -> None:
 
 def step_folders(folder: Path) -> list[Path]:
     """Return the finished checkpoints in `folder`, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if not path.name.endswith(UNFINISHED))
+    return sorted(path for path in folder.glob("step-*") if not path.suffix)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what a killed save left behind."""
     for path in folder.glob(f"*{UNFINISHED}"):
         shutil.rmtree(path)
+
+
+def supersede(folder: Path, chosen: Path | None) -> None:
+    """Put aside what is newer than the checkpoint that a run goes on from, or was passed over.
+
+    It is removed once a new checkpoint is whole; till then nothing takes it for the newest.
+    """
+    for path in step_folders(folder):
+        if chosen is None or path.name > chosen.name:
+            aside = path.with_name(path.name + SUPERSEDED)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(path, aside)
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a manifest says, but for its own digest."""
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -220,9 +244,9 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / MANIFEST
     try:
         manifest = json.loads(path.read_text())
-        if isinstance(manifest["files"], dict) and isinstance(manifest["global_step"], int):
+        if manifest["sha256"] == digest_of(manifest):
             return manifest
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise UserError(f"{path} is missing or damaged")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from common.directory import refuse_to_resume
 from common.errors import UserError, is_main_rank, let_main_rank_exit_first
 from common.resume import from_json, resumed_config
 
@@ -127,32 +128,34 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     try:
         given = early.parse_known_args()[0]
     except argparse.ArgumentError:  # a flag without its value: tyro says it better
-        given = argparse.Namespace(config=None, resume=None, init_from=None, evaluate_only=False)
+        given = early.parse_args([])
     evaluated = Path(given.init_from or "", "config.json") if given.evaluate_only else Path()
+    saved = None
 
     def parse(defaults: ConfigType | None) -> ConfigType:
         import tyro
 
         return tyro.cli(
             config_class,
-            default=config_class() if defaults is None else defaults,
+            default=defaults or saved or config_class(),
             description=(description or "").split("\n\n")[0],
             console_outputs=is_main_rank(),
         )
 
     try:
+        if given.config is not None or evaluated.is_file():
+            saved = read_config(config_class, Path(given.config or evaluated))
         if given.resume is not None:
             recipe = Path(sys.argv[0]).stem
             config = resumed_config(parse, given.resume, given.output_dir, recipe)
-        elif given.config is not None:
-            config = parse(read_config(config_class, Path(given.config)))
-        elif evaluated.is_file():
-            config = parse(read_config(config_class, evaluated))
         else:
             config = parse(None)
         config.validate()
     except SystemExit as end:
         if end.code:
+            run = given.output_dir if given.resume == "auto" else given.resume
+            if run is not None:
+                refuse_to_resume(Path(run), getattr(end, "message", "a flag of another kind"))
             let_main_rank_exit_first()
         raise
     return config

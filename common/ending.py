@@ -111,6 +111,8 @@ def close(run: Run, error: BaseException | None) -> None:
     elif error is not None:
         named = f"rank {run.accelerator.process_index}: {type(error).__name__}: {error}"
         reason = error.message if isinstance(error, UserError) else named
+        if not isinstance(error, UserError):
+            run.checkpoints.hurry()
         first = run.directory.write_failure(run.global_step, reason, is_lost_process(error))
         run.logbook.flush()
         run.tracking.finish(run.logbook.latest, exit_code=1)
@@ -126,3 +128,4 @@ def close(run: Run, error: BaseException | None) -> None:
     together = error is None or isinstance(error, (UserError, Preempted))
     if torch.distributed.is_initialized() and together:
         torch.distributed.destroy_process_group()
+    run.directory.release()

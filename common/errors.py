@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+# Seconds in which a thread of gloo lets go of the last collective: see `Agreement.end_collectives`.
+LETTING_GO = 0.2
+
 
 class UserError(SystemExit):
     """A mistake that the user can mend: says what is wrong, where, and what to do.

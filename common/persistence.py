@@ -26,7 +26,12 @@ def rank_file(rank: int) -> str:
 
 
 def save_run(run: Run) -> None:
-    """Copy the state of this rank, and let it be written in the background."""
+    """Copy the state of this rank, and let it be written in the background.
+
+    Raises:
+        TrainingError: when an update before it was not finite: resumed, it would only end again.
+    """
+    run.guard.check(run.global_step)
     accelerator = run.accelerator
     mine = {
         **state.random_state(run.device),
@@ -100,6 +105,7 @@ def restore_run(run: Run) -> None:
         for problem in problems:
             say(f"checkpoint passed over: {problem}")
         say(f"resuming {path or f'{run.directory.path} from its start: no whole checkpoint'}")
+        checkpoint.supersede(run.checkpoints.folder, path)
         chosen = [path]
     broadcast_object_list(chosen)
     path = chosen[0]

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from common.directory import read_status
 from common.errors import UserError, is_main_rank
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def resumed_config(
     saved = read_json(directory / "config.json")
     if saved.get("recipe") != recipe:
         raise UserError(f"{directory} is a run of {saved.get('recipe')}, and this is {recipe}")
-    if read_json(directory / "status.json").get("status") == "finished":
+    if is_finished(directory):
         if is_main_rank():
             print(f"{directory} is finished: nothing to resume; its summary.json has the figures")
         raise SystemExit(0)
@@ -91,7 +92,7 @@ def resumed_config(
 def run_of(path: Path) -> Path:
     """Return the directory of a run, given it or one of its checkpoints."""
     for directory in (path, path.parent.parent):
-        if (directory / "config.json").is_file() and (directory / "status.json").is_file():
+        if path.is_dir() and (directory / "config.json").is_file():
             return directory
     raise UserError(f"--resume {path} is neither a run's directory nor one of its checkpoints")
 
@@ -100,14 +101,19 @@ def newest_unfinished(config: TrainingConfig, recipe: str) -> Path | None:
     """Return the newest run under runs/ of the same recipe and flags that did not finish."""
     for path in sorted(Path("runs").glob("*/config.json"), key=os.path.getmtime, reverse=True):
         try:
-            saved, status = read_json(path), read_json(path.with_name("status.json"))
+            saved = read_json(path)
             given = from_json(saved["given"])
         except (UserError, KeyError, AttributeError):
             continue
         same = all(getattr(config, n, None) == v for n, v in given.items() if n not in FREE)
-        if saved.get("recipe") == recipe and same and status.get("status") != "finished":
+        if saved.get("recipe") == recipe and same and not is_finished(path.parent):
             return path.parent
     return None
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether `status.json` says that a run finished; a kill may have kept it from being there."""
+    return read_status(directory).get("status") == "finished"
 
 
 def keep_effective_batch(config: ConfigType, saved: dict[str, Any]) -> ConfigType:

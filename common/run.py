@@ -16,7 +16,8 @@ from common import beginning, ending, report
 from common.agreement import Agreement
 from common.checkpoint import Checkpoints
 from common.config import TrainingConfig
-from common.directory import RunDirectory
+from common.directory import RunDirectory, refuse_to_resume
+from common.errors import UserError
 from common.evaluation import evaluating
 from common.failures import GradientGuard, Preempted
 from common.flops import ComputeLoss
@@ -46,7 +47,12 @@ class Run:
         self.given = dict(vars(config))
         self.recipe = Path(recipe_file).stem
         self.began = time.perf_counter()
-        self.accelerator = build_accelerator(config)
+        try:
+            self.accelerator = build_accelerator(config)
+        except UserError as error:
+            if config.resume is not None and config.output_dir is not None:
+                refuse_to_resume(Path(config.output_dir), error.message)
+            raise
         self.device = self.accelerator.device
         self.global_step = 0
         self.epoch = 0
@@ -60,7 +66,12 @@ class Run:
             config.keep_checkpoints,
             config.collective_timeout,
         )
-        self.agreement = Agreement(self.accelerator, self.checkpoints, self.directory.path)
+        self.agreement = Agreement(
+            self.accelerator,
+            self.checkpoints,
+            self.directory.path,
+            heeds_signals=not config.evaluate_only,
+        )
         self.random_state: dict[str, torch.Tensor] | None = None
         self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
         self.meters = Meters(self.accelerator, config.gradient_accumulation_steps)

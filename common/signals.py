@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 # Slurm's --signal=USR1, a cluster's SIGTERM, a person's Ctrl-C; and, from the kernel, that the
@@ -21,15 +22,21 @@ SAME_REQUEST_SECONDS = 1.0
 class StopRequest:
     """Remembers that a signal asked this process to stop; a second one ends it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, heeded: bool = True) -> None:
+        """Receive signals from now on.
+
+        Args:
+            heeded: whether anybody will look; else a signal ends the process as it always does.
+        """
         self.reason: str | None = None
         self.since = 0.0
-        self.parent = os.getppid()
         for number in STOP_SIGNALS:
-            signal.signal(number, self.receive)
-        signal.signal(LAUNCHER_DIED, self.receive)
-        if sys.platform == "linux":
+            signal.signal(number, self.receive if heeded else signal.SIG_DFL)
+        if heeded and sys.platform == "linux" and is_launched():
+            signal.signal(LAUNCHER_DIED, self.receive)
             ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, int(LAUNCHER_DIED))
+            if is_orphan():
+                self.receive(LAUNCHER_DIED, None)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -46,3 +53,19 @@ class StopRequest:
     def is_made(self) -> bool:
         """Whether this process was asked to stop."""
         return self.reason is not None
+
+
+def is_launched() -> bool:
+    """Whether `accelerate launch` or torchrun started this process."""
+    return bool({"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & set(os.environ))
+
+
+def is_orphan() -> bool:
+    """Whether the launcher ended before the kernel was asked to tell: then its heir is no Python.
+
+    That took the seconds of the imports.
+    """
+    try:
+        return b"python" not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from common import wandb_run
 from common.config import TrainingConfig
 from common.console import say
 from common.directory import json_safe
+from common.failures import TrainingError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -129,11 +131,25 @@ class Tracking:
         self.commands = [f"tensorboard --logdir {shlex.quote(os.path.relpath(self.directory))}"]
 
     def log(self, metrics: Mapping[str, float], global_step: int) -> None:
-        """Write one object to `metrics.jsonl`, flushed, and send it to the tracker."""
+        """Write one object to `metrics.jsonl`, flushed, and send it to the tracker.
+
+        Raises:
+            TrainingError: when the file can't be written.
+        """
         if self.file is None:
             return
-        self.file.write(json.dumps(json_safe(metrics)) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(json_safe(metrics)) + "\n")
+            self.file.flush()
+        except OSError as problem:
+            with contextlib.suppress(OSError):  # it tries to write again
+                self.file.close()
+            self.file = None
+            raise TrainingError(
+                f"{self.directory}/metrics.jsonl can't be written ({problem}): free some space, "
+                f"then go on with --resume {self.directory}",
+                every_rank=True,
+            ) from None
         try:
             # Committed at once: W&B would hold the last row back, over the summary.
             commit = {"wandb": {"commit": True}}

@@ -21,7 +21,14 @@ for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
 os.environ.update(clean_environment(Path(ROOT.name)))
 
 # Modules whose tests look at no common run, so that any of pytest's workers can take each.
-SPREAD = {"test_batch_size", "test_command_line", "test_data", "test_faults", "test_resume"}
+SPREAD = {
+    "test_attempts",
+    "test_batch_size",
+    "test_command_line",
+    "test_data",
+    "test_faults",
+    "test_resume",
+}
 SHARE_WITH = {"test_launch_configs": "test_equivalence"}  # its runs
 # Updates of a learning rate that rises over the first three, 64 samples each, fp32, no dropout:
 # what is left to differ between two ways of making the same update is rounding.

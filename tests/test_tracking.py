@@ -310,7 +310,7 @@ def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: 
     """`--tracker none` leaves the run's own files and no other."""
     for run in (whole_mlp, distributed_mlp):
         assert not run.wandb_folder.exists()
-        names = {path.name for path in run.directory.iterdir()}
+        names = {path.name for path in run.directory.iterdir()} - {".lock"}
         files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "memory.json"}
         assert names == files | {"model", "checkpoints"}
         assert not (run.directory.parent / "wandb").exists()

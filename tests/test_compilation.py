@@ -1,0 +1,45 @@
+"""`--compile`: what is compiled, and what runs as it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from common.compilation import as_written, compile_model, is_compiled
+from common.config import TrainingConfig
+
+
+def test_evaluation_of_a_compiled_model_compiles_nothing() -> None:
+    """Neither for evaluation mode nor for a smaller last batch; training's code is kept."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5))
+    model.compile(dynamic=False, backend=backend)
+    assert is_compiled(model)
+    model(torch.ones(4, 3))
+    assert len(graphs) == 1
+    model.eval()
+    with torch.inference_mode(), as_written(model):
+        for size in (4, 3):
+            expected = torch.nn.functional.linear(
+                torch.ones(size, 3), model[0].weight, model[0].bias
+            )
+            torch.testing.assert_close(model(torch.ones(size, 3)), expected)
+    model.train()
+    model(torch.ones(4, 3))
+    assert len(graphs) == 1
+
+
+def test_model_compiled_for_the_host_takes_no_graphs_of_a_gpu() -> None:
+    """On a CPU it is compiled in the default mode, whatever the accumulation is."""
+    for accumulation in (1, 2):
+        model = torch.nn.Linear(3, 2)
+        compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
+        assert is_compiled(model)
+        with as_written(model):
+            assert model(torch.ones(4, 3)).shape == (4, 2)
