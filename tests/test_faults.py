@@ -106,7 +106,9 @@ def test_kills_at_random_moments_change_nothing(
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory, started_at, middle = tmp_path / "run", [0], 0
     chance = random.Random(recipe + launcher)
-    for kills, stop in enumerate((total // 5, total // 2, 4 * total // 5)):
+    # Each start takes two processes twice as long.
+    shares = (0.2, 0.5, 0.8) if launcher == "python" else (0.2, 0.6)
+    for kills, stop in enumerate(int(share * total) for share in shares):
         again = ("--resume", directory) if kills else (*flags, "--output-dir", directory)
         job = Job(runner, RECORDED, tmp_path / "killed", script, *again, directory=directory,
                   launcher=launcher)  # fmt: skip
@@ -544,14 +546,14 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
 @pytest.mark.slow
 def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
     """A rank that hangs, its part of a checkpoint not written: the others don't wait for that."""
-    flags = (*MLP, *LONG, "--collective-timeout", 10, "--output-dir", directory)
+    flags = (*MLP, *LONG, "--collective-timeout", 5, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
     stopped = job.workers()[1]
     stopped.send_signal(signal.SIGSTOP)
     try:
-        assert job.end(70) != 0
+        assert job.end(65) != 0
     finally:
         if psutil.pid_exists(stopped.pid):
             stopped.kill()

@@ -173,7 +173,7 @@ def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> N
     assert cluster.status()["status"] == "preempted", cluster.said()
     cluster.start("--epoochs", 3)
     assert cluster.end() != 0
-    assert cluster.status()["resumable"]
+    assert not cluster.status()["resumable"]
     assert cluster.requeued() == []
 
 
