@@ -212,7 +212,8 @@ class DistributedSuite(Suite):
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "measurements.json")
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            counts = {"steps": self.steps, "warmup_steps": self.warmup_steps, "rounds": rounds}
+            counts = {"steps": self.steps, "warmup_steps": self.warmup_steps}
+            counts["rounds"] = rounds * self.rounds_for_one
             arguments = json.dumps({**self.request, **counts, "output": str(output)})
             subprocess.run(
                 [sys.executable, *launcher, "-m", "benchmarks.two_ranks", arguments],
@@ -251,6 +252,7 @@ def ddp(options: Options) -> Suite:
         ],
         notes=["the loop by hand clips gradients and steps a schedule too"],
         warmup_steps=options.scaled(10),
+        rounds_for_one=3,
     )
 
 
