@@ -1,18 +1,15 @@
 """What the terminal shows, on rank 0 only."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from common.errors import is_main_rank
+from common.machine import is_main_rank
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 
@@ -32,53 +29,26 @@ class ProgressDisplay:
     def __init__(self, total_steps: int, first_step: int) -> None:
         self.total_steps = total_steps
         self.bar: Progress | None = None
-        self.task = TaskID(0)
         if is_main_rank() and CONSOLE.is_terminal:
             columns = (
                 TextColumn("epoch {task.fields[epoch]}  step {task.completed}/{task.total}"),
                 BarColumn(bar_width=None),
-                TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  {task.fields[memory]}"),
+                TextColumn("{task.fields[text]}", markup=False),
                 TimeRemainingColumn(),
             )
             self.bar = Progress(*columns, console=CONSOLE, refresh_per_second=4, transient=True)
-            self.task = self.bar.add_task(
-                "",
-                total=total_steps,
-                completed=first_step,
-                epoch="-",
-                loss="-",
-                speed="",
-                memory="",
-            )
+            self.bar.add_task("", total=total_steps, completed=first_step, epoch="-", text="")
             self.bar.start()
 
-    def update(self, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of one log interval."""
-        epoch = f"{metrics['progress/epoch']:.2f}"
-        loss = f"{metrics['train/loss']:.4f}"
-        rate = metrics.get("perf/samples_per_second")
-        speed = "profiling" if rate is None else f"{rate:,.0f} samples/s"
-        memory = f"{peak_memory(metrics):,.0f} MiB"
-        step = int(metrics["progress/global_step"])
+    def update(self, step: int, epoch: float, text: str) -> None:
         if self.bar is not None:
-            self.bar.update(
-                self.task, completed=step, epoch=epoch, loss=loss, speed=speed, memory=memory
-            )
+            self.bar.update(self.bar.task_ids[0], completed=step, epoch=f"{epoch:.2f}", text=text)
         else:
-            say(
-                f"epoch {epoch}  step {step}/{self.total_steps}  loss {loss}  "
-                f"accuracy {metrics['train/accuracy']:.4f}  {speed}  {memory}"
-            )
+            say(f"epoch {epoch:.2f}  step {step}/{self.total_steps}  {text}")
 
     def close(self) -> None:
-        """Take the bar away; what was printed above it stays."""
         if self.bar is not None:
             self.bar.stop()
-
-
-def peak_memory(metrics: Mapping[str, Any]) -> float:
-    """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
-    return metrics.get("memory/peak_allocated_mib") or metrics["memory/host_rss_mib"]
 
 
 @contextmanager

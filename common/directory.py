@@ -1,10 +1,7 @@
-"""A run's directory: `config.json`, `status.json` and what else is written whole or not at all."""
-
-from __future__ import annotations
+"""A run's directory: made, locked for one job, and holding `status.json` and what a run writes."""
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import time
@@ -13,12 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
-from common.errors import LETTING_GO, UserError, is_main_rank, let_main_rank_exit_first
+from common.errors import LETTING_GO, Outcome, UserError, let_main_rank_exit_first
+from common.files import read_json, write_json, writing
+from common.machine import is_main_rank
 
 LOCK = ".lock"
+WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a model folder
 # Seconds to wait for another job to leave: as long as one may take to save after a signal.
 PATIENCE = 60.0
 
@@ -29,74 +28,48 @@ class RunDirectory:
     def __init__(self, asked: str | None, recipe: str, resume: bool) -> None:
         """Create the directory: `asked`, or one named by recipe and time, chosen by rank 0.
 
-        Args:
-            resume: whether the run in it goes on.
-
-        Raises:
-            UserError: on all ranks, when it can't be made or written, holds a run already, which
-                is kept, or is in use by another job.
+        A `UserError`, on all ranks: it can't be made, holds another run, or is in use by a job.
         """
         self.named_by_clock = asked is None
         self.lock: FileLock | None = None
-        chosen: list[Any] = [None, None]
+        chosen: list[Any] = [None, None]  # the path, or the mistake
         if is_main_rank():
             try:
                 self.path = make_directory(asked, recipe, resume)
                 self.lock = locked(self.path)
                 if resume:  # what an earlier attempt ended by says nothing of this one
                     self.write_status("running", read_status(self.path).get("global_step", 0))
-                chosen = [str(self.path), None]
+                chosen[0] = str(self.path)
             except UserError as error:
-                chosen = [None, error.message]
+                chosen[1] = error.message
+        from accelerate.utils import broadcast_object_list  # loads torch: compare needs none
+
         broadcast_object_list(chosen)
-        path, mistake = chosen
-        if mistake is not None:
+        if chosen[1] is not None:
             time.sleep(LETTING_GO)
             let_main_rank_exit_first()
-            raise UserError(mistake)
-        self.path = Path(path)
+            raise UserError(chosen[1])
+        self.path = Path(chosen[0])
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replace a JSON file whole, on rank 0: a reader never meets half of one."""
         if is_main_rank():
-            write_whole(self.path / name, json.dumps(value, indent=2) + "\n")
+            write_json(self.path / name, value)
 
     def write_status(self, status: str, global_step: int, reason: str | None = None) -> None:
-        """Say in `status.json` how the run stands, for supervisors.
+        """Say in `status.json` how the run stands, for supervisors, on rank 0.
 
         ``resumable`` is false where starting again would end in the same way.
         """
-        resumable = status in ("running", "preempted")
-        value = {"status": status, "resumable": resumable, "reason": reason}
-        self.write("status.json", value | {"global_step": global_step})
+        outcome = Outcome(status, status in ("running", "preempted"), reason)
+        self.write("status.json", outcome._asdict() | {"global_step": global_step})
 
-    def write_failure(self, global_step: int, reason: str, resumable: bool) -> bool:
+    def write_failure(self, outcome: Outcome, global_step: int) -> bool:
         """Say in `status.json` why the run failed; return whether this rank was the first to."""
         if read_status(self.path).get("status") == "failed":
             return False
-        value = {"status": "failed", "resumable": resumable, "reason": reason}
-        text = json.dumps(value | {"global_step": global_step}, indent=2) + "\n"
-        # Where the disk is full, the reason is printed all the same.
-        with contextlib.suppress(OSError):
-            write_whole(self.path / "status.json", text)
+        with contextlib.suppress(UserError):  # where the disk is full, it is printed all the same
+            write_json(self.path / "status.json", {**outcome._asdict(), "global_step": global_step})
         return True
-
-    def cut_metrics(self, last_step: int) -> list[dict[str, Any]]:
-        """Cut `metrics.jsonl` back to `last_step`, on rank 0, and return what is left."""
-        path = self.path / "metrics.jsonl"
-        if not is_main_rank() or not path.exists():
-            return []
-        kept = []
-        for line in path.read_text().splitlines():
-            try:
-                values = json.loads(line)
-            except ValueError:  # half a line, written when the run was killed
-                break
-            if values["progress/global_step"] > last_step:
-                break
-            kept.append(values)
-        write_whole(path, "".join(json.dumps(values) + "\n" for values in kept))
-        return kept
 
     def remove_if_unused(self) -> None:
         """Remove a directory that was named by the clock, if the run ended before it began."""
@@ -105,56 +78,65 @@ class RunDirectory:
             shutil.rmtree(self.path)
 
     def release(self) -> None:
-        """Let other jobs have the directory."""
         if self.lock is not None:
             self.lock.release()
 
 
 def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
-    """Make a run's directory; see `RunDirectory`."""
-    if asked is None:
-        return Path(make_named_by_clock(recipe))
-    path = Path(asked)
-    if (path / "config.json").exists() and not resume:
-        raise UserError(
-            f"--output-dir {path} holds a run, which is kept: name another, or go on with it by "
-            "--resume auto"
-        )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / LOCK).touch()
-    except OSError as problem:
-        raise UserError(f"--output-dir {path} can't be made or written: {problem}") from None
+    """Make a run's directory; where none is asked for, one under `runs/` that no other run has."""
+    if asked is not None:
+        path = Path(asked)
+        if not resume and os.path.exists(path / "config.json"):
+            raise UserError(
+                f"--output-dir {path} holds a run, which is kept: name another, or go on with it "
+                "by --resume auto"
+            )
+        with writing(f"--output-dir {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+            (path / LOCK).touch()
+        return path
+    first = path = Path("runs", f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}")
+    with writing(str(first)):
+        for number in itertools.count(2):
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                if not path.is_dir():
+                    raise
+                path = first.with_name(f"{first.name}-{number}")
     return path
 
 
-def locked(path: Path, patience: float = PATIENCE) -> FileLock | None:
-    """Take a run's directory for this job alone, until it ends in whatever way.
-
-    Returns:
-        None where the file system knows no locks.
-    Raises:
-        UserError: when another job keeps it.
-    """
+def locked(path: Path, patience: float = PATIENCE) -> FileLock:
+    """Take a run's directory for this job alone, where the file system knows locks."""
     lock = FileLock(path / LOCK)
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        raise UserError(
-            f"another job writes to {path}: wait for its end, or name another --output-dir"
-        ) from None
+        advice = "wait for its end, or name another --output-dir"
+        raise UserError(f"another job writes to {path}: {advice}") from None
     except (NotImplementedError, OSError):
-        return None
+        pass
     return lock
 
 
 def read_status(path: Path) -> dict[str, Any]:
     """Return what a run's `status.json` holds; nothing where it is missing or damaged."""
-    try:
-        value = json.loads((path / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    with contextlib.suppress(UserError):
+        return read_json(path / "status.json")
+    return {}
+
+
+def model_folder(path: str | Path) -> Path:
+    """Return the folder of the model in a run, or of the model itself."""
+    for folder in (Path(path, "model"), Path(path)):
+        if (folder / WEIGHTS).is_file() and (folder / FACTS).is_file():
+            return folder
+    raise UserError(
+        f"--init-from {path} holds no finished model ({WEIGHTS} and {FACTS}): "
+        "pass a run that finished, or its model folder"
+    )
 
 
 def refuse_to_resume(path: Path, reason: str) -> None:
@@ -165,50 +147,8 @@ def refuse_to_resume(path: Path, reason: str) -> None:
     status = read_status(path)
     if not is_main_rank() or status.get("status") in (None, "finished"):
         return
-    try:
+    # It may be running, by another command; and what could not be written is printed all the same.
+    with contextlib.suppress(UserError):
         lock = locked(path, patience=0)
-    except UserError:  # it is running, by another command
-        return
-    value = {"status": "failed", "resumable": False, "reason": reason}
-    write_whole(path / "status.json", json.dumps(status | value, indent=2) + "\n")
-    if lock is not None:
+        write_json(path / "status.json", status | Outcome("failed", False, reason)._asdict())
         lock.release()
-
-
-def make_named_by_clock(recipe: str) -> str:
-    """Make a directory under `runs/` that no other run has, and return its path.
-
-    Raises:
-        UserError: when it can't be made.
-    """
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):
-        path = Path(f"runs/{recipe}-{stamp}" + (f"-{number}" if number > 1 else ""))
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if path.is_dir():
-                continue
-            raise UserError(f"{path.parent} is a file: no run can be written there") from None
-        except OSError as problem:
-            raise UserError(f"{path} can't be made: {problem}") from None
-        return str(path)
-    raise AssertionError
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a text file by a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def json_safe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what JSON has no word for: NaN and infinities become null."""
-    return {
-        name: None if isinstance(value, float) and value - value != 0 else value
-        for name, value in values.items()
-    }

@@ -1,12 +1,15 @@
-"""What a user can mend, in one clear sentence without a traceback; and what a restart mends."""
+"""Ways in which a run ends early: by a mistake, by request, or by what a restart mends."""
 
-from __future__ import annotations
-
-import os
 import time
+from typing import NamedTuple
 
-# Seconds in which a thread of gloo lets go of the last collective: see `Agreement.end_collectives`.
+from common.machine import is_main_rank
+
+# Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
 LETTING_GO = 0.2
+# What says that a rank or a worker of a loader is gone, and that memory is.
+LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class UserError(SystemExit):
@@ -18,8 +21,19 @@ class UserError(SystemExit):
     """
 
     def __init__(self, message: str, *, every_rank: bool = False) -> None:
-        printed = every_rank or is_main_rank()
-        super().__init__(f"error: {message}" if printed else 1)
+        super().__init__(f"error: {message}" if every_rank or is_main_rank() else 1)
+        self.message = message
+
+
+class TrainingError(UserError):
+    """Training can't go on; says at which update, why, and what to try."""
+
+
+class Preempted(SystemExit):
+    """The run was asked to stop, and did, with everything saved; status 75 says: try again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(75)
         self.message = message
 
 
@@ -27,9 +41,34 @@ class LostProcessError(RuntimeError):
     """Another rank, or a worker of a loader, is gone or hangs: what a restart mends."""
 
 
-def is_main_rank() -> bool:
-    """Whether this process is the one that speaks for the job."""
-    return os.environ.get("RANK", "0") == "0"
+class Outcome(NamedTuple):
+    """How a run ended, as `status.json` says it."""
+
+    status: str  # preempted or failed
+    resumable: bool  # whether the same command, given again, would not end in the same way
+    reason: str | None
+
+
+def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
+    """Return what an error on a rank, to be named unless it is the user's, means for the run."""
+    if isinstance(error, Preempted):
+        return Outcome("preempted", True, error.message)
+    if isinstance(error, UserError):
+        return Outcome("failed", False, error.message)
+    from torch.distributed import DistError
+
+    is_lost = isinstance(error, (LostProcessError, DistError)) or says(error, LOST)
+    where = "" if rank is None else f"rank {rank}: "
+    return Outcome("failed", is_lost, f"{where}{type(error).__name__}: {error}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, in any of the wordings of torch and Python."""
+    return isinstance(error, MemoryError) or says(error, NO_MEMORY)
+
+
+def says(error: BaseException, words: tuple[str, ...]) -> bool:
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def let_main_rank_exit_first() -> None:

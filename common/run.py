@@ -1,36 +1,49 @@
-"""One training run: its directory, its state, and what happens around the recipe's loop."""
+"""One training run: wires its parts, and does what happens around the recipe's loop."""
 
-from __future__ import annotations
-
+import contextlib
+import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
+from accelerate.utils import set_seed
 from torch import nn
 
-from common import beginning, ending, report
-from common.agreement import Agreement
-from common.checkpoint import Checkpoints
+from common.checkpoints import export
+from common.checkpoints.state import Parts, RandomState, restore_newest
+from common.checkpoints.store import Checkpoints, step_folders
 from common.config import TrainingConfig
+from common.console import say
+from common.data.batch import Data, refuse_unread
+from common.data.loader import Loader, kill_workers, make_loaders
 from common.directory import RunDirectory, refuse_to_resume
-from common.errors import UserError
-from common.evaluation import evaluating
-from common.failures import GradientGuard, Preempted
-from common.flops import ComputeLoss
-from common.loader import Batch, Loader, Samples, make_loaders
-from common.logbook import Logbook
-from common.memory_plan import MemoryPlan
-from common.meters import Meters
-from common.persistence import save_run
-from common.plan import Plan, make_plan
-from common.profiling import Profile
-from common.runtime import build_accelerator
-from common.sampling import TrainingOrder
-from common.tracking import Tracking
+from common.errors import (
+    Preempted,
+    TrainingError,
+    UserError,
+    is_out_of_memory,
+    let_main_rank_exit_first,
+    outcome_of,
+)
+from common.files import read_json
+from common.measure.flops import ComputeLoss
+from common.measure.memory import memory_used
+from common.measure.memory_plan import MemoryPlan
+from common.measure.meters import Meters
+from common.models.compile import as_written, compile_seconds
+from common.objective import PREFIXES, Objective
+from common.profile.profiler import Profiler
+from common.track import facts, media, report
+from common.track.log import Log
+from common.training.accelerator import average_buffers, build_accelerator, compute_dtype
+from common.training.batch_size import fit_batch_size, out_of_memory_advice
+from common.training.guard import GradientGuard
+from common.training.optim import start_momentum
+from common.training.plan import Progress, make_plan
+from common.training.stop import Agreement, end_collectives
 
 
 class Run:
@@ -39,111 +52,168 @@ class Run:
     Use it as a context manager: however the run ends, `status.json` says how.
     """
 
-    plan: Plan  # from `make_plan` on
-    memory_plan: MemoryPlan  # from `start` on
+    def __init__(self, config: TrainingConfig, recipe_file: str, objective: str) -> None:
+        """Build the Accelerator, and take the run's directory.
 
-    def __init__(self, config: TrainingConfig, recipe_file: str) -> None:
-        self.config = config
-        self.given = dict(vars(config))
-        self.recipe = Path(recipe_file).stem
-        self.began = time.perf_counter()
+        `objective` is a metric of the evaluation, and whether more or less of it is better, as in
+        ``"accuracy:max"``.
+        """
+        self.config, self.given = config, dict(vars(config))
+        self.recipe, self.objective = Path(recipe_file).stem, Objective.parse(objective)
+        self.progress = Progress()
         try:
-            self.accelerator = build_accelerator(config)
+            self.accelerator = accelerator = build_accelerator(config)
         except UserError as error:
             if config.resume is not None and config.output_dir is not None:
                 refuse_to_resume(Path(config.output_dir), error.message)
             raise
-        self.device = self.accelerator.device
-        self.global_step = 0
-        self.epoch = 0
-        self.owes_evaluation = False  # of the present step: a signal cut it short
-        resume = config.resume is not None
-        self.directory = RunDirectory(config.output_dir, self.recipe, resume)
+        self.device, self.compute_dtype = accelerator.device, compute_dtype(accelerator)
+        self.directory = RunDirectory(config.output_dir, self.recipe, config.resume is not None)
+        path, rank = self.directory.path, accelerator.process_index
+        folder, ranks = path / "checkpoints", accelerator.num_processes
         self.checkpoints = Checkpoints(
-            self.directory.path / "checkpoints",
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            config.keep_checkpoints,
-            config.collective_timeout,
+            folder, rank, ranks, config.keep_checkpoints, config.collective_timeout
         )
         self.agreement = Agreement(
-            self.accelerator,
-            self.checkpoints,
-            self.directory.path,
-            heeds_signals=not config.evaluate_only,
+            accelerator, path, lambda: self.checkpoints.failure, not config.evaluate_only
         )
-        self.random_state: dict[str, torch.Tensor] | None = None
-        self.guard = GradientGuard(self.accelerator, config.max_grad_norm)
-        self.meters = Meters(self.accelerator, config.gradient_accumulation_steps)
-        self.tracking = Tracking(self.accelerator, self.directory.path)
-        self.logbook = Logbook(self.tracking)
+        self.parts = Parts(rank)
+        self.random = RandomState(self.device)
+        self.guard = GradientGuard(accelerator, config.max_grad_norm)
+        self.meters = Meters(accelerator, config.gradient_accumulation_steps)
+        self.logs = Log(accelerator, path, self.objective)
         self.facts: dict[str, Any] = {}  # what `config.json` holds
-        self.profile = Profile(self)
+        self.evaluated: nn.Module | None = None  # the model of the last evaluation
+        self.evaluated_step = -1
 
     # Before the loop
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The type that matrix products run in."""
-        types = {"fp16": torch.float16, "bf16": torch.bfloat16}
-        return types.get(self.accelerator.mixed_precision, torch.float32)
-
-    def loaders(self, splits: Mapping[str, Samples]) -> tuple[Loader, Loader, Loader]:
+    def loaders(self, data: Data) -> tuple[Loader, Loader, Loader]:
         """Return the loaders for training, evaluation during it, and the final evaluation.
 
         The second reads the validation split, the third the test split; each stands in for the
         other where there is only one.
         """
-        names = [name for name in ("validation", "test") if name in splits]
+        refuse_unread(self.config, data)
+        self.data: Any = data
+        names = [name for name in PREFIXES if name in data.splits]
         self.validation_split, self.test_split = names[0], names[-1]
-        self.all_loaders = loaders = make_loaders(self.config, self.accelerator, splits)
+        self.all_loaders = loaders = make_loaders(self.config, self.accelerator, data.splits)
         if not self.config.evaluate_only:
             for loader in loaders.values():
                 loader.is_cut_short = self.agreement.is_announced
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
-    def make_plan(self, data: Any, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
-        """Settle how many updates the run has, and how often it evaluates and saves.
+    def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
+        """Settle how long the run is, by default in epochs by name of the data set or "other"."""
+        self.plan = make_plan(self.config, train_loader.order, self.data.name, default_epochs)
 
-        Args:
-            default_epochs: by name of the data set, and "other".
-        """
-        assert isinstance(train_loader.order, TrainingOrder)
-        self.data = data
-        self.plan = make_plan(self.config, train_loader.order, data.source.name, default_epochs)
+    def keep(self, *, model: nn.Module, optimizer: Any, scheduler: Any, **others: Any) -> None:
+        """Name what a checkpoint holds.
 
-    def start(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        scheduler: Any,
-        description: dict[str, Any],
-        compute_loss: ComputeLoss,
-    ) -> None:
-        """Load weights or a checkpoint, write `config.json`, open trackers, show what will run.
+        Others are whatever has ``state_dict`` and ``load_state_dict``: a second network, its
+        optimizer, an average of the weights. Each is put back under its name.
 
-        Args:
-            description: of the model: its ``name``, and what else is needed to use it again.
-            compute_loss: the recipe's, to count what a sample costs.
+        Raises:
+            UserError: when what the Accelerator has prepared is left out, and would begin anew.
         """
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.unwrapped = self.accelerator.unwrap_model(model)
-        self.description = description
-        beginning.start(self, compute_loss)
+        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
+        for name, part in named.items():
+            start_momentum(getattr(part, "optimizer", part))
+            self.parts.add(name, part)
+        bare = {id(getattr(part, "module", part)) for part in named.values()}
+        prepared: Any = self.accelerator
+        for part in (*prepared._models, *prepared._optimizers, *prepared._schedulers):
+            if id(getattr(part, "module", part)) not in bare:
+                kind = type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
+                raise UserError(
+                    f"{self.recipe} prepares another {kind} than run.keep(...) names: name it "
+                    "there, or a run that is resumed begins it anew"
+                )
+
+    def start(
+        self, description: Mapping[str, Any], compute_loss: ComputeLoss | None = None
+    ) -> None:
+        """Go on from a checkpoint if asked to, then open the logs and show what will run.
+
+        The description is of the model: its ``name``, and what else is needed to use it again.
+        Without `compute_loss`, it is not counted what a sample costs.
+        """
+        config, accelerator, self.description = self.config, self.accelerator, description
+        model = self.unwrapped
+        if compute_loss is not None and config.auto_batch_size:
+            self.fit_batch_size(compute_loss)
+        if compute_loss is not None and not config.evaluate_only:
+            samples = self.data.splits["train"]
+            self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
+        if config.init_from is not None:
+            export.load_weights(model, config.init_from)
+        self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer)
+        folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
+        self.profiler = Profiler(
+            config, folder, accelerator, stopwatch, self.plan, self.logs.attach
+        )
+        parameters = sum(p.numel() for p in model.parameters())
+        scaler = {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
+        for name, part in {"progress": self.progress, "log": self.logs, **scaler}.items():
+            self.parts.add(name, part)
+        for name in ("meters", "guard", "random"):
+            self.parts.add(name, getattr(self, name), shared=False)
+        self.facts = {
+            "recipe": self.recipe,
+            "objective": str(self.objective),
+            "config": facts.resolved(config, self.data),
+            "given": self.given,
+            # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
+            "wandb_run_id": secrets.token_hex(4),
+            "environment": facts.environment(accelerator, config),
+            "data": self.data.facts(),
+            "architecture": {"name": description["name"], "parameters": parameters},
+            "plan": self.plan.facts(),
+            "memory_plan": self.memory_plan.facts(),
+            # What `perf/mfu` is a share of, for each device.
+            "peak": {"tflops": self.meters.peak, "source": self.meters.peak_source},
+        }
+        random = self.restore(Path(config.resume)) if config.resume is not None else None
+        step = self.progress.global_step
+        self.directory.write_status("running", step)
+        self.directory.write("config.json", self.facts)
+        self.logs.start(config, self.facts, self.position)
+        # As the last thing before the loop: whatever came before may have drawn.
+        set_seed((config.seed + step + accelerator.process_index) % 2**32)
+        if random is not None:
+            self.random.load_state_dict(random)
+
+    def fit_batch_size(self, compute_loss: ComputeLoss) -> None:
+        config, loader = self.config, self.all_loaders["train"]
+        size = fit_batch_size(
+            self.unwrapped, self.optimizer, loader, compute_loss, config, self.accelerator.gather
+        )
+        if size < config.batch_size:
+            accumulation = config.batch_size * config.gradient_accumulation_steps // size
+            say(f"batch {config.batch_size} does not fit: {size} × {accumulation} accumulated")
+            config.batch_size, config.gradient_accumulation_steps = size, accumulation
+            self.accelerator.gradient_accumulation_steps = accumulation
+            for loader in self.all_loaders.values():
+                loader.cut_into(size, accumulation)
+            self.meters = Meters(self.accelerator, accumulation)
 
     # In the loop
 
-    def batches(self, loader: Loader) -> Iterator[Batch]:
+    def batches(self, loader: Loader) -> Iterator[Any]:
         """Yield training batches to the end of the run, from where it stands."""
         if self.config.evaluate_only:
             return
+        progress, total = self.progress, self.plan.total_steps
         self.model.train()
         self.meters.stopwatch.start()
-        while self.global_step < self.plan.total_steps:
-            self.epoch, update = divmod(self.global_step, self.plan.updates_per_epoch)
-            batches = self.profile.watch(loader.epoch(self.epoch, update), loader)
+        while progress.global_step < total:
+            made = loader.epoch(*divmod(progress.global_step, self.plan.updates_per_epoch))
+            batches = self.profiler.watch(made, loader, progress.global_step)
             self.memory_plan.measure_first_step()
-            while self.global_step < self.plan.total_steps:
+            while progress.global_step < total:
                 waited = time.perf_counter()
                 item = next(batches, None)
                 if item is None:
@@ -156,109 +226,226 @@ class Run:
         self.meters.stopwatch.stop()
 
     def leave(self) -> None:
-        """End the job after a request to stop, once the checkpoint is on disk."""
         self.meters.stopwatch.stop()
         self.checkpoints.wait()
-        self.agreement.check(self.global_step)
-        self.agreement.end_collectives()
-        raise Preempted(
-            f"stopped after update {self.global_step} by {self.agreement.reason}; everything is "
-            f"saved: go on with --resume {self.directory.path}"
-        )
+        self.agreement.stop(self.progress.global_step)
 
-    def clip_gradients(self, model: nn.Module, optimizer: Any) -> None:
+    def clip_grad_norm_(self, model: nn.Module, optimizer: Any) -> None:
         """Clip the gradients' global norm, and see that non-finite ones are not applied."""
         self.guard.clip(model, optimizer)
 
-    def record(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Take note of a micro-batch; log when an interval is over. No other synchronisation."""
+    def record(self, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Take note of a micro-batch's mean loss; log when an interval is over.
+
+        Of each metric, a tensor of any shape, the mean over all elements, of all micro-batches and
+        ranks, is logged under ``train/``. There is no other synchronisation.
+        """
         is_update = self.accelerator.sync_gradients
-        self.meters.count(loss, logits, labels, *self.counted, is_update)
+        self.meters.count(loss, metrics, *self.counted, is_update)
         if is_update:
-            self.logbook.flush()
-            self.global_step += 1
-            if self.global_step % self.config.log_every == 0 or self.plan.ends(self.global_step):
+            self.logs.flush()
+            self.progress.global_step = step = self.progress.global_step + 1
+            if step % self.config.log_every == 0 or self.plan.ends(step):
                 self.log_training()
             if self.guard.is_due:
-                self.guard.check(self.global_step)
-            if self.global_step % self.agreement.every == 0:
-                self.agreement.check(self.global_step)
-            self.profile.step()
+                self.guard.check(step)
+            if step % self.agreement.every == 0:
+                self.agreement.check(step)
+            self.profiler.step(step)
 
     def log_training(self) -> None:
-        """Gather one interval's figures from all ranks, log and show them."""
         values = self.meters.interval()
-        values["train/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        values["train/grad_norm"] = float(self.guard.grad_norm)
-        values["train/skipped_updates"] = self.guard.check(self.global_step, values["train/loss"])
-        if self.accelerator.scaler is not None:
-            values["train/loss_scale"] = self.accelerator.scaler.get_scale()
-        self.log(values)
-        self.logbook.show_interval()
+        self.guard.check(self.progress.global_step, values["train/loss"])
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.logs.interval({**values, **self.guard.figures(), "train/learning_rate": rate})
 
     @property
     def should_evaluate(self) -> bool:
-        """Whether an evaluation is due; at the last update, the final one may stand for it."""
-        if not self.accelerator.sync_gradients or not self.plan.evaluates(self.global_step):
-            return False
-        return not self.plan.ends(self.global_step) or self.validation_split != self.test_split
+        """Whether an evaluation of the present step is due, and was not made yet.
+
+        After the last update the final evaluation stands for it, if it reads the same split.
+        """
+        step = self.progress.global_step
+        is_final = self.plan.ends(step) and self.validation_split == self.test_split
+        is_due = self.plan.evaluates(step) and self.evaluated_step != step
+        return is_due and not is_final and not self.config.evaluate_only
 
     @property
     def should_save(self) -> bool:
         """Whether a checkpoint is due: by the plan, or because of a signal."""
         return self.accelerator.sync_gradients and (
-            self.agreement.stopping or self.plan.saves(self.global_step)
+            self.agreement.stopping or self.plan.saves(self.progress.global_step)
         )
 
     def save(self) -> None:
         """Save a checkpoint: copies the state now, and writes it in the background."""
-        self.meters.stopwatch.stop()
-        save_run(self)
-        self.meters.stopwatch.start()
+        step = self.progress.global_step
+        with self.meters.stopwatch.stopped():
+            # An update that was not finite would only end the run again, once it is resumed.
+            self.guard.check(step)
+            described = self.plan.position(step) | self.identity()
+            self.checkpoints.save(step, self.parts.collect(), described)
 
-    def evaluating(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
-        """Give the bare model in evaluation mode, with throughput's clock stopped."""
-        return evaluating(self, model)
+    def identity(self) -> dict[str, Any]:
+        """Return what a checkpoint and the run that goes on from it must share, and are told by."""
+        step = self.progress.global_step
+        return {
+            "recipe": self.recipe,
+            "model": self.description["name"],
+            "global_step": step,
+            "global_sample_index": self.plan.sample_in_epoch(step),
+            "effective_batch_size": self.plan.samples_per_update,
+            "world_size": self.accelerator.num_processes,
+            "data": self.facts["data"] | {"class_names": self.data.class_names},
+            "versions": self.facts["environment"]["versions"],
+        }
 
-    def log(self, values: dict[str, float]) -> None:
-        """Log metrics at the present step; those of one step are written together."""
-        if "eval/accuracy" in values:
-            self.show_evaluation(values, self.validation_split)
-            if self.validation_split == "validation":
-                self.logbook.note_accuracy(values["eval/accuracy"])
-        self.logbook.log(
-            values
-            | {
-                "progress/global_step": self.global_step,
-                "progress/epoch": self.global_step / self.plan.updates_per_epoch,
-                "progress/samples": self.global_step * self.plan.samples_per_update,
-                "time/train_seconds": self.meters.stopwatch.train_seconds,
-            }
+    def restore(self, asked: Path) -> dict[str, Any] | None:
+        """Put the run back to its newest whole checkpoint, if there is one.
+
+        What is returned is the state of the random generators, to be put back last.
+        """
+        saved = read_json(self.directory.path / "config.json")
+        self.facts |= {name: saved[name] for name in ("given", "wandb_run_id") if name in saved}
+        named = asked.name if asked.name.startswith("step-") else None
+        manifest = restore_newest(
+            self.accelerator, self.checkpoints.folder, named, self.parts, self.identity()
         )
+        if manifest is None:
+            return None
+        self.checkpoints.last_step = self.progress.global_step
+        same = manifest["world_size"] == self.accelerator.num_processes
+        return self.random.state_dict() if same else None
 
-    def show_evaluation(self, values: Mapping[str, float], split: str) -> None:
-        """Print the figures of an evaluation."""
-        report.show_evaluation(
-            values, split, self.global_step, self.plan.total_steps, self.plan.updates_per_epoch
-        )
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Give the bare model in evaluation mode, with throughput's clock stopped.
+
+        It is bare, because ranks may have different numbers of batches, and its buffers, such as
+        batch norm's statistics, are averaged first. Random generators are left as they were. A
+        request to stop cuts it short without a trace, for the resumption to make it again.
+        """
+        step, bare_model = self.progress.global_step, self.accelerator.unwrap_model(model)
+        with self.meters.stopwatch.stopped():
+            random, training = self.random.state_dict(), bare_model.training
+            undo = average_buffers(self.accelerator, bare_model)
+            bare_model.eval()
+            with torch.inference_mode(), as_written(bare_model):
+                yield bare_model
+            bare_model.train(training)
+            self.random.load_state_dict(random)
+            if not self.config.evaluate_only:
+                self.agreement.check(step)
+            if self.agreement.stopping:
+                undo()
+                self.save()
+                self.leave()
+        self.evaluated, self.evaluated_step = bare_model, step
+
+    def log(self, evaluation: Mapping[str, Any]) -> None:
+        """Log an evaluation on the split that `should_evaluate` is about, and show it."""
+        self.logs.evaluation(evaluation, self.validation_split)
+
+    def position(self) -> dict[str, float]:
+        seconds = self.meters.stopwatch.train_seconds
+        return self.plan.position(self.progress.global_step) | {"time/train_seconds": seconds}
 
     # After the loop
 
-    def finish(self, evaluation: dict[str, float]) -> None:
-        """Save the model, write `summary.json`, show the summary, and check the target.
+    def finish(self, evaluation: Mapping[str, Any]) -> None:
+        """Keep the model that was evaluated last, write and show the summary, check the target.
 
-        Args:
-            evaluation: the final evaluation of the model as it is now.
+        Raises:
+            TrainingError: when the objective's value is worse than `--target`.
         """
-        ending.finish(self, evaluation)
+        config, directory, stopwatch = self.config, self.directory, self.meters.stopwatch
+        step, trained = self.progress.global_step, not config.evaluate_only
+        stopwatch.stop()
+        self.checkpoints.wait()
+        self.agreement.check(step)
+        if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
+            self.log_training()
+        final = self.logs.evaluation(evaluation, self.test_split)
+        self.logs.flush()
+        self.logs.close_display()
+        memory = self.memory_plan.finish() if trained else []
+        summary = self.summarize(final)
+        end_collectives(self.accelerator)
+        if trained and self.accelerator.is_main_process:
+            described = {"recipe": self.recipe, **self.description}
+            export.save_model(directory.path / "model", self.evaluated or self.unwrapped, described)
+        directory.write("summary.json", summary)
+        if memory:
+            named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}
+            directory.write("memory.json", named)
+        prefix, loader = PREFIXES[self.test_split], self.all_loaders[self.test_split]
+        self.logs.attach(media.results, evaluation, prefix, loader, self.data, memory, step)
+        if trained and config.log_model:
+            self.logs.attach(media.artifact, directory.path / "model", "model")
+        commands = self.logs.finish(summary)
+        report.show_summary(self.facts, summary, self.test_split, directory.path, commands, memory)
+        metric, target = self.objective.metric, config.target
+        value = final[f"{prefix}/{metric}"]
+        if target is not None and not self.objective.reaches(value, target):
+            raise TrainingError(f"the final {metric} {value:.4f} is worse than --target {target}")
+        directory.write_status("finished", step)
 
-    def __enter__(self) -> Run:
+    def summarize(self, final: Mapping[str, float]) -> dict[str, Any]:
+        summary = {**self.logs.latest, **final}
+        if not self.config.evaluate_only:
+            summary |= self.meters.whole_run()
+        if self.logs.best is not None:
+            summary[self.objective.best_key] = self.logs.best
+        if self.config.compile:
+            summary["time/compile_seconds"] = compile_seconds()
+        return summary | {
+            "perf/goodput": self.meters.goodput(),
+            "time/train_seconds": self.meters.stopwatch.train_seconds,
+            "time/total_seconds": self.progress.seconds,
+        }
+
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        ending.close(self, error)
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Say in `status.json` and to the tracker how the run ended; leave the process group."""
+        self.logs.close_display()
+        if hasattr(self, "profiler"):
+            self.profiler.stop()
+        if error is not None:
+            self.close_after(error)
+        if isinstance(error, UserError):
+            let_main_rank_exit_first()
+        together = error is None or isinstance(error, (UserError, Preempted))
+        if torch.distributed.is_initialized() and together:
+            torch.distributed.destroy_process_group()
+        self.directory.release()
+
+    def close_after(self, error: BaseException) -> None:
+        """Keep what an unfinished run has logged, and write its status.
+
+        Raises:
+            TrainingError: in place of an out-of-memory error, with the command that needs less.
+        """
+        kill_workers()
+        step, outcome = self.progress.global_step, outcome_of(error, self.accelerator.process_index)
+        if isinstance(error, Preempted):
+            say(error.message)
+            self.logs.flush()
+            self.logs.finish(self.logs.latest)
+            self.directory.write_status(outcome.status, step, outcome.reason)
+            return
+        if not isinstance(error, UserError):
+            self.checkpoints.hurry()
+        first = self.directory.write_failure(outcome, step)
+        with contextlib.suppress(TrainingError):  # the disk may be full
+            self.logs.flush()
+        self.logs.finish(self.logs.latest, exit_code=1)
+        self.directory.remove_if_unused()
+        if is_out_of_memory(error) and first:
+            resume = (
+                str(self.directory.path) if any(step_folders(self.checkpoints.folder)) else None
+            )
+            peak = report.peak_memory(memory_used(self.device))
+            advice = out_of_memory_advice(self.config, resume, peak)
+            raise TrainingError(advice, every_rank=True) from None

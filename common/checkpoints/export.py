@@ -1,0 +1,101 @@
+"""The final model on disk: safetensors, and what is needed to use it again."""
+
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.checkpoints.pack import identity
+from common.checkpoints.store import SUPERSEDED, UNFINISHED, copied, remove
+from common.directory import FACTS, WEIGHTS, model_folder
+from common.errors import UserError
+from common.files import read_json, read_tensors, sync_folder, write_json, write_tensors
+
+
+def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
+    """Write a model's weights and `facts`, whole; a Transformers model as `from_pretrained` reads.
+
+    Args:
+        facts: what is needed to build and use the model: constructor arguments, class names,
+            normalisation, image size. ``files`` is a folder to copy beside the weights.
+    """
+    unfinished = folder.with_name(folder.name + UNFINISHED)
+    superseded = folder.with_name(folder.name + SUPERSEDED)
+    remove(unfinished)
+    unfinished.mkdir(parents=True)
+    if facts.get("files") is not None:
+        shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
+    if save_pretrained := getattr(model, "save_pretrained", None):
+        save_pretrained(unfinished)
+    else:
+        state = model.state_dict()
+        weights = {name: state[name] for name, *_ in names_by_weight(model)}
+        write_tensors(unfinished / WEIGHTS, copied(weights))
+    write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
+    for path in (*unfinished.rglob("*"), unfinished):
+        sync_folder(path)
+    remove(superseded)
+    if folder.exists():
+        folder.rename(superseded)
+    unfinished.rename(folder)
+    sync_folder(folder.parent)
+    remove(superseded)
+
+
+def names_by_weight(model: nn.Module) -> list[list[str]]:
+    """Return the names of each tensor in a model's state: several where weights are tied."""
+    names: dict[Any, list[str]] = defaultdict(list)
+    for name, value in model.state_dict().items():
+        names[identity(value)].append(name)
+    return [*names.values()]
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load the weights of a run into `model`; a `UserError` says in what they don't fit."""
+    state, weights = model.state_dict(), read_tensors(model_folder(path) / WEIGHTS)
+    for names in names_by_weight(model):
+        if stored := [weights[name] for name in names if name in weights]:
+            weights |= dict.fromkeys(names, stored[0])
+    for name in sorted(state.keys() | weights.keys()):
+        here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
+        if here != there:
+            raise UserError(
+                f"--init-from {path} is another model: {name} has the shape {there} there and "
+                f"{here} here: pass the same model flags and data set"
+            )
+    model.load_state_dict(weights)
+
+
+class ImagePreprocessor:
+    """Turns a Pillow image into the batch of one that the model was trained on."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.class_names: list[str] = facts["class_names"]
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        """Return float32 [1, channels, image_size, image_size]."""
+        from common.data.images import image_to_pixels
+
+        size, channels = self.facts["image_size"], self.facts["channels"]
+        pixels = torch.from_numpy(image_to_pixels(image, size, channels).copy()) / 255
+        mean, std = torch.tensor(self.facts["mean"]), torch.tensor(self.facts["std"])
+        return ((pixels - mean) / std).permute(2, 0, 1)[None]
+
+
+def load_model(
+    model_class: type[nn.Module], path: str | Path
+) -> tuple[nn.Module, ImagePreprocessor]:
+    """Return the trained image model of a run, ready to predict, and its preprocessing.
+
+    Args:
+        model_class: the class of the recipe, such as `recipes.resnet.ResNet`.
+        path: a run's directory, or its `model` folder.
+    """
+    facts = read_json(model_folder(path) / FACTS)
+    model = model_class(**facts["arguments"])
+    load_weights(model, path)
+    return model.eval(), ImagePreprocessor(facts)

@@ -1,0 +1,256 @@
+"""A run's state as a table of named parts: into a checkpoint, and back, bit for bit."""
+
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import broadcast_object_list, extract_model_from_parallel
+from torch import nn
+
+from common.checkpoints import store
+from common.checkpoints.pack import Tensors, pack, unpack
+from common.console import say
+from common.errors import UserError
+from common.files import read_tensors
+
+# Integers as wide as an element, to look at its bits.
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Parts:
+    """What a checkpoint holds, by name: anything with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.shared: dict[str, Any] = {}
+        self.of_rank: dict[str, Any] = {}
+
+    def add(self, name: str, thing: Any, shared: bool = True) -> None:
+        """Keep `thing` in each checkpoint from now on; a TypeError names what can't be kept.
+
+        Of a shared module the parameters are written by rank 0, and the rest (batch norm's
+        statistics) by each rank. Parameters that are frozen now are written once.
+
+        Args:
+            shared: whether it is the same on all ranks. What is not is given back to its rank;
+                on another number of processes, all ranks' states to its `load_from_ranks` where
+                it has that, else rank 0's to each.
+        """
+        is_taken = name in self.shared or name in self.of_rank
+        if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
+            raise ValueError(f"a part can't be named {name!r}: it is taken, or no word")
+        if isinstance(thing, nn.Module):
+            thing = extract_model_from_parallel(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            thing = OptimizerState(thing)
+        pack({name: thing.state_dict()})
+        if shared and isinstance(thing, nn.Module):
+            self.shared[name] = self.of_rank[name] = Network(thing)
+        else:
+            (self.shared if shared else self.of_rank)[name] = thing
+
+    def collect(self) -> store.Contents:
+        """Return this rank's state as it is now, its tensors not yet copied."""
+        contents = store.Contents()
+        for name, thing in self.shared.items() if self.rank == 0 else ():
+            if isinstance(thing, Network):
+                tensors, frozen = thing.take()
+                contents.shared[name] = None
+                if frozen:
+                    contents.once[f"frozen-{name}.safetensors"] = frozen, thing.receipt
+            else:
+                tensors, rest = pack({name: thing.state_dict()})
+                contents.shared |= rest
+            if tensors:
+                contents.files[f"{name}.safetensors"] = tensors
+        states = {name: thing.state_dict() for name, thing in self.of_rank.items()}
+        contents.files[f"rank-{self.rank}.safetensors"], contents.of_rank = pack(states)
+        return contents
+
+    def restore(self, path: Path, manifest: dict[str, Any], world_size: int) -> None:
+        """Put all parts back; a `UserError` where the checkpoint's are others, or don't fit."""
+        shared, ranks, files = manifest["parts"], manifest["ranks"], manifest["files"]
+        if other := (self.shared.keys() ^ shared.keys()) | (self.of_rank.keys() ^ ranks[0].keys()):
+            what = f"it and this recipe differ in {', '.join(sorted(other))}"
+            raise UserError(f"{path} is of another model: {what}")
+        for name, thing in self.shared.items():
+            if isinstance(thing, Network):
+                thing.put(path, name, files)
+            else:
+                file = f"{name}.safetensors"
+                tensors = read_tensors(path / file) if file in files else {}
+                load(thing, unpack(tensors, shared[name]), path, name)
+        same = len(ranks) == world_size
+        states = [
+            unpack(read_tensors(path / f"rank-{rank}.safetensors"), ranks[rank])
+            for rank in ([self.rank] if same else range(len(ranks)))
+        ]
+        for name, thing in self.of_rank.items():
+            if not same and hasattr(thing, "load_from_ranks"):
+                thing.load_from_ranks([state[name] for state in states])
+            else:
+                load(thing, states[0][name], path, name)
+
+
+def load(thing: Any, state: Any, path: Path, name: str) -> None:
+    try:
+        thing.load_state_dict(state)
+    except (RuntimeError, ValueError):  # as modules and optimizers say it
+        if isinstance(thing, (nn.Module, Network, OptimizerState)):
+            raise UserError(f"{path} is of another model: its {name} does not fit") from None
+        raise
+
+
+class Network:
+    """A module: its parameters, of all ranks, and as its `state_dict` the rest, of each rank."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        # By name of what was frozen from the start: the sum of its bits as written, None before.
+        self.frozen: dict[str, int | None] = {
+            name: None for name, value in module.named_parameters() if not value.requires_grad
+        }
+        self.receipt: dict[str, Any] | None = None  # of their file, where a checkpoint named it
+
+    def state_dict(self) -> dict[str, Any]:
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        state = self.module.state_dict()
+        return {name: value for name, value in state.items() if name not in parameters}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.keys() != self.state_dict().keys():
+            raise ValueError("other buffers")
+        self.module.load_state_dict(state, strict=False)
+
+    def take(self) -> tuple[Tensors, Tensors]:
+        """Return the parameters that may have changed, and those that are still frozen.
+
+        What changes without a gradient, as an average of weights does, is known by its bits.
+        """
+        parameters: Tensors = dict(self.module.named_parameters())
+        still = {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
+        sums = sums_of_bits(still)
+        self.frozen = {n: now for n, now in sums.items() if self.frozen[n] in (None, now)}
+        frozen = {name: parameters.pop(name) for name in self.frozen}
+        return parameters, frozen
+
+    def put(self, path: Path, name: str, files: dict[str, Any]) -> None:
+        """Copy what a checkpoint of these files holds over the parameters."""
+        once, own = f"../frozen-{name}.safetensors", f"{name}.safetensors"
+        self.receipt = files.get(once)
+        frozen, trained = (read_tensors(path / f) if f in files else {} for f in (once, own))
+        saved, parameters = frozen | trained, dict(self.module.named_parameters())
+        for key in sorted(parameters.keys() | saved.keys()):
+            kinds = [(t[key].shape, t[key].dtype) for t in (parameters, saved) if key in t]
+            if len(kinds) != 2 or kinds[0] != kinds[1]:
+                raise UserError(f"{path} is of another model: its {name}.{key} does not fit")
+        with torch.no_grad():
+            for key, parameter in parameters.items():
+                parameter.copy_(saved[key])
+        still = self.frozen.keys() & frozen.keys() - trained.keys()
+        self.frozen = dict(sums_of_bits({key: parameters[key] for key in still}))
+
+
+def sums_of_bits(tensors: Tensors) -> dict[str, int]:
+    sums = [value.detach().view(BITS[value.element_size()]).sum() for value in tensors.values()]
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
+
+
+class OptimizerState:
+    """An optimizer's state, each tensor as exact and laid out as its parameter is."""
+
+    def __init__(self, optimizer: Any) -> None:
+        is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
+        self.optimizer = optimizer.optimizer if is_wrapped else optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+        saved, now = (
+            [parameter for group in groups for parameter in group["params"]]
+            for groups in (state["param_groups"], self.optimizer.param_groups)
+        )
+        for index, parameter in zip(saved, now, strict=True):
+            for name, value in state["state"].get(index, {}).items():
+                # Fused kernels walk a parameter and its state side by side: same strides, then;
+                # and `load_state_dict` gave it the parameter's type.
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape != ():
+                    like = torch.empty_like(parameter, dtype=value.dtype)
+                    self.optimizer.state[parameter][name] = like.copy_(value)
+
+
+class RandomState:
+    """The random generators of this rank: torch's, NumPy's, Python's and the device's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def state_dict(self) -> dict[str, Any]:
+        version, words, gauss = random.getstate()
+        state = {
+            "torch": torch.get_rng_state(),
+            "numpy": np.random.get_state(legacy=False),
+            "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
+        }
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+        np.random.set_state(state["numpy"])
+        python = state["python"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+        if self.device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+
+    def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
+        """Leave the generators alone: other ranks than these draw from the seed."""
+
+
+def restore_newest(
+    accelerator: Accelerator,
+    folder: Path,
+    named: str | None,
+    parts: Parts,
+    present: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """Restore all parts and return the manifest; None where no checkpoint is whole.
+
+    Rank 0 chooses, the newest up to a `named` one such as ``step-00000120``, and passes a damaged
+    one over, naming it. What is `present`, of recipe, model and data, must be what it was.
+    """
+    if named is not None:
+        store.step_of(named)  # refused by all ranks, or the others would wait for rank 0
+    path = None
+    if accelerator.is_main_process:
+        store.remove_unfinished(folder)
+        path, problems = store.newest_whole(folder, named)
+        for problem in problems:
+            say(f"checkpoint passed over: {problem}")
+        say(f"resuming {path or f'{folder.parent} from its start: no whole checkpoint'}")
+        store.supersede(folder, path)
+    path = broadcast_object_list([path])[0]
+    if path is None:
+        return None
+    manifest = store.read_manifest(path)
+    for what in ("recipe", "model"):
+        if manifest[what] != present[what]:
+            raise UserError(f"{path} is of {what} {manifest[what]}, and this is {present[what]}")
+    for what in ("sizes", "class_names"):
+        before, now = manifest["data"].get(what), present["data"].get(what)
+        if before != now:
+            raise UserError(
+                f"the data have changed since {path}: {what.replace('_', ' ')} were {before} and "
+                f"are {now}: put the data back as they were, or start another run with --init-from"
+            )
+    parts.restore(path, manifest, accelerator.num_processes)
+    return manifest

@@ -1,0 +1,242 @@
+"""Checkpoints that are whole or not there: written in the background, verified when read.
+
+A checkpoint is a folder ``checkpoints/step-00000120``. Each rank writes its files into
+``step-00000120.unfinished`` and then a receipt with their sizes and SHA-256. Once all receipts
+are there, rank 0 writes the manifest, syncs, renames the folder and syncs its parent; only then
+are old checkpoints removed. What never changes, as frozen weights, is written once, beside the
+checkpoints that name it. The ranks meet on the file system they share, so nothing here takes
+part in the training's collectives. There is no pickle: safetensors and JSON alone.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from common.checkpoints.pack import Tensors
+from common.errors import LostProcessError, UserError
+from common.files import json_safe, read_json, sync_folder, write_synced, write_tensors
+
+NAME = re.compile(r"step-(\d{8,})")
+MANIFEST = "manifest.json"
+UNFINISHED = ".unfinished"
+SUPERSEDED = ".superseded"  # by a run that went on from an older one
+# Seconds to wait for the files of other ranks once this one has failed.
+LAST_PATIENCE = 5.0
+
+
+@dataclass
+class Contents:
+    """What one rank puts into a checkpoint: tensors by name of the file, and JSON by part."""
+
+    files: dict[str, Tensors] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)  # of rank 0 alone
+    of_rank: dict[str, Any] = field(default_factory=dict)
+    # Files beside the checkpoints, never changing; with its receipt where one is there already.
+    once: dict[str, tuple[Tensors, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run, as one rank sees them; the newest `keep` stay."""
+
+    folder: Path
+    rank: int
+    world_size: int
+    keep: int
+    patience: float  # seconds to wait for the files of other ranks
+    writer: threading.Thread | None = None
+    failure: str | None = None
+    lost: LostProcessError | None = None
+    last_step: int = -1
+    once: dict[str, Any] = field(default_factory=dict)  # receipts of what is written once
+
+    def save(self, step: int, contents: Contents, facts: Mapping[str, Any]) -> None:
+        """Copy this rank's state, and write it in the background; `facts` go into the manifest."""
+        self.wait()
+        if self.failure is not None or step == self.last_step:
+            return
+        self.last_step = step
+        self.once |= {name: there for name, (_, there) in contents.once.items() if there}
+        new = {name: t for name, (t, _) in contents.once.items() if name not in self.once}
+        copies = replace(
+            contents,
+            files={name: copied(tensors) for name, tensors in contents.files.items()},
+            once={name: (copied(tensors), None) for name, tensors in new.items()},
+        )
+        arguments = (step, copies, json.loads(json.dumps(json_safe(facts))))
+        self.writer = threading.Thread(target=self.write_or_fail, args=arguments)
+        self.writer.start()
+
+    def wait(self) -> None:
+        """Wait until what was saved last is on disk, or has failed: then `failure` says how.
+
+        A rank that did not write in time is a LostProcessError at once: it would not answer in a
+        collective either, so that the ranks can't agree on this first.
+        """
+        if self.writer is not None:
+            self.writer.join()
+            self.writer = None
+        if self.lost is not None:
+            raise self.lost
+
+    def hurry(self) -> None:
+        """Wait no longer for other ranks than they need when they are well: one may be gone."""
+        self.patience = min(self.patience, LAST_PATIENCE)
+
+    def write_or_fail(self, step: int, contents: Contents, facts: dict[str, Any]) -> None:
+        unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
+        try:
+            self.write(unfinished, contents, facts)
+        except LostProcessError as lost:
+            self.lost = lost
+        except (Exception, UserError) as problem:  # whatever it is, the training must hear of it
+            self.failure = f"rank {self.rank}: {getattr(problem, 'message', problem)}"
+            with contextlib.suppress(OSError):
+                # Make room first: where the disk is full, nothing else can be written.
+                for name in (*contents.files, *contents.once):
+                    (unfinished / name).unlink(missing_ok=True)
+                (unfinished / f"failed-{self.rank}").touch()
+
+    def write(self, unfinished: Path, contents: Contents, facts: dict[str, Any]) -> None:
+        """Write this rank's files and receipt; on rank 0, wait for all and finish the folder."""
+        unfinished.mkdir(parents=True, exist_ok=True)
+        for name, (tensors, _) in contents.once.items():
+            receipt = write_tensors(unfinished / name, tensors)
+            os.replace(unfinished / name, self.folder / name)
+            sync_folder(self.folder)
+            self.once[name] = receipt
+        mine = {name: write_tensors(unfinished / name, t) for name, t in contents.files.items()}
+        paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
+        part = paths[self.rank].with_suffix(".part")
+        write_synced(part, json.dumps({"files": mine, "state": contents.of_rank}).encode())
+        os.replace(part, paths[self.rank])
+        finished = unfinished.with_suffix("")
+        self.await_files(unfinished, [finished] if self.rank else paths)
+        if self.rank != 0:
+            return
+        receipts = [read_json(path) for path in paths]
+        for path in paths:
+            path.unlink()
+        files = {f"../{name}": receipt for name, receipt in self.once.items()}
+        files |= {name: one for receipt in receipts for name, one in receipt["files"].items()}
+        states = [receipt["state"] for receipt in receipts]
+        manifest = {**facts, "parts": contents.shared, "ranks": states, "files": files}
+        manifest["sha256"] = digest_of(manifest)
+        write_synced(unfinished / MANIFEST, json.dumps(manifest).encode())
+        sync_folder(unfinished)
+        os.rename(unfinished, finished)
+        sync_folder(self.folder)
+        for old in [*step_folders(self.folder)[: -self.keep], *self.folder.glob(f"*{SUPERSEDED}")]:
+            remove(old)
+
+    def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
+        """Wait for a file of each rank, rank 0 first; raise when one failed, or is late."""
+        began = time.monotonic()
+        while missing := [rank for rank, path in enumerate(paths) if not path.exists()]:
+            for rank in range(self.world_size):
+                if (unfinished / f"failed-{rank}").exists():
+                    raise OSError(f"rank {rank} could not write its part")
+            if time.monotonic() > began + self.patience:
+                late = f"its part of {unfinished.name} was not there after {self.patience:.0f} s"
+                raise LostProcessError(f"rank {missing[0]} timed out: {late}")
+            time.sleep(0.01)
+
+
+def copied(tensors: Tensors) -> Tensors:
+    """Return copies in the host's memory, which training does not change."""
+    # In the layout that they have: another one costs time, and is made where nobody waits for it.
+    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return the finished checkpoints, oldest first, damaged ones among them."""
+    found = (path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path | str) -> int:
+    found = NAME.fullmatch(Path(checkpoint).name)
+    if found is None:
+        raise UserError(f"{checkpoint} is no checkpoint's name: pass one such as step-00000120")
+    return int(found[1])
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    for path in folder.glob(f"*{UNFINISHED}"):
+        remove(path)
+
+
+def supersede(folder: Path, chosen: Path | None) -> None:
+    """Put aside what is newer than the chosen checkpoint, until another one is whole."""
+    for path in step_folders(folder):
+        if chosen is None or step_of(path) > step_of(chosen):
+            aside = path.with_name(path.name + SUPERSEDED)
+            remove(aside)
+            os.rename(path, aside)
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest; a `UserError` where it is missing or not one."""
+    manifest = read_json(checkpoint / MANIFEST)
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # of what has another form
+        groups = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
+        is_whole = manifest["sha256"] == digest_of(manifest) and manifest["ranks"]
+        if is_whole and all(isinstance(one, dict) for one in groups):
+            return manifest
+    raise UserError(f"{checkpoint / MANIFEST} is damaged: it is not what was written")
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Return what is wrong with a checkpoint, naming the file; None where it is whole."""
+    try:
+        receipts = read_manifest(checkpoint)["files"]
+    except UserError as error:
+        return error.message
+    for name, receipt in receipts.items():
+        path = Path(os.path.normpath(checkpoint / name))
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                size = file.tell()
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as problem:
+            return f"{path} can't be read: {problem}"
+        if size != receipt.get("size"):
+            return f"{path} has {size:,} bytes instead of {receipt.get('size')}"
+        if digest != receipt.get("sha256"):
+            return f"{path} is not what was written: its SHA-256 differs"
+    return None
+
+
+def newest_whole(folder: Path, named: str | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest whole checkpoint up to a named one, and what is wrong with later ones."""
+    problems: list[str] = []
+    for checkpoint in reversed(step_folders(folder)):
+        if named is None or step_of(checkpoint) <= step_of(named):
+            problem = damage(checkpoint)
+            if problem is None:
+                return checkpoint, problems
+            problems.append(problem)
+    return None, problems

@@ -1,0 +1,212 @@
+"""Read what runs left behind: in their own directories, or at W&B.
+
+W&B's projects are read through wandb 0.31's public `Api`, tested with a stand-in for it: no
+account was at hand to try it with.
+"""
+
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from common.files import read_json_if_there, read_lines
+from common.objective import PREFIXES, Objective
+from common.track.names import STEP, unflat
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one run left behind; what it did not leave is empty."""
+
+    name: str
+    source: str  # its folder, or its address at W&B
+    facts: Mapping[str, Any]  # as in `config.json`
+    rows: list[dict[str, float]]  # as in `metrics.jsonl`: one a step, in order
+    summary: Mapping[str, float]  # as in `summary.json`; empty where the run did not get that far
+    status: str  # running, finished, preempted or failed
+    reason: str | None = None  # why it was preempted or failed
+
+    @property
+    def objective(self) -> Objective | None:
+        return Objective.of(self.facts)
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """The splits, keys of `PREFIXES`, evaluated during training and at its end."""
+        sizes = self.facts.get("data", {}).get("sizes", {})
+        found = [split for split in PREFIXES if split in sizes] or ["validation"]
+        return found[0], found[-1]
+
+    @property
+    def goal(self) -> str:
+        """The objective's metric as it is logged during training; empty where none is stated."""
+        return f"{PREFIXES[self.splits[0]]}/{self.objective.metric}" if self.objective else ""
+
+    @property
+    def last_step(self) -> int:
+        return int(self.rows[-1][STEP]) if self.rows else 0
+
+    def values(self, metric: str) -> list[float]:
+        return [row[metric] for row in self.rows if metric in row]
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Return one row a step, in order; of one replayed by a resumed run, the later values."""
+    merged: defaultdict[float, dict[str, float]] = defaultdict(dict)
+    for row in map(numbers, rows):
+        if STEP in row:
+            merged[row[STEP]] |= row
+    return [merged[step] for step in sorted(merged)]
+
+
+def read_runs(sources: Sequence[str]) -> list[RunRecord]:
+    """Read runs of directories, W&B's offline folders or projects; each gets a name of its own."""
+    runs = [run for source in sources for run in read_source(source)]
+    count: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+    for rename in (
+        lambda run: "/".join(Path(run.source).parts[-2:]),
+        lambda run: f"{run.name} ({next(count[run.name])})",
+    ):
+        times = Counter(run.name for run in runs)
+        runs = [replace(run, name=rename(run)) if times[run.name] > 1 else run for run in runs]
+    return runs
+
+
+def read_source(source: str) -> list[RunRecord]:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(path.glob("*.wandb"))
+        return [read_offline(files[0]) if files else read_directory(path)]
+    if path.suffix == ".wandb" and path.is_file():
+        return [read_offline(path)]
+    if path.exists():
+        raise UserError(f"{source} is a file: pass the run's directory that holds it")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
+        return read_project(source)
+    raise UserError(
+        f"{source} is no run: there is no such folder. Pass a run's directory such as runs/NAME, "
+        "a wandb/offline-run-* folder, or entity/project at W&B"
+    )
+
+
+def read_directory(path: Path) -> RunRecord:
+    status = read_json_if_there(path / "status.json") or {}
+    facts, reason = read_json_if_there(path / "config.json"), status.get("reason")
+    if facts is None and status:
+        why = f"it {status.get('status')} before training began" + (f": {reason}" if reason else "")
+        raise UserError(f"{path} has nothing to compare: {why}")
+    if facts is None:
+        held = len([*path.glob("*/config.json")])
+        hint = f"; it holds {held} runs: pass them, as in {path}/*" if held else ""
+        raise UserError(f"{path} is no run: it has no config.json{hint}")
+    # A run that goes on again may still have the summary of its first end, a missed target.
+    ended = status.get("status") in ("finished", "failed")
+    return RunRecord(
+        name=facts.get("config", {}).get("run_name") or path.resolve().name,
+        source=str(path),
+        facts=facts,
+        rows=merge_rows(read_lines(path / "metrics.jsonl")),
+        summary=numbers(read_json_if_there(path / "summary.json") or {}) if ended else {},
+        status=status.get("status", "running"),
+        reason=reason,
+    )
+
+
+def read_offline(file: Path) -> RunRecord:
+    """Read a `wandb/offline-run-*` folder by the only reader that comes with wandb 0.31."""
+    printed = []
+    for flags in (["--summary"], []):
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if answer.returncode or not answer.stdout.strip():
+            said = answer.stderr.strip().splitlines() or ["it is empty"]
+            raise UserError(f"{file} can't be read as a W&B run: {said[-1]}")
+        printed.append(answer.stdout)
+    told, records = json.loads(printed[0]), map(json.loads, printed[1].splitlines())
+    history = (record["history"]["item"] for record in records if record["type"] == "history")
+    name, source = str(told["name"] or told["run_id"]), str(file.parent)
+    return record_of(name, source, told["config"], history, told["summary"], told["state"])
+
+
+def need_account(what: str, advice: str) -> None:
+    """Raise a `UserError` unless W&B can be reached with a key."""
+    from common.track.trackers import wandb_mode
+
+    mode, reason = wandb_mode()
+    if mode != "online":
+        raise UserError(f"{what}: {reason}. {advice}")
+
+
+def read_project(address: str) -> list[RunRecord]:
+    """Read the runs of a W&B project, oldest first, or a single one."""
+    need_account(
+        f"{address} is no folder here, and can't be read from W&B",
+        "Runs of W&B's projects need an account; their wandb/offline-run-* folders need none",
+    )
+    import wandb
+
+    with answers_of_wandb(f"{address} is no folder here, and W&B can't give it"):
+        api, alone = wandb.Api(timeout=20), address.count("/") == 2
+        found = [api.run(address)] if alone else list(api.runs(address, order="+created_at"))
+        if len(found) > 1:  # a project may hold other runs: those are not asked for
+            found = [run for run in found if "environment" in run.config]
+        records = []
+        for run in found:
+            state, source, history = run.state.lower(), "/".join(run.path), run.scan_history()
+            told = (run.name or run.id, source, run.config, history, run.summary_metrics, state)
+            records.append(record_of(*told))
+    if not records:
+        raise UserError(f"W&B's project {address} has no run of these recipes")
+    return records
+
+
+@contextmanager
+def answers_of_wandb(what_failed: str) -> Iterator[None]:
+    """Turn a refusal of W&B's into a sentence."""
+    import wandb
+
+    try:
+        yield
+    except (wandb.Error, ValueError, OSError) as problem:
+        said = str(problem).strip() or type(problem).__name__
+        raise UserError(f"{what_failed}: {said.splitlines()[0]}") from None
+
+
+def record_of(
+    name: str,
+    source: str,
+    config: Mapping[str, Any],
+    history: Iterable[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    state: str,
+) -> RunRecord:
+    """Return a run as W&B knows it in the form of a run's own directory."""
+    if "environment" not in config:
+        raise UserError(f"{source} is no run of these recipes: its configuration lacks their facts")
+    rows, reason = merge_rows(history), None
+    # The end of a run's own summary: W&B keeps one of the latest values while a run goes on.
+    ended = numbers(summary) if "time/total_seconds" in summary else {}
+    status = state if state in ("finished", "running", "preempted") else "failed"
+    if status == "finished" and not ended:
+        status, reason = "preempted", "its summary was never written"
+    elif status == "failed":  # killed, and crashed: what has not said goodbye
+        last = rows[-1][STEP] if rows else 0
+        reason = f"W&B calls it {state} after update {last:g}"
+    return RunRecord(name, source, unflat(config), rows, ended, status, reason)

@@ -1,0 +1,207 @@
+"""What a run is given to learn from: samples that make batches, and the data set they are of."""
+
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from torch.utils.data import IterableDataset, default_collate
+
+from common.data.order import hash_integers
+from common.data.sources import DataSource
+from common.errors import UserError
+from common.flags import spelled, stated
+
+Batch = Any  # a nest of dicts, lists and tuples of tensors
+
+
+class Work(NamedTuple):
+    """What a micro-batch holds."""
+
+    samples: int
+    tokens: int = 0  # real ones, without padding
+    squared_tokens: int = 0  # sum over samples of the square of their tokens
+
+
+class Samples:
+    """One split. One's own needs `__len__` and `fetch`; the rest is for speed.
+
+    Wherever `samples` are asked for, they are int64 [batch]; `epoch` is None in an evaluation.
+    """
+
+    seed = 0  # of the run; set by the loader
+    num_bytes: int | None = None  # that `place` takes of a device; None: there is no `place`
+    bytes_per_sample: int | None = None  # None where batches can't be cut out of a larger one
+    lengths: np.ndarray | None = None  # int64 [samples]; batches are of like lengths then
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Make a batch on the host, in a worker or here; the CPU's generators are seeded for it."""
+        raise NotImplementedError
+
+    def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Do the rest of `fetch` on the device, where `batch` and `samples` now are."""
+        return batch
+
+    def place(self, device: torch.device) -> None:
+        """Copy all samples to `device`, for `gather`; on a CPU memory-mapped ones stay so."""
+        raise NotImplementedError
+
+    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        raise NotImplementedError
+
+    def count(self, samples: torch.Tensor) -> Work:
+        if self.lengths is None:
+            return Work(len(samples))
+        lengths = torch.from_numpy(self.lengths)[samples]
+        return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
+
+    def example(self, size: int, length: int) -> Batch:
+        """Return a batch that has shapes only, on the meta device; `length` is that of text."""
+        samples = torch.zeros(size, dtype=torch.long)
+        return send_to_device(self.finish(self.read(samples, None), samples, None), "meta")
+
+    def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """`fetch`, and leave the generators of this process, which may train, as they were."""
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        try:
+            self.seed_generators(epoch, int(samples[0]))
+            return self.fetch(samples, epoch)
+        finally:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+
+    def seed_generators(self, epoch: int | None, sample: int) -> None:
+        seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
+        torch.default_generator.manual_seed(seed)  # of the CPU alone: `torch.manual_seed` is of all
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+
+
+class DatasetSamples(Samples):
+    """A map-style data set of torch or of Hugging Face, read sample by sample.
+
+    Before each the CPU's generators are seeded by seed, epoch and sample: random transforms change
+    with the epoch, and not with workers, ranks or resumptions.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Batch] = default_collate):
+        self.dataset, self.collate = dataset, collate_fn
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        rows = []
+        for sample in samples.tolist():
+            self.seed_generators(epoch, sample)
+            rows.append(self.dataset[sample])
+        return self.collate(rows)
+
+
+class TensorSamples(Samples):
+    """Tensors or arrays by name, [samples, ...]: on the device if they fit; a batch is a gather."""
+
+    def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
+        self.tensors = {name: as_tensor(values) for name, values in tensors.items()}
+        sizes = {name: len(values) for name, values in self.tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise UserError(f"tensors of one split need one number of samples each, not {sizes}")
+        (self.size,) = set(sizes.values())
+        self.num_bytes = sum(values.nbytes for values in self.tensors.values())
+        self.bytes_per_sample = max(1, self.num_bytes // max(1, self.size))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        return self.take(self.tensors, samples)
+
+    def place(self, device: torch.device) -> None:
+        self.device = device
+        self.placed = {name: values.to(device) for name, values in self.tensors.items()}
+
+    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        return self.take(self.placed, samples)
+
+    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
+        """Make a batch of `tensors`, all on one device, for `samples` on the host."""
+        (device,) = {values.device for values in tensors.values()}
+        samples = samples.to(device, non_blocking=True)
+        return {name: values.index_select(0, samples) for name, values in tensors.items()}
+
+
+def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """Wrap an array, perhaps a read-only one, without a copy: nothing writes to data."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values)
+
+
+@dataclass
+class Data:
+    """A data set, ready to train on; what describes it is optional."""
+
+    name: str
+    splits: dict[str, Any]  # train, validation, test: `Samples` or map-style data sets
+    _: KW_ONLY
+    class_names: list[str] | None = None
+    source: DataSource | None = None
+    notes: Sequence[str] = ()  # for the person at the terminal
+    reason: str = "the recipe's own data"  # why this one, for the same person
+    reads: frozenset[str] = frozenset()  # the flags of role "data" that it was read by
+    fingerprint: str | None = None  # changes when the data do
+
+    def __post_init__(self) -> None:
+        if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
+            raise UserError(
+                f"data set {self.name} has the splits {', '.join(self.splits) or '(none)'}: it "
+                "needs train, and validation or test"
+            )
+        self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
+        if self.source is not None:
+            self.reason, self.fingerprint = self.source.reason, self.source.fingerprint
+
+    def as_samples(self, name: str, split: Any) -> Samples:
+        what = f"data set {self.name}: split {name} is"
+        if not isinstance(split, Samples):
+            is_mapped = hasattr(split, "__len__") and hasattr(split, "__getitem__")
+            if isinstance(split, IterableDataset) or not is_mapped:
+                raise UserError(
+                    f"{what} a {type(split).__name__}, whose samples can't be read by number: "
+                    "give a map-style Dataset, with __len__ and __getitem__, or TensorSamples"
+                )
+            split = DatasetSamples(split)
+        if not len(split):
+            raise UserError(f"{what} empty: remove or fill it")
+        return split
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `config.json` says of it."""
+        sizes = {split: len(samples) for split, samples in self.splits.items()}
+        classes = {} if self.class_names is None else {"classes": len(self.class_names)}
+        facts = {"name": self.name, "reason": self.reason, "sizes": sizes}
+        return facts | classes | {"notes": list(self.notes)}
+
+
+def refuse_unread(config: Any, data: Data) -> None:
+    """Raise a `UserError` for a flag that names data, was given, and was not heeded."""
+    heeded = {"init_from", *data.reads}
+    if "validation" in data.splits:
+        heeded.add("validation_share")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        names_data = stated(type(config), field.name)["role"] == "data"
+        if names_data and field.name not in heeded and value != field.default:
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            raise UserError(
+                f"{spelled(field.name)} {shown} changes nothing: data set {data.name} of this "
+                "recipe does not read it: leave it out"
+            )

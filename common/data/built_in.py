@@ -1,0 +1,103 @@
+"""Data sets that every installation has: nothing to download, no account."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+# Topics of the standard library, and the modules and packages of each: those that a CPython from
+# 3.11 on has, also where Tk, IDLE, tests or distutils are left out. A version has most of them.
+TOPICS = {
+    "concurrency": "_threading_local asyncio concurrent contextvars multiprocessing queue sched "
+    "selectors subprocess threading",
+    "files": "_pyio bz2 filecmp fileinput fnmatch genericpath glob gzip lzma ntpath os pathlib "
+    "posixpath shutil stat tarfile tempfile zipfile",
+    "formats": "codecs configparser csv difflib encodings html json pickle pickletools plistlib re "
+    "string textwrap xml",
+    "internet": "email ftplib http imaplib ipaddress mailbox poplib quopri smtplib socket "
+    "socketserver ssl urllib webbrowser wsgiref xmlrpc",
+    "numbers": "_pydatetime _pydecimal _pylong calendar datetime fractions numbers random "
+    "statistics",
+    "testing": "bdb doctest pdb profile pstats timeit trace traceback unittest",
+}
+SHORTEST = 20  # characters of a docstring that is taken
+
+
+def digits() -> DatasetDict:
+    """Return scikit-learn's 1,797 handwritten digits, 8×8 grey, a stratified 20 % as test."""
+    import numpy as np
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+    from PIL import Image as PillowImage
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    loaded = load_digits()
+    pixels = (loaded.images * (255 / 16)).round().astype(np.uint8)
+    rows = train_test_split(
+        np.arange(len(pixels)), test_size=0.2, random_state=0, stratify=loaded.target
+    )
+    features = Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))})
+    return DatasetDict(
+        {
+            name: Dataset.from_dict(
+                {
+                    "image": [PillowImage.fromarray(pixels[row]) for row in chosen],
+                    "label": loaded.target[chosen].tolist(),
+                },
+                features=features,
+            )
+            for name, chosen in zip(("train", "test"), rows, strict=True)
+        }
+    )
+
+
+def docstrings() -> DatasetDict:
+    """Return the standard library's docstrings, labelled with the topic of their module.
+
+    Of each topic 70 % are for training, 10 % for validation and 20 % for the test.
+    """
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+    from sklearn.model_selection import train_test_split
+
+    library = Path(sysconfig.get_path("stdlib"))
+    topic_of: dict[str, int] = {}
+    for topic, modules in enumerate(TOPICS.values()):
+        for file in (file for name in modules.split() for file in files_of(library, name)):
+            for text in docstrings_of(file):
+                topic_of.setdefault(text, topic)
+    labels = list(topic_of.values())
+    columns = {"text": list(topic_of), "label": labels}
+    features = Features({"text": Value("string"), "label": ClassLabel(names=list(TOPICS))})
+    whole = Dataset.from_dict(columns, features=features)
+    rest, test = train_test_split(range(len(whole)), test_size=0.2, random_state=0, stratify=labels)
+    train, validation = train_test_split(
+        rest, test_size=0.125, random_state=0, stratify=[labels[row] for row in rest]
+    )
+    rows = {"train": train, "validation": validation, "test": test}
+    return DatasetDict({name: whole.select(chosen) for name, chosen in rows.items()})
+
+
+def files_of(library: Path, name: str) -> list[Path]:
+    """Return the files of a module or package, without its tests; none where it is not there."""
+    files = sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
+    return [
+        file for file in files if file.exists() and "test" not in file.relative_to(library).parts
+    ]
+
+
+def docstrings_of(path: Path) -> Iterator[str]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, documented):
+            text = ast.get_docstring(node)
+            if text and len(text) >= SHORTEST:
+                yield text
+
+
+LOADERS: dict[str, Callable[[], DatasetDict]] = {"digits": digits, "docstrings": docstrings}

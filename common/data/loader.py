@@ -1,0 +1,220 @@
+"""Batches in a resumable order, from memory of the device or from worker processes."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+from accelerate import Accelerator
+from accelerate.utils import recursively_apply, send_to_device
+from torch.utils import _pytree as tree
+from torch.utils.data import DataLoader
+
+from common.config import TrainingConfig
+from common.data.batch import Batch, Samples, Work
+from common.data.order import EvaluationOrder, TrainingOrder
+from common.errors import LostProcessError, UserError
+from common.machine import STOP_SIGNALS, local_world_size, usable_cores
+
+# Images are gathered this many bytes at a time and handed out in slices: one pass of few large
+# operations costs less than one of small ones for each micro-batch, as long as a CPU's cache holds
+# what they make.
+GATHER_BYTES = 2 * 2**20
+GONE = "DataLoader worker (pid"  # as it says that one was killed, or has exited
+MicroBatches = Sequence[torch.Tensor] | torch.Tensor
+
+
+class Loader:
+    """Yields the micro-batches of one split for this rank, already on the device."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        order: TrainingOrder | EvaluationOrder,
+        device: torch.device,
+        placement: str = "auto",
+        num_workers: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Choose where batches are made.
+
+        Args:
+            placement: ``device``: all samples lie in its memory; ``workers``: processes make
+                batches; ``auto``: the former if they take less than half of the free memory.
+            num_workers: processes, if any; None for what the machine has, 0 for this one.
+        """
+        self.samples, self.order, self.device = samples, order, device
+        size = samples.num_bytes
+        if placement == "device" and size is None:
+            raise UserError(
+                "--data-placement device: this recipe's samples are made one by one and can't lie "
+                "in the device's memory: pass workers, or leave it out"
+            )
+        if placement == "auto":
+            fits = size is not None and size < free_memory(device) / 2
+            placement = "device" if fits else "workers"
+        self.placement = placement
+        if num_workers is None:
+            num_workers = min(8, max(1, usable_cores() // local_world_size()))
+        self.num_workers = num_workers if placement == "workers" else 0
+        self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
+        samples.seed = seed
+        if placement == "device":
+            samples.place(device)
+
+    def cut_into(self, batch_size: int, accumulation: int) -> None:
+        """Cut the same order into micro-batches of another size."""
+        changes = {"batch_size": batch_size}
+        if isinstance(self.order, TrainingOrder):
+            changes["accumulation"] = accumulation
+        self.order = replace(self.order, **changes)  # type: ignore[arg-type]
+
+    @property
+    def batches_per_gather(self) -> int:
+        """How many batches are made at once."""
+        size = self.samples.bytes_per_sample
+        if size is None or self.placement == "workers":
+            return 1
+        return max(1, GATHER_BYTES // (size * self.order.batch_size))
+
+    def batch_of(self, samples: torch.Tensor) -> Batch:
+        """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch."""
+        if self.placement == "device":
+            return self.samples.gather(samples, 0)
+        batch = send_to_device(self.samples.read(samples, 0), self.device)
+        return self.samples.finish(batch, samples.to(self.device), 0)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield each batch of an evaluation, until it is cut short."""
+        assert isinstance(self.order, EvaluationOrder)
+        for batch, _ in self.make_batches(self.order.micro_batches(), None):
+            if self.is_cut_short():
+                return
+            yield batch
+
+    def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
+        """Yield (batch, what it holds) from an update of an epoch to its end."""
+        assert isinstance(self.order, TrainingOrder)
+        yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
+
+    def make_batches(
+        self, micro_batches: MicroBatches, epoch: int | None
+    ) -> Iterator[tuple[Batch, Work]]:
+        """Yield a batch for each tensor of sample indices."""
+        make = self.from_device if self.placement == "device" else self.from_workers
+        for samples, batch in zip(micro_batches, make(micro_batches, epoch), strict=True):
+            yield batch, self.samples.count(samples)
+
+    def from_device(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
+        """Gather batches from the device's memory, several at a time where that is possible."""
+        batch_size, per_gather = self.order.batch_size, self.batches_per_gather
+        for start in range(0, len(micro_batches), per_gather):
+            group = micro_batches[start : start + per_gather]
+            gathered = self.samples.gather(torch.cat(list(group)), epoch)
+            if len(group) == 1:
+                yield gathered
+                continue
+            leaves, structure = tree.tree_flatten(gathered)
+            for parts in zip(*(values.split(batch_size) for values in leaves), strict=True):
+                yield tree.tree_unflatten(parts, structure)
+
+    def from_workers(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
+        """Have worker processes make batches, and move them while the one before is used."""
+        batches = moved(self.fetched(micro_batches, epoch), self.device)
+        for samples, batch in zip(micro_batches, batches, strict=True):
+            yield self.samples.finish(batch, samples.to(self.device, non_blocking=True), epoch)
+
+    def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
+        """Yield the batches in order as workers make them, in pinned memory for CUDA."""
+        loader: DataLoader[Any] = DataLoader(
+            micro_batches,  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=self.num_workers,
+            collate_fn=partial(self.samples.read, epoch=epoch),
+            pin_memory=self.device.type == "cuda",
+            worker_init_fn=ignore_stop_signals,
+            # Its own generator: making an iterator must not draw from the one of dropout.
+            generator=torch.Generator(),
+        )
+        try:
+            yield from loader
+        except Exception as error:
+            if self.num_workers == 0:
+                raise
+            kill_workers()
+            words, broken = str(error), isinstance(error, (ConnectionError, EOFError))
+            # What a data set raises in a worker says that it was caught there.
+            if not words.startswith("Caught") and (broken or GONE in words):
+                lost = f"a worker of the loader is gone ({words.strip()})"
+                raise LostProcessError(lost) from error
+            raise
+
+
+def make_loaders(
+    config: TrainingConfig, accelerator: Accelerator, splits: Mapping[str, Samples]
+) -> dict[str, Loader]:
+    """Return a loader for each split: training in a shuffled order, the others each sample once."""
+    loaders = {}
+    for name, samples in splits.items():
+        size, ranks = config.batch_size, (accelerator.num_processes, accelerator.process_index)
+        order: TrainingOrder | EvaluationOrder
+        if name == "train":
+            cut = size, config.gradient_accumulation_steps, *ranks
+            order = TrainingOrder(len(samples), *cut, config.seed, samples.lengths)
+        else:
+            order = EvaluationOrder(len(samples), size, *ranks, samples.lengths)
+        where = config.data_placement, config.num_workers
+        loaders[name] = Loader(samples, order, accelerator.device, *where, config.seed)
+    return loaders
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free memory of `device`, in bytes; for a CPU, what this process may still take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """Let a worker outlive a signal to the whole job: its loader ends it, after the last update."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def kill_workers() -> None:
+    """End all workers at once, where their loader can't be waited for.
+
+    They ignore SIGTERM, and one that was killed may have held what the others wait for.
+    """
+    # A loader's handler would raise an error in place of the one that ends the run.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield batches on the device; on CUDA each is copied while the one before is used."""
+    if device.type != "cuda":
+        yield from (send_to_device(batch, device) for batch in batches)
+        return
+    copying, training = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+
+    def hold(values: torch.Tensor) -> torch.Tensor:
+        # Its memory was allocated for the other stream: not to be reused before this one is done.
+        values.record_stream(training)
+        return values
+
+    ahead: list[Batch] = []
+    for batch in batches:
+        training.wait_stream(copying)  # for the copy made last, and not for the next
+        ready = ahead
+        with torch.cuda.stream(copying):
+            ahead = [send_to_device(batch, device, non_blocking=True)]
+        recursively_apply(hold, ahead)
+        yield from ready
+    training.wait_stream(copying)
+    yield from ahead

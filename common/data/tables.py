@@ -1,0 +1,198 @@
+"""Read a data set for classification: its splits, labels and classes.
+
+`datasets` is imported where something is read: a start on cached data never does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.data.sources import BUILT_IN, DataSource
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+# How data sets call the splits that are read, and columns of labels.
+ROLES = dict.fromkeys(("valid", "val", "dev", "validation_matched"), "validation")
+ROLES |= {name: name for name in ("train", "validation", "test")}
+LABEL_NAMES = ("label", "labels", "class", "target", "category")
+# The flags of role "data" that are heeded between here and `choose_source`.
+READS = frozenset({"dataset", "dataset_config", "label_column", "validation_share"})
+
+
+@dataclass
+class RawData:
+    """Labelled splits of a data set as `datasets.Dataset`s, and the classes' names."""
+
+    name: str
+    label_column: str
+    splits: "dict[str, Dataset]" = field(default_factory=dict)
+    labels: dict[str, np.ndarray] = field(default_factory=dict)  # split -> int64 [rows]
+    class_names: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def keep(self, split: str, rows: Sequence[int], missing: str) -> None:
+        """Leave all other rows of a split out, and note what was missing in them."""
+        lost = len(self.splits[split]) - len(rows)
+        if not rows:
+            raise UserError(f"data set {self.name}: no row of {split} has {missing}")
+        if lost:
+            self.notes.append(f"{split}: {lost:,} rows without {missing} are left out")
+            self.splits[split] = self.splits[split].select(rows)
+            self.labels[split] = self.labels[split][rows]
+
+    def facts(self) -> dict[str, Any]:
+        names = {"class_names": self.class_names, "notes": self.notes}
+        return {"splits": list(self.splits), **names}
+
+
+def load_raw(source: DataSource, label_column: str | None) -> RawData:
+    """Read all splits of a data set; rows without a label, and splits of such, are left out.
+
+    Without a validation split a share of `train` is held out: what the source asks for, or else
+    10 % if there is no test split either.
+    """
+    from datasets import ClassLabel
+
+    dataset = load_splits(source)
+    train_name = "train" if "train" in dataset else next(iter(dataset))
+    label = find_label_column(dataset[train_name], label_column, source.name)
+    feature = dataset[train_name].features[label]
+    # As GLUE marks rows without one; where labels are mere numbers, -1 is one of them.
+    unlabelled = (None, "", -1) if isinstance(feature, ClassLabel) else (None, "")
+    raw = RawData(source.name, label)
+    values: dict[str, list[Any]] = {}
+    for name, split in dataset.items():
+        role = "train" if name == train_name else ROLES.get(str(name))
+        if role is None or role in values or label not in split.column_names:
+            continue
+        found = split[label][:]
+        kept = [row for row, v in enumerate(found) if v not in unlabelled and v == v]
+        if len(kept) < len(found):
+            missing = len(found) - len(kept)
+            raw.notes.append(f"{role}: {missing:,} of {len(found):,} rows have no label")
+        if kept:
+            raw.splits[role], values[role] = split.select(kept), [found[row] for row in kept]
+    where = f"data set {source.name}: "
+    if "train" not in values:
+        raise UserError(
+            f"{where}split {train_name} has no labelled row in column {label}: check the data, or "
+            "name another with --label-column"
+        )
+    if isinstance(feature, ClassLabel):
+        classes, raw.class_names = list(range(feature.num_classes)), list(feature.names)
+    else:
+        classes = find_classes(set().union(*values.values()), f"{where}column {label}")
+        raw.class_names = [str(int(v) if isinstance(v, float) else v) for v in classes]
+    numbers = {value: index for index, value in enumerate(classes)}
+    raw.labels = {role: np.array([numbers[v] for v in rows]) for role, rows in values.items()}
+    if len(set(values["train"])) < 2:
+        raise UserError(f"{where}all rows of train have one label: classification needs two")
+    share = source.validation_share or (0.1 if len(raw.splits) == 1 else None)
+    if share is not None and "validation" not in raw.splits:
+        hold_out(raw, share)
+    # What always guessing the most frequent class would reach: the least to beat.
+    majority = np.bincount(raw.labels["train"]).argmax()
+    evaluated = "test" if "test" in raw.labels else "validation"
+    reached = (raw.labels[evaluated] == majority).mean()
+    raw.notes.append(f"always guessing {raw.class_names[majority]}: {reached:.1%} of {evaluated}")
+    return raw
+
+
+def load_splits(source: DataSource) -> "DatasetDict":
+    import datasets
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from datasets.packaged_modules.csv.csv import CsvConfig
+
+    if source.location in BUILT_IN:
+        from common.data import built_in
+
+        return built_in.LOADERS[source.location]()
+    datasets.disable_progress_bars()
+    place = source.location, source.configuration
+    try:
+        is_csv = isinstance(datasets.load_dataset_builder(*place).config, CsvConfig)
+        # A class or a text that reads NA, null or None is one: an empty cell alone has no value.
+        options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]} if is_csv else {}
+        loaded = datasets.load_dataset(*place, **options)
+    except (DatasetGenerationError, DatasetNotFoundError, OSError, ValueError) as problem:
+        cause = problem.__cause__ or problem
+        said = f": {(str(cause).strip() or type(cause).__name__).splitlines()[0]}"
+        if damaged := damaged_parquet(Path(source.location)):
+            said = f", its file {damaged} is damaged: fetch it again"
+        raise UserError(f"data set {source.location} can't be read{said}") from None
+    for name, split in loaded.items():
+        if not len(split):
+            raise UserError(f"data set {source.location}: split {name} is empty: remove or fill it")
+    return loaded
+
+
+def damaged_parquet(folder: Path) -> Path | None:
+    """Return the first parquet file under `folder` that can't be read through, if any."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for path in sorted(folder.rglob("*.parquet")):
+        try:
+            for _ in pyarrow.parquet.ParquetFile(path).iter_batches():
+                pass
+        except (pyarrow.ArrowException, OSError):
+            return path
+    return None
+
+
+def find_label_column(split: "Dataset", asked: str | None, name: str) -> str:
+    """Return the column of the labels: named, of type ClassLabel, or called as one."""
+    from datasets import ClassLabel
+
+    if asked is not None:
+        return existing_column(split, asked, "--label-column", name)
+    by_type = [column for column, kind in split.features.items() if isinstance(kind, ClassLabel)]
+    by_name = [column for column in split.column_names if column.lower() in LABEL_NAMES]
+    for found in (by_type, by_name):
+        if len(found) == 1:
+            return found[0]
+    raise UserError(
+        f"data set {name}: can't tell which column is the label: "
+        f"name one with --label-column: {', '.join(by_type or split.column_names)}"
+    )
+
+
+def existing_column(split: "Dataset", column: str, flag: str, name: str) -> str:
+    """Return `column`, or raise a `UserError` that lists what there is."""
+    if column not in split.column_names:
+        raise UserError(
+            f"{flag} {column}: data set {name} has no such column: {', '.join(split.column_names)}"
+        )
+    return column
+
+
+def find_classes(values: set[Any], where: str) -> list[Any]:
+    """Return the values that stand for classes in order, numbers before text."""
+    if any(isinstance(value, float) and not value.is_integer() for value in values):
+        raise UserError(f"{where} holds real numbers, no classes: name another: --label-column")
+    if not all(isinstance(value, (str, int, float)) for value in values):
+        raise UserError(f"{where} holds neither text nor whole numbers")
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
+def hold_out(raw: RawData, share: float) -> None:
+    """Move a deterministic `share` of train to validation: rows at even distances by class."""
+    train, labels = raw.splits["train"], raw.labels["train"]
+    count = max(1, round(share * len(labels)))
+    order = np.random.default_rng(0).permutation(len(labels))
+    # The only row of a class is one to learn from.
+    several = order[np.bincount(labels)[labels[order]] > 1]
+    by_class = several[labels[several].argsort(kind="stable")] if len(several) else order
+    if count >= len(by_class):
+        raise UserError("the data set has too few rows to hold some out: add a validation split")
+    held = by_class[((np.arange(count) + 0.5) * len(by_class) / count).astype(int)]
+    is_held = np.isin(np.arange(len(labels)), held)
+    for split, chosen in (("train", ~is_held), ("validation", is_held)):
+        raw.splits[split] = train.select(np.flatnonzero(chosen))
+        raw.labels[split] = labels[chosen]
+    raw.notes.append(f"held out {count:,} of {len(labels):,} rows of train for validation")

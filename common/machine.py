@@ -1,0 +1,57 @@
+"""Which process this is of its job, and what the machine under it has."""
+
+import os
+import platform
+import signal
+from pathlib import Path
+from typing import Any
+
+# What asks a process to stop: Slurm's --signal=USR1, a cluster's SIGTERM, a Ctrl-C.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_main_rank() -> bool:
+    """Whether this process is the one that speaks for the job."""
+    return rank() == 0
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_world_size() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_threads(asked: int | None = None) -> int:
+    """Return the threads of a process: `--num-threads`, or its share of the cores.
+
+    ``accelerate launch`` exports ``OMP_NUM_THREADS=1`` when nothing is set, which would leave
+    every core but one idle; any other value is the user's and is kept.
+    """
+    exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes 4,2 as well
+    if asked is None and exported.isdigit() and int(exported) > 1:
+        asked = int(exported)
+    return asked or max(1, usable_cores() // local_world_size())
+
+
+def device_name(device: Any) -> str:
+    """Return the name of the hardware behind a torch device, such as "NVIDIA H100 80GB HBM3"."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {usable_cores()} cores" if device.type == "cpu" else name

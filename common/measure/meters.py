@@ -1,0 +1,143 @@
+"""A run's figures: speed, memory, loss and metrics, gathered from all ranks."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from common.console import say
+from common.data.batch import Samples, Work
+from common.machine import usable_cores
+from common.measure.flops import ComputeLoss, TrainingFlops, training_flops
+from common.measure.memory import MEBIBYTE, memory_used, peaks
+from common.measure.peak import PowerMeter, peak_tflops
+from common.measure.stopwatch import Stopwatch, synchronize, throughput
+from common.measure.sums import Metrics, TrainingSums
+
+SMALL_SHARE = 0.7  # of the time that threads ask for: alone they get 0.9 or more
+HIGH_LOAD = 1.5  # programs that want to run, for each core
+
+
+class Meters:
+    """Counts on each rank without synchronising; gathers at the log interval and at the end."""
+
+    def __init__(self, accelerator: Accelerator, accumulation: int) -> None:
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.sums = TrainingSums(self.device, accumulation)
+        self.power = PowerMeter(self.device)
+        self.stopwatch = Stopwatch(partial(synchronize, self.device), energy=self.power.joules)
+        self.began_at = time.time()  # of the first attempt, where a run was resumed
+        self.flops: TrainingFlops | None = None
+        self.peak, self.peak_source = 0.0, ""  # TFLOP/s of a device
+        self.clocks = time.perf_counter(), time.process_time()  # at the last log line
+        self.is_warned = False
+
+    def find_flops(
+        self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
+    ) -> None:
+        """Find the operations, and the peak in `dtype`: without them, training has no MFU."""
+        try:
+            self.flops = training_flops(model, compute_loss, samples)
+            self.peak, self.peak_source = peak_tflops(self.device, dtype)
+        except Exception as problem:
+            reason = str(problem).partition("\n")[0]
+            say(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
+
+    def count(
+        self, loss: Tensor, metrics: Metrics | None, work: Work, waited: float, is_update: bool
+    ) -> None:
+        """Take note of a micro-batch that was trained on, and whether an update ended with it."""
+        self.sums.add(loss, metrics or {})
+        self.stopwatch.count(work, waited, is_update)
+
+    def interval(self) -> dict[str, float]:
+        """Return the ``train/``, ``perf/`` and ``memory/`` metrics of all ranks' last interval."""
+        self.warn_of_contention()
+        with self.stopwatch.stopped():
+            lap = self.stopwatch.lap()
+            used = memory_used(self.device) | self.power.readings()
+            times, most, sums = self.gather(vars(lap).values(), used.values(), self.sums.take())
+            return {
+                **self.sums.means(sums),
+                # No speed of an interval whose updates were all profiled.
+                **(throughput(times, self.flops, self.peak) if lap.updates else {}),
+                **dict(zip(used, most.amax(0).tolist(), strict=True)),
+                "perf/goodput": self.goodput(),
+            }
+
+    def warn_of_contention(self) -> None:
+        """Say once, on a CPU, where other programs make the run slow."""
+        before, self.clocks = self.clocks, (time.perf_counter(), time.process_time())
+        wall, cpu = (now - then for now, then in zip(self.clocks, before, strict=True))
+        if not self.is_warned and wall > 2 and self.device.type == "cpu":
+            figures = torch.get_num_threads(), usable_cores(), os.getloadavg()[0]
+            if sentence := contention_sentence(wall, cpu, *figures):
+                self.is_warned = True
+                say(sentence)
+
+    def goodput(self) -> float:
+        """Return what share of the time since the run first began went into training steps.
+
+        Compilation is not among them, nor the time between a kill and the restart's end.
+        """
+        since = time.time() - self.began_at  # negative where the clock was set back
+        return self.stopwatch.useful_seconds / max(since, self.stopwatch.useful_seconds, 1e-9)
+
+    def whole_run(self) -> dict[str, float]:
+        """Return the last update's loss, and ``perf/`` and the ``memory/`` peaks of all the run."""
+        used = memory_used(self.device)
+        used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
+        times, most, losses = self.gather(
+            vars(self.stopwatch.whole_run).values(), used.values(), [self.sums.last_loss()]
+        )
+        return {
+            **throughput(times, self.flops, self.peak),
+            **dict(zip(used, most.amax(0).tolist(), strict=True)),
+            "train/loss": float(losses.mean()),
+        }
+
+    def gather(self, *mine: Any) -> tuple[torch.Tensor, ...]:
+        """Return each of `mine`, some numbers, of all ranks: [world_size, numbers], on the host."""
+        parts = [torch.tensor([*numbers], dtype=torch.float64) for numbers in mine]
+        ranks = self.accelerator.gather(torch.cat(parts)[None].to(self.device)).cpu()
+        return ranks.split([*map(len, parts)], dim=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = {"stopwatch": self.stopwatch.state_dict(), "sums": self.sums.state_dict()}
+        return {**parts, "began_at": self.began_at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stopwatch.load_state_dict(state["stopwatch"])
+        self.sums.load_from_ranks([state["sums"]])
+        self.began_at = state["began_at"]
+
+    def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with the sums of another number of ranks; their times say nothing here."""
+        self.began_at = states[0]["began_at"]
+        if self.accelerator.is_main_process:
+            self.sums.load_from_ranks([state["sums"] for state in states])
+
+
+def contention_sentence(
+    wall_seconds: float, cpu_seconds: float, threads: int, cores: int, load: float
+) -> str | None:
+    """Return what slows training down and what to do, or None where nothing of the kind is seen.
+
+    A small share of CPU time (of all the process's threads) may be waiting for data, and a high
+    load average other ranks or loader workers: both together are threads that wait for a core.
+    """
+    share = cpu_seconds / max(wall_seconds * threads, 1e-9)
+    if wall_seconds <= 0 or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
+        return None
+    seen = f"other programs use the same cores (load {load:.1f} on {cores})"
+    if threads == 1:
+        return f"{seen}: this process gets {share:.0%} of one"
+    return (
+        f"{seen}: {threads} threads get {share:.0%} of the time they ask for and spend it waiting "
+        "for each other; --num-threads 1 made a step of ResNet six times faster"
+    )

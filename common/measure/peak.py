@@ -1,0 +1,90 @@
+"""What the hardware could do at most, and what a GPU draws."""
+
+import re
+import timeit
+from typing import Any
+
+import torch
+
+from common.measure.stopwatch import synchronize
+
+# Dense matrix products in TFLOP/s, fp16 or bf16 with fp32 sums, then TF32 (fp32 where there is
+# none), from NVIDIA's data sheets and architecture white papers of the named products. The first
+# that the device's name contains as whole words counts.
+PEAK_TFLOPS = {
+    "GB200": (2500.0, 1250.0),
+    "B200": (2250.0, 1125.0),
+    "G?H200": (989.4, 494.7),
+    "H100 PCIe": (756.0, 378.0),
+    "H100 NVL": (835.0, 417.5),
+    "H100": (989.4, 494.7),
+    "A100": (312.0, 156.0),
+    "A30": (165.0, 82.0),
+    "A10G": (70.0, 35.0),
+    "A10": (125.0, 62.5),
+    "L40S": (362.0, 183.0),
+    "L4": (121.0, 60.0),
+    "RTX 4090": (165.2, 82.6),
+    "RTX 3090": (71.0, 35.6),
+    "V100": (125.0, 15.7),
+    "T4": (65.0, 8.1),
+}
+# Another chip under the same name, or a slice of one.
+VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
+
+
+def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """Return the peak of matrix products in `dtype`, 0 if unknown, and where it is from."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for known, (half, full) in PEAK_TFLOPS.items():
+        if re.search(rf"\b{known}\b", name) and not VARIANT.search(name):
+            return (full if dtype == torch.float32 else half), "data sheet"
+    try:
+        return measured_tflops(device, dtype), "measured"
+    except RuntimeError:  # no room for it, or no such product: a figure less, never a stop
+        return 0.0, "unknown"
+
+
+def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    size = 512 if device.type == "cpu" else 8192
+    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+
+    def multiply() -> None:
+        left @ right
+        synchronize(device)
+
+    best = min(timeit.repeat(multiply, number=1, repeat=6))  # the first one chooses its kernel
+    return 2 * size**3 / best / 1e12
+
+
+class PowerMeter:
+    """Reads a GPU's energy, power and utilisation through NVML, where both are present."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.handle: Any = None
+        if device.type != "cuda":
+            return
+        try:
+            import pynvml
+
+            self.nvml: Any = pynvml
+            pynvml.nvmlInit()
+            identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
+            self.joules(), self.readings()  # may fail here, and not later
+        except Exception:  # no driver, no permission, an old GPU: a figure less, never a stop
+            self.handle = None
+
+    def joules(self) -> float:
+        """Return the energy drawn since the driver was loaded; 0 where that is not known."""
+        counted = self.handle and self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)
+        return (counted or 0) / 1000
+
+    def readings(self) -> dict[str, float]:
+        """Return ``gpu/utilization`` (0 to 1) and ``gpu/power_watts`` as they are now."""
+        if self.handle is None:
+            return {}
+        return {
+            "gpu/utilization": self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100,
+            "gpu/power_watts": self.nvml.nvmlDeviceGetPowerUsage(self.handle) / 1000,
+        }

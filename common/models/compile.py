@@ -1,0 +1,50 @@
+"""`--compile`: torch.compile, in the way that pays for each model, and how long it took."""
+
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.config import TrainingConfig
+
+
+def compile_model(model: nn.Module, config: TrainingConfig) -> None:
+    """Compile a model whose batches all have one shape, in place, when it is first called.
+
+    On CUDA with CUDA graphs: one launch for all of a small model's kernels (not tried: no GPU). Not
+    under accumulation, which adds to gradients that the next micro-batch's graph writes over
+    (https://github.com/pytorch/pytorch/issues/169545).
+    """
+    accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
+    graphs = torch.cuda.is_available() and not accumulates
+    model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+
+
+def compile_layers(layers: Iterable[nn.Module]) -> None:
+    """Compile layers that are all alike, whose code is compiled once, for batches of any length.
+
+    Regional compilation: https://docs.pytorch.org/tutorials/recipes/regional_compilation.html.
+    """
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def as_written(model: nn.Module) -> AbstractContextManager[None]:
+    """Run a compiled model as it was written: for an evaluation.
+
+    That is another mode, with a smaller last batch: to compile both takes longer than to run it.
+    """
+    return torch.compiler.set_stance("force_eager") if is_compiled(model) else nullcontext()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    return any(module._compiled_call_impl is not None for module in model.modules())
+
+
+def compile_seconds() -> float:
+    """Return how long this process has spent compiling models so far."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return utils.calculate_time_spent()["total_wall_time"] if utils else 0.0

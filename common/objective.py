@@ -1,0 +1,46 @@
+"""What a run is for: the metric that is its goal, and whether more or less of it is better."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
+
+from common.errors import UserError
+
+# How the splits are called in metrics' names.
+PREFIXES = {"validation": "val", "test": "test"}
+
+
+class Objective(NamedTuple):
+    """A metric of the evaluation, such as ``accuracy``, and its better direction."""
+
+    metric: str
+    mode: str  # max or min
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        metric, _, mode = text.partition(":")
+        if not metric or mode not in ("max", "min"):
+            raise UserError(f"objective {text!r}: write a metric and max or min: accuracy:max")
+        return cls(metric, mode)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self | None:
+        """Return the objective of a run from its `config.json`; None where it states none."""
+        text = facts.get("objective")
+        return cls.parse(text) if isinstance(text, str) and ":" in text else None
+
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.mode}"
+
+    @property
+    def best_key(self) -> str:
+        """The name in `summary.json` of the best value on validation data."""
+        return f"val/best_{self.metric}"
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Whether a value is as good as a target, or better; NaN never is."""
+        return value >= target if self.mode == "max" else value <= target
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """Return the best of some values; None of none. NaN is never the best."""
+        known = [value for value in values if value == value]
+        return (max if self.mode == "max" else min)(known, default=None)

@@ -1,0 +1,145 @@
+"""The rows of a run, one a step: in `metrics.jsonl`, at a tracker, on the terminal."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from accelerate import Accelerator
+
+from common.config import TrainingConfig
+from common.console import ProgressDisplay, say
+from common.errors import TrainingError, UserError
+from common.files import json_safe, read_lines, write_text
+from common.measure.sums import of_all_ranks
+from common.objective import PREFIXES, Objective
+from common.track import report
+from common.track.names import STEP
+from common.track.trackers import TensorBoard, WandB
+
+
+class Log:
+    """Collects what is measured at a step, and writes it as one row when the step is over.
+
+    The calls are made on all ranks; rank 0 alone writes. A failing tracker never stops a run.
+    """
+
+    def __init__(self, accelerator: Accelerator, directory: Path, objective: Objective) -> None:
+        self.accelerator, self.directory, self.objective = accelerator, directory, objective
+        self.tracker: WandB | TensorBoard | None = None
+        self.file: TextIO | None = None
+        self.display: ProgressDisplay | None = None
+        self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
+        self.latest: dict[str, Any] = {}
+        self.best: float | None = None  # of the objective, on validation data
+
+    def start(
+        self, config: TrainingConfig, facts: Mapping[str, Any], position: Callable[[], Any]
+    ) -> None:
+        """Open `metrics.jsonl`, cut back to where the run stands, and the tracker.
+
+        `position` returns the ``progress/`` metrics and the time of the present step.
+        """
+        self.position, self.total_steps = position, facts["plan"]["total_steps"]
+        step = int(position()[STEP])
+        if self.accelerator.is_main_process:
+            path = self.directory / "metrics.jsonl"
+            rows = [row for row in read_lines(path) if row[STEP] < step]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+            self.file = path.open("a", encoding="utf-8")
+            with self.tracking():
+                if config.tracker == "wandb":
+                    name = self.directory.name
+                    self.tracker = WandB(self.accelerator, config, facts, name, rows)
+                elif config.tracker == "tensorboard":
+                    self.tracker = TensorBoard(self.accelerator, self.directory)
+        shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
+        report.show_plan(facts, f"{self.directory}; {shown}")
+        self.display = ProgressDisplay(self.total_steps, step)
+
+    @contextlib.contextmanager
+    def tracking(self) -> Iterator[None]:
+        """Go on with the files alone where the tracker fails: it may in any way."""
+        try:
+            yield
+        except Exception as problem:
+            self.tracker = None
+            say(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
+
+    def interval(self, values: Mapping[str, float]) -> None:
+        self.add(values)
+        if self.display is not None:
+            row = self.pending
+            self.display.update(int(row[STEP]), row["progress/epoch"], report.interval_text(row))
+
+    def evaluation(self, figures: Mapping[str, Any], split: str) -> dict[str, float]:
+        """Add an evaluation, show it, and return its figures by their full names."""
+        metric, prefix = self.objective.metric, PREFIXES[split]
+        values = of_all_ranks(self.accelerator, figures)
+        if metric not in values:
+            found = f"the evaluation has {', '.join(values) or 'nothing'}"
+            advice = "let OBJECTIVE name one of these"
+            raise UserError(f"the objective is {self.objective}, and {found}: {advice}")
+        say(report.evaluation_text(values, split, self.position(), self.total_steps))
+        named = {f"{prefix}/{name}": value for name, value in values.items()}
+        self.add(named)
+        if split == "validation":
+            self.best = self.objective.best(v for v in (self.best, values[metric]) if v is not None)
+        return named
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        self.pending |= {**values, **self.position()}
+        self.latest |= self.pending
+
+    def flush(self) -> None:
+        row, self.pending = self.pending, {}
+        if not row or self.file is None:
+            return
+        try:
+            self.file.write(json.dumps(json_safe(row)) + "\n")
+            self.file.flush()
+        except OSError as problem:
+            with contextlib.suppress(OSError):  # it tries to write again
+                self.file.close()
+            self.file = None
+            raise TrainingError(
+                f"{self.directory}/metrics.jsonl can't be written ({problem}): free some space, "
+                f"then go on with --resume {self.directory}",
+                every_rank=True,
+            ) from None
+        if self.tracker is not None:
+            with self.tracking():
+                self.tracker.log(row)
+
+    def attach(self, send: Callable[..., None], *what: Any) -> None:
+        """Call `send` with the W&B run, where there is one, and `what`; if it fails, say so."""
+        if self.tracker is not None and self.tracker.run is not None:
+            try:
+                send(self.tracker.run, *what)
+            except Exception as problem:
+                say(f"not sent to the tracker ({type(problem).__name__}: {problem})")
+
+    def close_display(self) -> None:
+        if self.display is not None:
+            self.display.close()
+            self.display = None
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int = 0) -> list[str]:
+        """Close file and tracker, which gets the summary; return what to type or open to see it."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+        commands: list[str] = []
+        if self.tracker is not None:
+            commands = self.tracker.commands
+            with self.tracking():
+                self.tracker.finish(summary, exit_code)
+            self.tracker = None
+        return commands
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"latest": self.latest, "pending": self.pending, "best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)

@@ -1,0 +1,112 @@
+"""What a W&B run shows besides curves: confusion, classes, mistakes, memory, profile, model."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.data.loader import Loader
+from common.measure.classification import Classified
+from common.measure.memory_plan import MemoryRows
+from common.track.names import STEP
+
+MOST_CLASSES = 40  # in a matrix; of more classes, those pairs are listed that are confused most
+MOST_PAIRS = 100
+MOST_MISTAKES = 32
+
+
+def results(
+    wandb_run: Any,
+    evaluation: Mapping[str, float],
+    prefix: str,
+    loader: Loader,
+    data: Any,
+    memory: MemoryRows,
+    global_step: int,
+) -> None:
+    """Show the memory and the final evaluation: of a `Classified`, more than its figures."""
+    panels: dict[str, Any] = {STEP: global_step}
+    if isinstance(evaluation, Classified):
+        panels[f"{prefix}/confusion"] = confusion(evaluation.confusion, evaluation.class_names)
+        by_class = table("class precision recall f1 samples", evaluation.by_class())
+        panels[f"{prefix}/classes"] = by_class
+        if found := mistakes(loader, evaluation, data):
+            panels[f"{prefix}/mistakes"] = table("sample content label prediction", found)
+    if memory:
+        panels["memory/plan"] = table("part planned_mib measured_mib", memory)
+    wandb_run.log(panels)
+
+
+def profile(wandb_run: Any, folder: Path, verdict: str) -> None:
+    import wandb
+
+    artifact(wandb_run, folder, "profile")
+    wandb_run.summary["profile/verdict"] = verdict
+    if (folder / "memory.png").is_file():
+        # With the next metrics: a row of its own would take their place in the order.
+        wandb_run.log({"profile/memory": wandb.Image(str(folder / "memory.png"))}, commit=False)
+
+
+def artifact(wandb_run: Any, folder: Path, kind: str) -> None:
+    import wandb
+
+    kept = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
+    for path in sorted(folder.rglob("*")):  # `add_dir` would print
+        if path.is_file():
+            kept.add_file(str(path), str(path.relative_to(folder)))
+    wandb_run.log_artifact(kept)
+
+
+def table(columns: str, rows: Iterable[Iterable[Any]]) -> Any:
+    import wandb
+
+    return wandb.Table(columns=[*columns.split()], data=[[*row] for row in rows])
+
+
+def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
+    """Return W&B's chart of a confusion matrix, or a table of the pairs confused most.
+
+    `counts` is [classes, classes], by true class, then predicted class.
+    """
+    import wandb
+
+    columns, size = "Actual Predicted nPredictions", len(class_names)
+    if size > MOST_CLASSES:
+        wrong = (counts - torch.diag(counts.diagonal())).flatten().topk(MOST_PAIRS)
+        found = [(cell, n) for n, cell in zip(*map(torch.Tensor.tolist, wrong), strict=True) if n]
+    else:
+        found = list(enumerate(counts.flatten().tolist()))
+    rows = [[class_names[cell // size], class_names[cell % size], int(n)] for cell, n in found]
+    if size > MOST_CLASSES:
+        return table(columns, rows)
+    fields, title = {name: name for name in columns.split()}, {"title": "Final evaluation"}
+    return wandb.plot_table("wandb/confusion_matrix/v1", table(columns, rows), fields, title)
+
+
+def mistakes(loader: Loader, found: Classified, data: Any) -> list[list[Any]]:
+    """Return of this rank's first mistakes: the sample's number, what it shows, and two classes."""
+    batches, read = loader.order.micro_batches(), reader(loader.samples, data)  # type: ignore[call-arg]
+    if not len(batches) or read is None:
+        return []
+    samples, names = torch.cat(list(batches)).tolist(), found.class_names
+    labels, predicted = found.labels.tolist(), found.predicted.tolist()
+    wrong = (found.predicted != found.labels).nonzero()[:MOST_MISTAKES, 0].tolist()
+    return [[samples[i], read(samples[i]), names[labels[i]], names[predicted[i]]] for i in wrong]
+
+
+def reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
+    """Return what turns a sample's number into W&B's picture or text; None of other samples."""
+    if hasattr(samples, "images"):
+        import wandb
+
+        return lambda number: wandb.Image(
+            samples.images[number][..., 0 if samples.images.shape[-1] == 1 else slice(None)]
+        )
+    if not hasattr(data, "tokenizer_folder"):
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(data.tokenizer_folder / "tokenizer.json"))
+    tokens, offsets = samples.arrays["tokens"], samples.arrays["offsets"]
+    return lambda number: tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())

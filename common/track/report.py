@@ -1,0 +1,99 @@
+"""What a run says at its beginning, at an evaluation and at its end."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from common.console import CONSOLE, say
+from common.machine import is_main_rank
+from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
+from common.objective import PREFIXES, Objective
+from common.track.facts import precision_name
+from common.track.names import METRICS, STEP, describe
+
+
+def show_plan(facts: Mapping[str, Any], logs: str) -> None:
+    """Print what will run, on what, and why; `logs`: where the metrics go."""
+    config, environment, data = facts["config"], facts["environment"], facts["data"]
+    model, plan, processes = facts["architecture"], facts["plan"], environment["world_size"]
+    sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
+    classes = f"; {data['classes']} classes" if "classes" in data else ""
+    count = f"{processes} process{'es' if processes > 1 else ''}"
+    cut = f", cut at {config['max_steps']:,}" if config["max_steps"] else ""
+    for line in (
+        f"recipe  {facts['recipe']}: {model['name']}, {model['parameters']:,} parameters",
+        f"data    {data['name']} ({data['reason']}): {sizes}{classes}",
+        *(f"        {note}" for note in data["notes"]),
+        f"device  {environment['device']}; {count}; {precision_name(facts)}",
+        f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
+        f"{processes} processes = {environment['effective_batch_size']}",
+        f"plan    {plan['total_steps']:,} updates: {config['epochs']} epochs of "
+        f"{plan['updates_per_epoch']:,}{cut}",
+        f"memory  {plan_text(facts['memory_plan'])}",
+        f"logs    {logs}",
+    ):
+        say(line)
+
+
+def figure(name: str, value: float) -> str:
+    metric = describe(name)
+    return f"{metric.label} {metric.text(value)}"
+
+
+def interval_text(row: Mapping[str, Any]) -> str:
+    # What is learned: the loss and the recipe's own metrics, not the rate or the norm.
+    learned = [figure(n, v) for n, v in row.items() if n.startswith("train/") and n not in METRICS]
+    speed = row.get("perf/samples_per_second")
+    rate = "profiling" if speed is None else f"{speed:,.0f} samples/s"
+    return "  ".join([*learned, rate, f"{peak_memory(row):,.0f} MiB"])
+
+
+def evaluation_text(
+    values: Mapping[str, float], split: str, position: Mapping[str, float], total_steps: int
+) -> str:
+    figures = [figure(name, value) for name, value in values.items() if name != "count"]
+    samples = f"{values['count']:,.0f} samples  " if "count" in values else ""
+    where = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}/{total_steps}"
+    return f"{where}  {split}: {samples}{'  '.join(figures)}"
+
+
+def peak_memory(row: Mapping[str, Any]) -> float:
+    """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
+    return row.get("memory/peak_allocated_mib") or row["memory/host_rss_mib"]
+
+
+def show_summary(
+    facts: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    split: str,
+    directory: Path,
+    commands: list[str],
+    memory: MemoryRows,
+) -> None:
+    """Print the table that ends a run; `split` is what the final evaluation read."""
+    table = Table(title=facts["recipe"], title_justify="left", show_header=False)
+    objective, prefix = Objective.parse(facts["objective"]), f"{PREFIXES[split]}/"
+    own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
+    for name in dict.fromkeys([prefix + objective.metric, objective.best_key, *own]):
+        if name in summary:
+            on, metric = "validation" if name == objective.best_key else split, describe(name)
+            table.add_row(metric.label, f"{metric.text(summary[name])} on {on}")
+    kinds = (("total", ""), ("train", " in training"), ("compile", " of it compiling"))
+    times = [(summary.get(f"time/{kind}_seconds"), what) for kind, what in kinds]
+    table.add_row(
+        "time", ", ".join(f"{time:.1f} s{what}" for time, what in times if time is not None)
+    )
+    if "perf/samples_per_second" in summary:
+        speeds = [(what, summary.get(f"perf/{what}_per_second")) for what in ("samples", "tokens")]
+        known = [f"{value:,.0f} {what}/s" for what, value in speeds if value is not None]
+        table.add_row("throughput", ", ".join(known))
+        table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
+    if memory:
+        table.add_row("planned → taken", f"MiB: {comparison_text(memory)}")
+    table.add_row("files", str(directory))
+    for index, command in enumerate(commands):
+        table.add_row("" if index else "view", command)
+    if is_main_rank():
+        CONSOLE.print(table, markup=False)

@@ -1,0 +1,156 @@
+"""Where a run is shown besides its files: W&B, online or offline, or TensorBoard."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import filter_trackers
+
+from common.config import TrainingConfig
+from common.objective import Objective
+from common.track.facts import precision_name
+from common.track.names import METRICS, SPLITS, STEP, flat
+
+LONGEST_TAG = 64  # W&B refuses a run with a longer one
+
+
+class TensorBoard:
+    shown = "TensorBoard, and metrics.jsonl"
+    run = None  # what is made for W&B is left out
+
+    def __init__(self, accelerator: Accelerator, directory: Path) -> None:
+        accelerator.project_configuration.set_directories(str(directory))
+        accelerator.log_with = filter_trackers(["tensorboard"], directory)
+        accelerator.init_trackers("tensorboard")
+        if not accelerator.trackers:
+            raise ModuleNotFoundError("package tensorboard is not installed")
+        self.accelerator = accelerator
+        self.commands = [f"tensorboard --logdir {shlex.quote(os.path.relpath(directory))}"]
+
+    def log(self, row: Mapping[str, float]) -> None:
+        self.accelerator.log(dict(row), step=int(row[STEP]))
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        self.accelerator.end_training()
+
+
+class WandB:
+    """A run at W&B, on rank 0, started through Accelerate: `accelerator.get_tracker` has it."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        config: TrainingConfig,
+        facts: Mapping[str, Any],
+        name: str,
+        earlier: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Start it: online when a key is there and the server answers, else offline.
+
+        Of `earlier`, the rows of `metrics.jsonl`, those are logged again that W&B lost.
+        """
+        import wandb
+
+        self.accelerator = accelerator
+        self.run: Any = None
+        self.commands: list[str] = []
+        known = {bare: m.better for bare, m in METRICS.items() if m.better and "/" not in bare}
+        objective = Objective.parse(facts["objective"])
+        known[objective.metric] = objective.mode
+        self.best = {f"{split}/{bare}": known[bare] for split in SPLITS for bare in known}
+        mode, reason = wandb_mode()
+        if mode == "disabled":
+            self.shown = "W&B is disabled by WANDB_MODE; metrics.jsonl"
+            return
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=20,
+            # Neither the command line, which may hold a token, nor code or git remotes.
+            x_disable_meta=True,
+            save_code=False,
+            disable_git=True,
+            disable_code=True,
+        )
+        arguments = init_arguments(config, facts, name) | {"mode": mode, "settings": settings}
+        accelerator.log_with = filter_trackers(["wandb"])
+        try:
+            accelerator.init_trackers(config.project, None, {"wandb": arguments})
+        except Exception as problem:
+            if mode == "offline":
+                raise
+            accelerator.trackers.clear()
+            wandb.teardown()  # the failed attempt would keep the run's id in use
+            mode, reason = "offline", f"the server refused: {type(problem).__name__}"
+            accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
+        self.run = accelerator.get_tracker("wandb", unwrap=True)
+        self.run.config.update(flat(facts), allow_val_change=True)
+        # Every chart over the update; the table of runs shows the best value, not the last.
+        self.run.define_metric(STEP)
+        self.run.define_metric("*", step_metric=STEP)
+        for name, better in self.best.items():
+            self.run.define_metric(name, step_metric=STEP, summary=better)
+        for row in earlier:
+            if row[STEP] >= self.run.step:
+                self.run.log(dict(row), step=row[STEP])
+        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
+        folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
+        offline = [f"wandb leet {folder}", f"wandb sync {folder}"]
+        self.commands = offline if mode == "offline" else [str(self.run.url)]
+
+    def log(self, row: Mapping[str, float]) -> None:
+        # Committed at once: W&B would hold the last row back, over the summary.
+        self.accelerator.log(dict(row), step=int(row[STEP]), log_kwargs={"wandb": {"commit": True}})
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Close the run with its own summary, and the best value as W&B does: ``val/loss.min``."""
+        if self.run is None:
+            return
+        for name, kind in self.best.items():
+            value = self.run.summary.get(name)
+            if isinstance(value, Mapping) and kind in value:
+                summary = {f"{name}.{kind}": value[kind], **summary}
+        self.run.summary.update(dict(summary))
+        self.run.finish(exit_code=exit_code)
+
+
+def init_arguments(config: TrainingConfig, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what `wandb.init` is told of the run; a flag counts more than a `WANDB_*` variable."""
+    said, environment = os.environ.get, facts["environment"]
+    tags = [
+        facts["recipe"],
+        facts["data"]["name"],
+        precision_name(facts),
+        "cpu" if environment["device_type"] == "cpu" else environment["device"],
+        *config.tags,
+        *said("WANDB_TAGS", "").split(","),
+    ]
+    return {
+        "id": facts["wandb_run_id"],
+        "resume": "allow",
+        "name": config.run_name or said("WANDB_NAME") or name,
+        "group": config.group or said("WANDB_RUN_GROUP"),
+        "job_type": said("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
+        "notes": config.notes or said("WANDB_NOTES"),
+        "tags": list(dict.fromkeys(tag.strip()[:LONGEST_TAG] for tag in tags if tag.strip())),
+    }
+
+
+def wandb_mode() -> tuple[str, str]:
+    """Return W&B's mode and why; never prompts, and takes 3 s at most."""
+    import requests
+    import wandb
+
+    if asked := os.environ.get("WANDB_MODE"):
+        return asked, "by WANDB_MODE"
+    server = wandb.setup().settings.base_url
+    if not (os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)):
+        return "offline", "no API key"
+    try:
+        requests.get(server, timeout=3)
+    except requests.RequestException:
+        return "offline", "the server does not answer"
+    return "online", str(server)

@@ -1,0 +1,155 @@
+"""Build the Accelerator: device, precision that really runs, threads, kernels, process group."""
+
+import functools
+import inspect
+import os
+import platform
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import accelerate.optimizer
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    set_seed,
+)
+from torch import nn
+from torch.amp.grad_scaler import OptState
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.machine import cpu_threads, world_size
+
+
+def build_accelerator(config: TrainingConfig) -> Accelerator:
+    """Return an Accelerator set to what is best for the hardware, or say what can't run on it."""
+    # A launcher says so with a word, also when the CPU was not asked for.
+    asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
+    use_cpu = asked_for_cpu or not torch.accelerator.is_available()
+    precision = choose_precision(config.mixed_precision, use_cpu)
+    if use_cpu and config.gradient_compression == "bf16":
+        raise UserError(
+            "gradients can't travel as bf16 between processes on a CPU: pass "
+            "--gradient-compression fp16"
+        )
+    set_kernels(config.deterministic)
+    if use_cpu:
+        torch.set_num_threads(cpu_threads(config.num_threads))
+    # Two look-ups of a package that is not there cost 90 µs in each optimizer step.
+    stepping: Any = accelerate.optimizer
+    stepping.is_lomo_available = functools.cache(stepping.is_lomo_available)
+    # Nor need it find out in each step what arguments this function takes.
+    zero_grad: Any = torch.optim.Optimizer.zero_grad
+    zero_grad.__signature__ = inspect.signature(zero_grad)
+    # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+    accelerator = Accelerator(
+        cpu=use_cpu,
+        mixed_precision=precision,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        # One scheduler step per update on any number of processes, not one per process.
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
+            # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
+            # No static graph: it gained nothing measurable on two gloo processes, and torch 2.13
+            # fails with it where an update's first micro-batch is under `no_sync`.
+            DistributedDataParallelKwargs(
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+                comm_hook=DDPCommunicationHookType(config.gradient_compression),
+            ),
+        ],
+    )
+    if accelerator.num_processes != world_size():
+        raise UserError(
+            f"the launcher started {world_size()} processes, but each of them sees "
+            f"{accelerator.num_processes}: launch with one of accelerate_configs/, such as "
+            "multi_cpu.yaml, or with --multi_gpu --num_processes N",
+        )
+    if accelerator.scaler is not None:
+        accelerator.scaler = SharedScaler(accelerator.device.type)
+    set_seed(config.seed)
+    return accelerator
+
+
+class SharedScaler(torch.amp.GradScaler):
+    """fp16's loss scale, set anew once all optimizers that were clipped have stepped.
+
+    Accelerate asks for that after the step of each, and a second optimizer's gradients, unscaled
+    when they were clipped, would be divided by the scale again.
+    """
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        stages = [state["stage"] for state in self._per_optimizer_states.values()]
+        if all(stage is OptState.STEPPED for stage in stages):
+            super().update(new_scale)
+
+
+def compute_dtype(accelerator: Accelerator) -> torch.dtype:
+    """Return the type that matrix products run in."""
+    types = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    return types.get(accelerator.mixed_precision, torch.float32)
+
+
+def choose_precision(asked: str, use_cpu: bool) -> str:
+    """Return the precision that will run: "no" (fp32), "bf16" or "fp16".
+
+    ``auto`` is what the launcher asked for; else fp16 on CUDA, bf16 on a CPU that has bf16
+    instructions, and fp32 elsewhere.
+    """
+    launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    wanted = launcher if asked == "auto" and launcher in ("fp16", "bf16") else asked
+    has_cuda = torch.cuda.is_available() and not use_cpu
+    best = "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"
+    if wanted == "auto":
+        return best
+    if wanted == "fp16" and not has_cuda:
+        raise UserError(
+            "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32): "
+            f"pass --mixed-precision {best}"
+        )
+    if wanted == "bf16" and has_cuda and not torch.cuda.is_bf16_supported(False):
+        raise UserError("this GPU has no bf16 arithmetic: pass --mixed-precision fp16")
+    return wanted
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor has bf16 matrix instructions (AVX512-BF16 or AMX)."""
+    return platform.machine() in ("x86_64", "AMD64") and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
+
+
+def set_kernels(deterministic: bool) -> None:
+    if torch.cuda.is_available():
+        # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where
+        # the newer one has been written to.
+        torch.set_float32_matmul_precision("highest" if deterministic else "high")
+        torch.backends.cudnn.allow_tf32 = not deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:
+    """Average a model's buffers over ranks; return what puts back those that this rank had."""
+    if accelerator.num_processes == 1:
+        return lambda: None
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    before = [buffer.clone() for buffer in buffers]
+    for buffer in buffers:
+        buffer.copy_(accelerator.reduce(buffer, "mean"))
+
+    def undo() -> None:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+    return undo

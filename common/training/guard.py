@@ -1,0 +1,115 @@
+"""Updates that must not be applied: gradients that are clipped, or not finite."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from common.errors import TrainingError
+
+# A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
+MOST_SKIPS_IN_A_ROW = 25
+# Updates after which gradients are looked at, where the log interval is longer: 166 overflows in
+# a row halve the loss scale to 0.
+MOST_UNCHECKED = 100
+LARGEST = torch.finfo(torch.float32).max  # a finite norm is no larger
+
+
+class GradientGuard:
+    """Clips gradients, and keeps an update with a non-finite gradient from being applied.
+
+    All of it is decided on the device, without a synchronisation, for fused optimizers; the
+    recipes' are. Averaged gradients are the same on all ranks, and so is the decision.
+    """
+
+    def __init__(self, accelerator: Accelerator, max_grad_norm: float) -> None:
+        self.accelerator = accelerator
+        self.max_grad_norm = max_grad_norm
+        self.is_fp16 = accelerator.scaler is not None
+        self.grad_norm = torch.zeros((), device=accelerator.device)  # of the network clipped first
+        # On a CPU a look at the norm costs nothing, and mostly spares the rest.
+        self.looks = accelerator.device.type == "cpu" and not self.is_fp16
+        self.skipped = self.skipped_in_a_row = 0
+        self.unchecked: list[torch.Tensor] = []
+        # Found once for each network: looking costs as much as clipping.
+        self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+
+    def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the global norm of a network's gradients, and mark an update that is not finite."""
+        self.accelerator.unscale_gradients(optimizer)
+        if (parameters := self.parameters.get(model)) is None:
+            parameters = self.parameters[model] = [*model.parameters()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients, foreach=True)
+        self.unchecked.append(norm)
+        if model is next(iter(self.parameters)):
+            self.grad_norm = norm
+        bare: Any = getattr(optimizer, "optimizer", optimizer)
+        if not getattr(bare, "_step_supports_amp_scaling", False):  # at the price of a wait
+            if not norm.isfinite():
+                for parameter in parameters:
+                    parameter.grad = None  # which any optimizer passes over
+            elif self.max_grad_norm:
+                nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm, foreach=True)
+        elif self.looks and float(norm) <= (self.max_grad_norm or LARGEST):
+            bare.found_inf = bare.grad_scale = None
+        else:
+            # A fused optimizer skips what is not finite, and divides by `grad_scale` as it reads
+            # the gradients: as it does for `GradScaler`, which finds by itself what is not finite.
+            if not self.is_fp16:
+                # Of a norm, never negative, one comparison says what `isfinite` needs four for.
+                bare.found_inf = norm.lt(math.inf).logical_not_().float()
+            if self.max_grad_norm:
+                bare.grad_scale = (norm / self.max_grad_norm).clamp_(min=1.0)
+
+    @property
+    def is_due(self) -> bool:
+        return len(self.unchecked) >= MOST_UNCHECKED
+
+    def count_skipped(self) -> None:
+        norms = torch.stack(self.unchecked).tolist() if self.unchecked else []
+        self.unchecked.clear()
+        for norm in norms:
+            skips = not math.isfinite(norm)
+            self.skipped += skips
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skips else 0
+
+    def check(self, global_step: int, loss: float = 0.0) -> None:
+        """See that training may go on: no update was skipped but for fp16's loss scale.
+
+        A cap on skips in a row keeps that scale from reaching 0, after which the next healthy
+        update would write NaN into the weights.
+        """
+        self.count_skipped()
+        if not self.is_fp16 and (self.skipped or math.isnan(loss)):
+            raise TrainingError(
+                f"a gradient or the loss was not finite by update {global_step}; that update was "
+                "not applied. Try a lower --learning-rate, a lower --max-grad-norm, or "
+                "--mixed-precision no; and look for broken samples"
+            )
+        if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:
+            raise TrainingError(
+                f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "
+                f"{global_step} and were not applied. Try --mixed-precision bf16, or a lower "
+                "--learning-rate"
+            )
+
+    def figures(self) -> dict[str, float]:
+        """Return the ``train/`` metrics of the updates; after `check`."""
+        found = {"train/grad_norm": float(self.grad_norm), "train/skipped_updates": self.skipped}
+        if self.is_fp16:
+            found["train/loss_scale"] = self.accelerator.scaler.get_scale()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        self.count_skipped()
+        counts = {"skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row}
+        return {"grad_norm": float(self.grad_norm), **counts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
+        self.skipped, self.skipped_in_a_row = state["skipped"], state["skipped_in_a_row"]

@@ -1,0 +1,55 @@
+"""Optimizers and schedules: what decays, a first update that may be skipped, learning rates."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the parameters: matrices and kernels decay, biases and norms (1-d) do not.
+
+    Decaying the latter costs accuracy; see "Bag of Tricks" (arXiv 1812.01187), section 3.1.
+    Without decay they are one group: a fused optimizer is called once for each.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if weight_decay == 0:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def warmup_decay(
+    optimizer: Optimizer, total_steps: int, warmup_steps: int, shape: Literal["linear", "cosine"]
+) -> LambdaLR:
+    """Raise the rate linearly over `warmup_steps`, then let it fall to 0 at `total_steps`.
+
+    The linear shape is the one of BERT (arXiv 1810.04805); a long warm-up with a fall makes the
+    one-cycle schedule of arXiv 1708.07120; the cosine is that of arXiv 1608.03983.
+    """
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+        return left if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
+
+    return LambdaLR(optimizer, factor)
+
+
+def start_momentum(optimizer: Optimizer) -> None:
+    """Give SGD zeroed momentum buffers, so that its first update may be skipped.
+
+    The fused kernel allocates them without a value and fills them in the first update; when an
+    fp16 overflow skips that one, the second would use what happened to lie in memory.
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        if group["momentum"] and not group["dampening"]:  # else zeros would change the first
+            for parameter in group["params"]:
+                buffer = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                optimizer.state[parameter]["momentum_buffer"] = buffer

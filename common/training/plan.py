@@ -1,0 +1,87 @@
+"""How many updates a run makes, after which of them it evaluates and saves, and where it stands."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's length and intervals, in optimizer updates."""
+
+    total_steps: int
+    updates_per_epoch: int
+    samples_per_update: int  # over all ranks
+    eval_every: int
+    save_every: int
+    warmup: int | None  # as asked for
+
+    def warmup_steps(self, share: float) -> int:
+        """Return `--warmup-steps`, or else a share of the run."""
+        return int(share * self.total_steps) if self.warmup is None else self.warmup
+
+    def ends(self, step: int) -> bool:
+        return step == self.total_steps
+
+    def evaluates(self, step: int) -> bool:
+        return step > 0 and step % self.eval_every == 0
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due: by updates, at an epoch's end, or at that of the run."""
+        by_updates = step % self.save_every == 0 or step % self.updates_per_epoch == 0
+        return by_updates or self.ends(step)
+
+    def sample_in_epoch(self, step: int) -> int:
+        """Return the first sample of the epoch's order that the first `step` updates left."""
+        return step % self.updates_per_epoch * self.samples_per_update
+
+    def facts(self) -> dict[str, int]:
+        return {"total_steps": self.total_steps, "updates_per_epoch": self.updates_per_epoch}
+
+    def position(self, step: int) -> dict[str, float]:
+        """Return the ``progress/`` metrics after update `step`."""
+        return {
+            "progress/global_step": step,
+            "progress/epoch": step / self.updates_per_epoch,
+            "progress/samples": step * self.samples_per_update,
+        }
+
+
+def make_plan(
+    config: TrainingConfig, order: Any, dataset: str, default_epochs: Mapping[str, int]
+) -> Plan:
+    """Settle how long a run is, and note in `config` the epochs that its data set gets."""
+    updates = order.updates_per_epoch
+    if config.epochs is None:
+        config.epochs = default_epochs.get(dataset, default_epochs["other"])
+    total_steps = config.epochs * updates
+    return Plan(
+        total_steps=min(total_steps, config.max_steps or total_steps),
+        updates_per_epoch=updates,
+        samples_per_update=order.global_batch,
+        eval_every=config.eval_every or updates,
+        save_every=config.checkpoint_every or updates,
+        warmup=config.warmup_steps,
+    )
+
+
+@dataclass
+class Progress:
+    """How far a run has come: the part of a checkpoint that a person looks for first."""
+
+    global_step: int = 0  # updates made
+    began: float = field(default_factory=time.perf_counter)  # earlier by past attempts' time
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"global_step": self.global_step, "seconds": self.seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.global_step = state["global_step"]
+        self.began = time.perf_counter() - state["seconds"]

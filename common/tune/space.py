@@ -1,0 +1,146 @@
+"""What a search tries: ranges and choices, written where a recipe's flags have their values."""
+
+import difflib
+import importlib.util
+import re
+import shlex
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from common.config import TrainingConfig, parse_config
+from common.errors import UserError
+from common.flags import role_of, spelled
+from common.objective import Objective
+
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+# The search gives these itself, or they make no sense in one.
+TAKEN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
+RANGE = re.compile(r"(?P<low>[^:,]+):(?P<high>[^:,]+?)(?P<log>:log)?")
+
+
+class Recipe(NamedTuple):
+    path: Path
+    config_class: type[TrainingConfig]
+    objective: Objective
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Import a recipe without running it; a `UserError` for what is none."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: pass a recipe, such as recipes/resnet.py")
+    spec = importlib.util.spec_from_file_location(f"searched_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is no recipe: pass a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where the dataclass looks its types up
+    spec.loader.exec_module(module)
+    config_class = getattr(module, "Config", None)
+    if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
+        raise UserError(f"{path} is no recipe: it has no Config that is a TrainingConfig")
+    if not hasattr(module, "OBJECTIVE"):
+        raise UserError(f'{path} states no objective: add OBJECTIVE = "METRIC:max" or "METRIC:min"')
+    return Recipe(path, config_class, Objective.parse(module.OBJECTIVE))
+
+
+def parse_space(words: Sequence[str], recipe: Recipe) -> tuple[dict[str, Distribution], list[str]]:
+    """Split a recipe's flags into those to search, by name, and those that all trials share.
+
+    The recipe's own parser ends this command (SystemExit) where it would not take a range's end.
+    """
+    hints = typing.get_type_hints(recipe.config_class)
+    names = [field.name for field in fields(recipe.config_class)]
+    space: dict[str, Distribution] = {}
+    shared: list[str] = []
+    for flag, values in grouped(words).items():
+        name = flag.removeprefix("--").replace("-", "_")
+        known = name if name in names else name.removeprefix("no_")
+        if known not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f": did you mean {spelled(close[0])}?" if close else ""
+            raise UserError(f"{recipe.path} has no flag {flag}{hint}")
+        if known in TAKEN:
+            raise UserError(f"leave {flag} out: the search gives it to each trial itself")
+        flag, found = spelled(name), None
+        # In what names things, a comma or a colon means nothing here.
+        if role_of(recipe.config_class, known).searched and len(values) == 1:
+            kinds = set(typing.get_args(hints[known]) or [hints[known]]) - {type(None)}
+            kind = kinds.pop() if kinds in ({int}, {float}) else None
+            found = parse_values(flag, values[0], kind)
+        if found is None:
+            shared += [flag, *values]
+        else:
+            space[flag.removeprefix("--")] = found
+    if not space:
+        examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
+        raise UserError(f"nothing to search: give a flag {examples}")
+    before = sys.argv
+    try:
+        for end in (0, -1):
+            sample = {name: ends_of(asked)[end] for name, asked in space.items()}
+            sys.argv = [str(recipe.path), *command_words(space, sample), *shared]
+            parse_config(recipe.config_class)
+    finally:
+        sys.argv = before
+    return space, shared
+
+
+def ends_of(asked: Distribution) -> Sequence[Any]:
+    return asked.choices if isinstance(asked, CategoricalDistribution) else (asked.low, asked.high)
+
+
+def grouped(words: Sequence[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            if not groups:
+                raise UserError(f"{word} belongs to no flag")
+            groups[next(reversed(groups))].append(word)
+        elif flag in groups:
+            raise UserError(f"{flag} is given twice")
+        else:
+            groups[flag] = [value] if equals else []
+    return groups
+
+
+def parse_values(flag: str, value: str, kind: Any) -> Distribution | None:
+    """Return what a value asks to search of a kind (int, float, None for others), if anything."""
+    found = RANGE.fullmatch(value)
+    if found and kind is not None:
+        try:
+            low, high = kind(found["low"]), kind(found["high"])
+        except ValueError:
+            number = "whole numbers" if kind is int else "numbers"
+            raise UserError(f"{flag} {value}: the ends of a range must be {number}") from None
+        if not low < high:
+            raise UserError(f"{flag} {value}: a range goes from less to more")
+        if found["log"] and low <= 0:
+            raise UserError(f"{flag} {value}: a logarithmic range begins above 0")
+        distribution = IntDistribution if kind is int else FloatDistribution
+        return distribution(low, high, log=bool(found["log"]))
+    choices = tuple(dict.fromkeys(choice.strip() for choice in value.split(",")))
+    if len(choices) == 1 and kind is not None and ":" in value:
+        raise UserError(f"{flag} {value}: write a range as low:high or low:high:log")
+    if "" in choices and len(choices) > 1:
+        raise UserError(f"{flag} {value}: a choice is empty")
+    return CategoricalDistribution(choices) if len(choices) > 1 else None
+
+
+def command_words(space: Mapping[str, Distribution], values: Mapping[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, distribution in space.items():
+        value = values[name]
+        if isinstance(distribution, FloatDistribution):
+            # Four digits are what a person would repeat; they must not leave the range.
+            value = min(max(float(f"{value:.4g}"), distribution.low), distribution.high)
+        if value in ("true", "false"):
+            words.append(f"--{name}" if value == "true" else f"--no-{name}")
+        else:  # of a choice in quotes, each word is one
+            words += [f"--{name}", *shlex.split(str(value))]
+    return words
