@@ -18,17 +18,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.compilation import compile_layers
 from common.config import TrainingConfig, parse_config
-from common.loader import Batch, Loader
-from common.metrics import EvaluationSums
-from common.optimizers import decay_groups
-from common.packing import leave_out_padding
-from common.pretrained import choose_checkpoint, load_bert, small_bert
+from common.data.batch import Batch
+from common.data.loader import Loader
+from common.data.sources import choose_source
+from common.data.text import TextData, load_text
+from common.flags import flag
+from common.measure.classification import ClassificationSums
+from common.models.bert import choose_checkpoint, load_bert, small_bert
+from common.models.compile import compile_layers
+from common.models.packing import leave_out_padding, token_positions
 from common.run import Run
-from common.schedule import warmup_decay
-from common.sources import choose_source
-from common.text import TextData, load_text
+from common.training.optim import decay_groups, warmup_decay
 
 # ------------------------------------------------------------------------------------- Config
 
@@ -36,15 +37,16 @@ from common.text import TextData, load_text
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
-    learning_rate: float | None = None  # Peak (default: 5e-5 pretrained, 5e-4 from scratch).
+    learning_rate: float | None = None  # Peak (default: 5e-5 pretrained, 1e-3 from scratch).
     model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
-    max_length: int = 128  # Tokens after which a text is cut, special ones included.
-    dropout: float = 0.1  # Share of activations dropped while training.
+    max_length: int = flag(128, least=4, most=10**6)  # Tokens of a text, special ones included.
+    dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
     padding_free: Literal["auto", "no", "yes"] = "auto"  # Leave padding out; auto: on a CPU.
-    text_columns: tuple[str, ...] = ()  # One or two columns of text (default: all that hold any).
+    text_columns: tuple[str, ...] = flag((), role="data")  # One or two (default: all with text).
 
 
-DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 12, "synthetic": 1, "other": 3}
+OBJECTIVE = "accuracy:max"
+DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 6, "synthetic": 1, "other": 3}
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -62,7 +64,7 @@ def load_data(config: Config, run: Run) -> TextData:
         max_length=config.max_length,
         text_columns=config.text_columns,
         label_column=config.label_column,
-        padding_free=config.padding_free == "yes",
+        token_positions=token_positions if config.padding_free == "yes" else None,
     )
 
 
@@ -76,12 +78,13 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
         model.gradient_checkpointing_enable()
     if config.padding_free == "yes":
         leave_out_padding(model)
-    return model, {"name": f"BERT ({config.model})", "max_length": config.max_length}
+    description = {"name": f"BERT ({config.model})", "class_names": data.class_names}
+    return model, {**description, "max_length": config.max_length, "files": data.tokenizer_folder}
 
 
 def peak_learning_rate(config: Config) -> float:
     if config.learning_rate is None:
-        config.learning_rate = 5e-4 if config.model == "scratch" else 5e-5
+        config.learning_rate = 1e-3 if config.model == "scratch" else 5e-5
     return config.learning_rate
 
 
@@ -94,8 +97,12 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
 # --------------------------------------------------------------------------------- Evaluation
 
 
+def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
-    sums = EvaluationSums(run.accelerator, len(run.data.class_names))
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
     with run.evaluating(model) as bare_model:
         for batch in loader:
             loss, logits = compute_loss(bare_model, batch)
@@ -107,11 +114,12 @@ def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
 
 
 def main(config: Config) -> None:
-    with Run(config, __file__) as run:
+    with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        train_loader, validation_loader, test_loader = run.loaders(data.splits)
-        run.make_plan(data, train_loader, DEFAULT_EPOCHS)
+        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        train_loader, validation_loader, test_loader = run.loaders(data)
+        run.make_plan(train_loader, DEFAULT_EPOCHS)
 
         model, description = build_model(config, data)
         if config.compile:
@@ -121,25 +129,26 @@ def main(config: Config) -> None:
         warmup_steps = run.plan.warmup_steps(share=0.1)
         scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.start(model, optimizer, scheduler, description, compute_loss)
-        if run.owes_evaluation:
-            run.log(evaluate(run, model, validation_loader))
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
             with accelerator.accumulate(model):
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_gradients(model, optimizer)
+                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            run.record(loss, logits, batch["labels"])
-            if run.should_evaluate:
-                run.log(evaluate(run, model, validation_loader))
+            run.record(loss, metrics(logits, batch))
             if run.should_save:
                 run.save()
 
+        if run.should_evaluate:
+            run.log(evaluate(run, model, validation_loader))
         run.finish(evaluate(run, model, test_loader))
 
 

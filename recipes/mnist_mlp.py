@@ -18,15 +18,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from common.compilation import compile_model
 from common.config import TrainingConfig, parse_config
-from common.images import ImageData, load_images
-from common.loader import Batch, Loader
-from common.metrics import EvaluationSums
-from common.optimizers import decay_groups
+from common.data.batch import Batch
+from common.data.images import ImageData, load_images
+from common.data.loader import Loader
+from common.data.sources import choose_source
+from common.flags import flag
+from common.measure.classification import ClassificationSums
+from common.models.compile import compile_model
 from common.run import Run
-from common.schedule import warmup_decay
-from common.sources import choose_source
+from common.training.optim import decay_groups, warmup_decay
 
 # ------------------------------------------------------------------------------------- Config
 
@@ -36,12 +37,13 @@ class Config(TrainingConfig):
     batch_size: int = 512  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
-    dropout: float = 0.0  # Share of activations dropped while training.
-    image_size: int | None = None  # Height and width in pixels (default: the data set's).
-    image_column: str | None = None  # Column of the images, where it can't be found by its type.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)  # Of hidden layers.
+    dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
+    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
+    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
 
+OBJECTIVE = "accuracy:max"
 DEFAULT_EPOCHS = {"mnist": 20, "digits": 100, "synthetic": 1, "other": 20}
 
 # --------------------------------------------------------------------------------------- Data
@@ -56,7 +58,6 @@ def load_data(config: Config, run: Run) -> ImageData:
         image_size=config.image_size or (28 if source.name == "synthetic" else None),
         image_column=config.image_column,
         label_column=config.label_column,
-        seed=config.seed,
         dtype=run.compute_dtype,
     )
 
@@ -108,8 +109,12 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
 # --------------------------------------------------------------------------------- Evaluation
 
 
+def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
-    sums = EvaluationSums(run.accelerator, len(run.data.class_names))
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
     with run.evaluating(model) as bare_model:
         for batch in loader:
             loss, logits = compute_loss(bare_model, batch)
@@ -121,11 +126,12 @@ def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
 
 
 def main(config: Config) -> None:
-    with Run(config, __file__) as run:
+    with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        train_loader, validation_loader, test_loader = run.loaders(data.splits)
-        run.make_plan(data, train_loader, DEFAULT_EPOCHS)
+        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        train_loader, validation_loader, test_loader = run.loaders(data)
+        run.make_plan(train_loader, DEFAULT_EPOCHS)
 
         model, description = build_model(config, data)
         if config.compile:
@@ -135,25 +141,26 @@ def main(config: Config) -> None:
         warmup_steps = run.plan.warmup_steps(share=0.1)
         scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.start(model, optimizer, scheduler, description, compute_loss)
-        if run.owes_evaluation:
-            run.log(evaluate(run, model, validation_loader))
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
             with accelerator.accumulate(model):
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_gradients(model, optimizer)
+                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            run.record(loss, logits, batch["labels"])
-            if run.should_evaluate:
-                run.log(evaluate(run, model, validation_loader))
+            run.record(loss, metrics(logits, batch))
             if run.should_save:
                 run.save()
 
+        if run.should_evaluate:
+            run.log(evaluate(run, model, validation_loader))
         run.finish(evaluate(run, model, test_loader))
 
 
