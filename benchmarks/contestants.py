@@ -14,9 +14,9 @@ from benchmarks.judging import Judge, throughput
 from benchmarks.options import Options
 from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Contestant, Measurement, Round, Training
-from common.images import ImageData, load_images
-from common.runtime import cpu_threads, local_world_size
-from common.sources import find_named
+from common.data.images import ImageData, load_images
+from common.data.sources import find_named
+from common.machine import cpu_threads
 
 BATCH_SIZE = 128  # of the image suites
 
@@ -25,7 +25,7 @@ Train = Callable[[int, int], Training]  # of a number of updates and a seed
 
 def threads() -> int:
     """Return how many threads each process of this job should use, so that all cores are used."""
-    return cpu_threads(local_world_size())
+    return cpu_threads()
 
 
 def contestant(train: Train, judge: Judge | None = None) -> Contestant:
@@ -71,7 +71,6 @@ def read_images(dataset: str, image_size: int | None = None) -> ImageData:
         image_size=image_size,
         image_column=None,
         label_column=None,
-        seed=0,
         dtype=torch.float32,
     )
 

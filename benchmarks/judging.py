@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from benchmarks.isolation import default_device
 from benchmarks.rounds import Measurement, Round, Training
 from benchmarks.textbook import AUTOCAST_TYPES
-from common.loader import Loader
-from common.sampling import EvaluationOrder
+from common.data.loader import Loader
+from common.data.order import EvaluationOrder
 
 
 class Judge:

@@ -37,8 +37,8 @@ def text_extract(data: Path | None, rows: int) -> Path:
     luck of drawing short sentences would decide. SST-2 where `data` has it, else the standard
     library's docstrings.
     """
-    from common.datasets import load_raw
-    from common.sources import find_named
+    from common.data.sources import find_named
+    from common.data.tables import load_raw
 
     source_folder = data / "sst2" if data is not None else None
     named = source_folder is not None and source_folder.is_dir()
@@ -77,8 +77,8 @@ def bert_checkpoint(asked: Path | None, large: bool) -> Path:
         from transformers import BertConfig, BertForSequenceClassification
         from transformers.utils import logging
 
-        from common.built_in import docstrings
-        from common.tokenization import train_wordpiece
+        from common.data.built_in import docstrings
+        from common.data.text import train_wordpiece
 
         logging.disable_progress_bar()
         width, layers = (768, 12) if large else (384, 6)

@@ -37,9 +37,9 @@ from benchmarks.textbook import (
     train_fabric,
     train_pytorch,
 )
-from common.images import ImageData
-from common.loader import Loader
-from common.sampling import TrainingOrder
+from common.data.images import ImageData
+from common.data.loader import Loader
+from common.data.order import TrainingOrder
 
 MLP_WARMUP = 0.1  # share of the updates, as in the recipe's `main`
 # Widths of a two-layer perceptron to choose from, so that a bare step takes about 1 ms.

@@ -58,7 +58,7 @@ def main(options: Options) -> None:
         roofs,
         text_suites,
     )
-    from common.runtime import cpu_threads
+    from common.machine import cpu_threads
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
     builders = {
@@ -74,7 +74,7 @@ def main(options: Options) -> None:
     }
     if torch.cuda.is_available() and importlib.util.find_spec("timm"):
         builders["resnet"].append(resnet_suites.resnet50)
-    torch.set_num_threads(cpu_threads(1))
+    torch.set_num_threads(cpu_threads())
     machine = results.describe_machine(roofs.measure_machine())
     for name, rate in machine["rates"].items():
         results.CONSOLE.print(f"{name}: {rate:,}")

@@ -24,7 +24,7 @@ from benchmarks.materials import (
 from benchmarks.options import Options
 from benchmarks.recipe_side import REPOSITORY, load_recipe
 from benchmarks.rounds import Comparison, Contestant, Measurement, Round, Suite
-from common.images import ImageData
+from common.data.images import ImageData
 
 TEXT_BATCH_SIZE = 32
 TEXT_SAMPLES = 384

@@ -27,7 +27,7 @@ from benchmarks.textbook import (
     train_accelerate,
     train_pytorch,
 )
-from common.images import ImageData
+from common.data.images import ImageData
 
 RESNET_WARMUP = 0.2  # share of the updates, as in the recipe's `main`
 

@@ -11,8 +11,8 @@ from benchmarks.options import Options
 from benchmarks.recipe_side import load_recipe
 from benchmarks.rounds import Comparison, Suite
 from benchmarks.trainer_side import TrainerTask
-from common.sources import find_named
-from common.text import load_text
+from common.data.sources import find_named
+from common.data.text import load_text
 
 BATCH_SIZE = 32
 MAX_LENGTH = 128
