@@ -12,15 +12,7 @@ from typing import Any
 
 import psutil
 
-from tests.launch import (
-    ONE_PROCESS,
-    REPOSITORY,
-    Launcher,
-    Runner,
-    clean_environment,
-    launch_command,
-    stay_on_one_core,
-)
+from tests.launch import FORKED, REPOSITORY, Launcher, Runner, clean_environment
 
 EVERY = 3
 # Dropout, accumulation, several epochs, checkpoints in the middle of each (11 updates).
@@ -44,20 +36,19 @@ class Job:
     ) -> None:
         """Start it; the arguments are those of `Runner.run`."""
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
-        command = [*launch_command(launcher), str(script), *map(str, flags)]
+        self.script = str(script)
+        self.launcher = launcher
         self.directory = directory
         self.started: dict[int, psutil.Process] = {}
         self.log = directory.with_name(f"{directory.name}-{time.monotonic_ns()}.log")
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=clean_environment(runner.folder),
-                cwd=directory.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=stay_on_one_core if launcher in ONE_PROCESS else None,
+            self.process = runner.start(
+                [self.script, *map(str, flags)],
+                launcher,
+                clean_environment(runner.folder),
+                directory.parent,
+                log,
+                log,
             )
 
     def said(self) -> str:
@@ -67,12 +58,13 @@ class Job:
     def workers(self) -> list[psutil.Process]:
         """Return the processes that train, by rank: the recipe itself under plain Python."""
         parent = psutil.Process(self.process.pid)
-        name = next(word for word in parent.cmdline() if word.endswith(".py"))
+        children = sorted(parent.children(), key=lambda child: child.pid)
+        if self.launcher in FORKED:  # made in the order of their ranks
+            return children if self.launcher == "two" else [parent]
         found = []
-        for child in parent.children():
-            if name in child.cmdline():
-                rank = int(child.environ().get("RANK", "0"))
-                found.append((rank, child))
+        for child in children:
+            if self.script in child.cmdline():
+                found.append((int(child.environ().get("RANK", "0")), child))
         return [child for _, child in sorted(found, key=lambda pair: pair[0])] or [parent]
 
     def all_started(self) -> list[psutil.Process]:
@@ -130,7 +122,7 @@ def newest_step(directory: Path) -> int:
 def learned(directory: Path) -> list[dict[str, Any]]:
     """Return what `metrics.jsonl` says of the learning, without what depends on the clock."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    kinds = ("train/", "eval/", "progress/")
+    kinds = ("train/", "val/", "test/", "progress/")
     return [{k: v for k, v in line.items() if k.startswith(kinds)} for line in lines]
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
+
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = ("mnist_mlp", "resnet", "bert")
@@ -20,8 +27,12 @@ CONFIGS = REPOSITORY / "accelerate_configs"
 # Nothing listens there: a connection is refused at once.
 UNREACHABLE = "http://127.0.0.1:9"
 
-Launcher = Literal["python", "accelerate", "cpu", "two", "torchrun"]
-ONE_PROCESS = ("python", "accelerate", "cpu")
+# "python" and "two" fork a process that has the libraries: they are as "fresh" and "multi_cpu" in
+# all but the seconds of the imports (see `template.py`). The others really are what they say:
+# plain Python, `accelerate launch` bare, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun.
+Launcher = Literal["python", "two", "fresh", "accelerate", "cpu", "multi_cpu", "torchrun"]
+ONE_PROCESS = ("python", "fresh", "accelerate", "cpu")
+FORKED = ("python", "two")
 
 # What a developer's shell may hold, and a user's fresh machine does not.
 FOREIGN = (
@@ -95,6 +106,25 @@ class Finished:
 
         return load_file(self.directory / "model" / "model.safetensors")
 
+    def insist_on_success(self) -> None:
+        """Raise an `AssertionError` unless the process and `status.json` say that all was well."""
+        assert self.returncode == 0, self.explain()
+        if str(self.directory) in self.command:
+            assert self.status["status"] == "finished", self.explain()
+
+    def write_to(self, path: Path) -> None:
+        """Keep what a launch was, for other processes."""
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(dataclasses.asdict(self), default=str))
+        temporary.rename(path)
+
+    @classmethod
+    def read_from(cls, path: Path) -> Finished:
+        """Return what `write_to` kept."""
+        values = json.loads(path.read_text())
+        folders = {name: Path(values[name]) for name in ("directory", "wandb_folder")}
+        return cls(**{**values, **folders})
+
     def said(self) -> str:
         """Return all that was printed, without what the launcher adds after a failure."""
         launcher = "Traceback (most recent call last)"
@@ -108,18 +138,180 @@ class Finished:
         )
 
 
+class Forked:
+    """A fork of the template: what a `subprocess.Popen` is for tests."""
+
+    def __init__(self, words: list[str], told: int) -> None:
+        self.args, self.told = words, os.fdopen(told)
+        self.pid = int(self.told.readline())
+        self.returncode: int | None = None
+
+    def poll(self, timeout: float = 0) -> int | None:
+        """Return the status if the process ended: below 0, the signal that ended it."""
+        if self.returncode is None and select.select([self.told], [], [], timeout)[0]:
+            self.returncode = int(self.told.readline())
+            self.told.close()
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end; raise `subprocess.TimeoutExpired` if it does not come in time."""
+        status = self.poll(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Template:
+    """The process that has the libraries, made when it is first asked for."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        """Start it with these variables, which the libraries may read while they are imported."""
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        script = REPOSITORY / "tests" / "template.py"
+        with theirs, log.open("w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), str(theirs.fileno())],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=stay_on_one_core,
+            )
+
+    def fork(
+        self,
+        words: list[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        output: IO[str],
+        errors: IO[str],
+        *,
+        processes: int = 1,
+        cores: set[int],
+    ) -> Forked:
+        """Run a script and its flags in a fork, or in several with a launcher above them."""
+        reader, writer = os.pipe()
+        request = {
+            "words": words,
+            "environment": dict(environment),
+            "folder": str(folder),
+            "cores": sorted(cores),
+            "processes": processes,
+            "port": free_port() if processes > 1 else 0,
+            "libraries": [*libraries_of(words)],
+        }
+        files = [output.fileno(), errors.fileno(), writer]
+        socket.send_fds(self.control, [json.dumps(request).encode()], files)
+        os.close(writer)
+        return Forked(words, reader)
+
+    def close(self) -> None:
+        """End it, and what still runs of its forks."""
+        self.control.close()
+        self.process.wait(60)
+
+
+def libraries_of(words: list[str]) -> Iterator[str]:
+    """Yield the libraries that not every recipe imports, and these words make one import."""
+    if any(Path(word).name == "bert.py" for word in words):
+        yield "transformers.models.bert.modeling_bert"
+    if "none" not in words and "--help" not in words:
+        yield from ("wandb", "wandb.sdk.launch.inputs.internal")
+
+
 class Runner:
-    """Launches recipes in a clean environment, with caches that all launches share."""
+    """Launches recipes in a clean environment, with caches that all launches share.
+
+    Also those of pytest's other workers: what one has run with `shared`, the others read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.launches = 0
+        self.worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        self._template: Template | None = None
+
+    @property
+    def template(self) -> Template:
+        """The process whose forks run scripts."""
+        if self._template is None:
+            log = self.folder / f"{self.worker}-template.log"
+            self._template = Template(clean_environment(self.folder), log)
+        return self._template
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._template is not None:
+            self._template.close()
+
+    def start(
+        self,
+        words: list[str],
+        launcher: Launcher,
+        environment: Mapping[str, str],
+        folder: Path,
+        output: IO[str],
+        errors: IO[str],
+        *,
+        all_cores: bool = False,
+    ) -> Forked | subprocess.Popen[str]:
+        """Start a script with its flags, standard input closed, in a session of its own."""
+        one_core = launcher in ONE_PROCESS and not all_cores
+        if launcher in FORKED and can_fork(environment, clean_environment(self.folder)):
+            return self.template.fork(
+                *(words, environment, folder, output, errors),
+                processes=1 if launcher == "python" else 2,
+                cores=own_core() if one_core else usable_cores(),
+            )
+        return subprocess.Popen(
+            [*launch_command(launcher), *words],
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            preexec_fn=stay_on_one_core if one_core else None,
+        )
+
+    def shared(self, recipe: str | Path, *flags: object, **arguments: Any) -> Finished:
+        """Return a run of this command that any of pytest's workers has made, or make it now.
+
+        The arguments are those of `run`. Nobody may change what such a run has left.
+        """
+        asked = [str(recipe), [str(flag) for flag in flags], arguments]
+        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        path = self.folder / "shared" / f"{key}.json"
+        path.parent.mkdir(exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if path.exists():
+                finished = Finished.read_from(path)
+            else:
+                again = {**arguments, "succeeds": False}
+                finished = self.run(recipe, *flags, **again)
+                finished.write_to(path)
+        if arguments.get("succeeds", True):
+            finished.insist_on_success()
+        return finished
 
     def run(
         self,
         recipe: str | Path,
         *flags: object,
-        launcher: Launcher = "accelerate",
+        launcher: Launcher = "python",
         environment: Mapping[str, str | None] | None = None,
         working_directory: Path | None = None,
         output_directory: bool = True,
@@ -131,8 +323,6 @@ class Runner:
 
         Args:
             recipe: its name, or the path of a script.
-            launcher: how: by plain Python, by `accelerate launch` bare, with `cpu.yaml` or with
-                `multi_cpu.yaml` (two processes), or by `torchrun` with two.
             environment: variables to set, or to remove where the value is None.
             output_directory: whether to name one for the run.
             succeeds: whether to insist on status 0 and on `status.json` saying so.
@@ -140,47 +330,82 @@ class Runner:
         """
         self.launches += 1
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
-        folder = self.folder / f"{self.launches:03d}-{script.stem}"
+        folder = self.folder / f"{self.worker}-{self.launches:03d}-{script.stem}"
         folder.mkdir()
         directory, wandb_folder = folder / "run", folder / "wandb-parent"
-        command = [*launch_command(launcher), str(script), *map(str, flags)]
+        words = [str(script), *map(str, flags)]
         if output_directory:
-            command += ["--output-dir", str(directory)]
+            words += ["--output-dir", str(directory)]
         variables: dict[str, str | None] = {
             **clean_environment(self.folder),
             "WANDB_DIR": str(wandb_folder),
             **(environment or {}),
         }
-        finished = Finished(
-            command,
-            *run_command(
-                command,
-                {name: value for name, value in variables.items() if value is not None},
-                working_directory or folder,
-                timeout,
-                one_core=launcher in ONE_PROCESS and not all_cores,
-            ),
-            directory,
-            wandb_folder,
+        kept = {name: value for name, value in variables.items() if value is not None}
+        with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
+            began = time.monotonic()
+            process = self.start(
+                *(words, launcher, kept, working_directory or folder, output, errors),
+                all_cores=all_cores,
+            )
+            status = wait_or_kill(process, timeout)
+            note(self.folder, launcher, words, time.monotonic() - began)
+            # Files may end in the middle of a character where a process was killed.
+            said = [
+                (folder / name).read_text(errors="replace").replace("\r\n", "\n")
+                for name in ("output", "errors")
+            ]
+        (folder / "output").unlink()
+        (folder / "errors").unlink()
+        assert status is not None, f"{words}\ntook longer than {timeout} s\n" + "\n".join(
+            text[-4000:] for text in said
         )
+        command = [*launch_command(launcher), *words]
+        finished = Finished(command, status, said[0], said[1], directory, wandb_folder)
         if succeeds:
-            assert finished.returncode == 0, finished.explain()
-            if output_directory:
-                assert finished.status["status"] == "finished", finished.explain()
+            finished.insist_on_success()
         return finished
+
+
+def can_fork(environment: Mapping[str, str], clean: Mapping[str, str]) -> bool:
+    """Whether a fork of the template, which has `clean`, sees what a fresh interpreter would.
+
+    The libraries that it has read their variables while they were imported.
+    """
+    names = {name for name in {*environment, *clean} if environment.get(name) != clean.get(name)}
+    read_late = ("WANDB_", "COLUMNS", "TQDM_", "PYTEST_")
+    return hasattr(os, "pidfd_open") and all(name.startswith(read_late) for name in names)
+
+
+def wait_or_kill(process: Forked | subprocess.Popen[str], timeout: float) -> int | None:
+    """Wait for an end; where it does not come in time, end the whole session and return None."""
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        return None
+
+
+def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
+    """Write down what was launched by which test and how long it took: see `launches.py`."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
+    with (folder / "launches.jsonl").open("a") as file:
+        file.write(json.dumps([test, launcher, words, round(seconds, 2)]) + "\n")
 
 
 def launch_command(launcher: Launcher) -> list[str]:
     """Return the words before a script's path."""
     accelerate = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
-    if launcher == "python":
+    if launcher in ("python", "fresh"):
         return [sys.executable]
     if launcher == "accelerate":
         return accelerate
     if launcher == "cpu":
         return [*accelerate, "--config_file", str(CONFIGS / "cpu.yaml")]
     port = str(free_port())
-    if launcher == "two":
+    if launcher in ("two", "multi_cpu"):
         configuration = ["--config_file", str(CONFIGS / "multi_cpu.yaml")]
         return [*accelerate, *configuration, "--main_process_port", port]
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
@@ -228,16 +453,28 @@ def run_command(
     return process.returncode, output, errors
 
 
-def stay_on_one_core() -> None:
-    """Let this process and its children run on one core: each worker of pytest has its own.
+def usable_cores() -> set[int]:
+    """Return the cores that these tests may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def own_core() -> set[int]:
+    """Return the core of this worker of pytest, so that each has another.
 
     Where other programs use the cores too, threads that wait for each other after each operation
     are many times slower than one.
     """
+    cores = sorted(usable_cores())
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return {cores[worker % len(cores)]}
+
+
+def stay_on_one_core() -> None:
+    """Let this process and its children run on this worker's core alone."""
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-        os.sched_setaffinity(0, {cores[worker % len(cores)]})
+        os.sched_setaffinity(0, own_core())
 
 
 def plain(text: str) -> str:

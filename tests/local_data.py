@@ -146,3 +146,24 @@ def cache_glue(hub_home: Path) -> None:
         facts = json.loads((target / "dataset_info.json").read_text())
         facts |= {"dataset_name": "glue", "config_name": name}
         (target / "dataset_info.json").write_text(json.dumps(facts))
+
+
+def write_tiny_bert(folder: Path) -> Path:
+    """Write a tiny BERT without a head, and its tokenizer, as `save_pretrained` leaves them."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    from common.data.text import train_wordpiece
+
+    tokenizer = train_wordpiece(sentences(200, 0)["sentence"])
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

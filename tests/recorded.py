@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import loader
+from common.data import loader
 
 ORIGINAL = loader.Loader.make_batches
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common.images import ImageSamples
+from common.data.images import ImageSamples
 
 
 def slowed(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:

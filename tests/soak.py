@@ -60,7 +60,7 @@ class Setting:
 
     def flags(self) -> tuple[object, ...]:
         """Return the recipe's flags; an update has 128 samples, whatever the setting."""
-        processes = 2 if self.launcher == "two" else 1
+        processes = 2 if self.launcher in ("two", "multi_cpu") else 1
         placement = ("--data-placement", "workers", "--num-workers", self.workers)
         return (
             *(*RECIPES[self.recipe], *COMMON, *placement),
@@ -93,7 +93,7 @@ class Soak:
         """Return a random setting."""
         return Setting(
             self.chance.choice(list(RECIPES)),
-            self.chance.choice(("python", "accelerate", "two")),
+            self.chance.choice(("python", "fresh", "accelerate", "two", "multi_cpu")),
             self.chance.choice((0, 2)),
             self.chance.choice((1, 2)),
         )

@@ -3,8 +3,9 @@
 python tests/stamped.py FOLDER RANK SECONDS_OF_DATA SECONDS_OF_WORK RECIPE FLAGS...
 
 On one rank the loop waits so long for each micro-batch, and works so much longer on it. Each rank
-writes, for each update, when the loop was done with it, when its logging was over, and how long
-the delays really were until then: what the meters say can be compared with that.
+writes, for each update, when the loop was done with it, when its logging was over, how long
+the delays really were until then, and how long all batches together took to come: what the meters
+say can be compared with that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import loader, run
+from common import run
+from common.data import loader
 
 RANK = os.environ.get("RANK", "0")
 MAKE_BATCHES, RECORD = loader.Loader.make_batches, run.Run.record
@@ -30,6 +32,7 @@ class Delays:
     def __init__(self, data: float, work: float) -> None:
         self.data, self.work = data, work
         self.waited = 0.0
+        self.came = 0.0  # seconds between asking for a batch and having it
 
     def wait(self) -> None:
         """Be slow with data."""
@@ -40,10 +43,13 @@ class Delays:
 
 def make_batches(self: Any, micro_batches: Any, epoch: int | None) -> Iterator[Any]:
     """Yield what the loader yields, late."""
-    for made in MAKE_BATCHES(self, micro_batches, epoch):
+    batches, began = MAKE_BATCHES(self, micro_batches, epoch), time.perf_counter()
+    for made in batches:
         if epoch is not None:
             DELAYS.wait()
+            DELAYS.came += time.perf_counter() - began
         yield made
+        began = time.perf_counter()
 
 
 def record(self: Any, *tensors: Any) -> None:
@@ -52,7 +58,7 @@ def record(self: Any, *tensors: Any) -> None:
     before = time.perf_counter()
     RECORD(self, *tensors)
     with FILE.open("a") as file:
-        stamp = [self.global_step, before, time.perf_counter(), DELAYS.waited]
+        stamp = [self.progress.global_step, before, time.perf_counter(), DELAYS.waited, DELAYS.came]
         file.write(json.dumps(stamp) + "\n")
 
 

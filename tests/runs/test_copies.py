@@ -1,0 +1,186 @@
+"""Recipes copied for other tasks: each learns, resumes, scales, compares and can be searched."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.compare.__main__ import main
+from common.objective import Objective
+from tests.copies.listed import COPIES, Copy
+from tests.jobs import Job, final_weights, learned, newest_step
+from tests.launch import REPOSITORY, Finished, Runner, clean_environment
+
+EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
+QUIET = ("--tracker", "none", "--log-every", 2)
+# What is left of the recipe's loop in each copy, in this order.
+KEPT = (
+    *("Run(config, __file__, OBJECTIVE)", "run.loaders(data)", "run.keep(model=", "run.start("),
+    *("in run.batches(train_loader):", "if run.should_evaluate:", "run.log("),
+    *("accelerator.accumulate(", "accelerator.backward(", "optimizer", ".step()", "zero_grad()"),
+    *("run.record(", "if run.should_save:", "run.save()", "run.finish(evaluate("),
+)
+
+
+@pytest.fixture
+def copy(request: pytest.FixtureRequest) -> Copy:
+    """A copy of the list, with the data that it is given."""
+    return with_data(request.param, request)
+
+
+def with_data(copy: Copy, request: pytest.FixtureRequest) -> Copy:
+    """Return a copy whose flags name the data that it is given."""
+    if copy.dataset is None:
+        return copy
+    return replace(copy, flags=(*copy.flags, "--dataset", request.getfixturevalue(copy.dataset)))
+
+
+def whole(runner: Runner, copy: Copy) -> Finished:
+    """Return the run of a copy that nothing stops."""
+    return runner.shared(copy.path, *copy.flags, *QUIET)
+
+
+def test_each_copy_is_listed() -> None:
+    """A file that nobody runs proves nothing."""
+    files = {path.stem for path in (REPOSITORY / "tests" / "copies").glob("[!_]*.py")}
+    assert files - {"listed"} == {copy.name for copy in COPIES}
+
+
+@EACH
+def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
+    """It is read side by side with the recipe that it was copied from."""
+    text = copy.path.read_text()
+    assert len(text.splitlines()) <= copy.most_lines
+    (main,) = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == "main"
+    ]
+    source, position = ast.unparse(main), 0
+    for call in KEPT:
+        position = source.find(call, position) + len(call)
+        assert position >= len(call), call
+    origin = (REPOSITORY / "recipes" / f"{copy.origin}.py").read_text()
+    banners = [line for line in origin.splitlines() if line.startswith("# ---")]
+    assert [line for line in text.splitlines() if line.startswith("# ---")] == banners
+    changes = difflib.ndiff(origin.splitlines(), text.splitlines())
+    assert sum(line.startswith("+ ") for line in changes) <= copy.most_changed
+
+
+@EACH
+def test_copy_learns(copy: Copy, runner: Runner) -> None:
+    """Its objective reaches a threshold, is in the summary, and chose the best value."""
+    run = whole(runner, copy)
+    objective = Objective.parse(run.config["objective"])
+    final = run.summary.get(f"test/{objective.metric}", run.summary.get(f"val/{objective.metric}"))
+    assert final is not None
+    assert objective.reaches(final, copy.target), final
+    values = run.series(f"val/{objective.metric}").values()
+    if "validation" in run.config["data"]["sizes"]:
+        assert run.summary[objective.best_key] == pytest.approx(objective.best(values))
+    losses = [*run.series("train/loss").values()]
+    assert losses != sorted(losses)
+
+
+@EACH
+def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    """kill -9 in the middle, and the same command: the same rows and the same weights."""
+    run, directory = whole(runner, copy), tmp_path / "run"
+    total = run.summary["progress/global_step"]
+    command = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
+    job = Job(runner, copy.path, *command, directory=directory)
+    job.wait_for_step(total // 3)
+    job.kill()
+    assert 0 < newest_step(directory) < total, "the kill came too late"
+    job = Job(runner, copy.path, *command, directory=directory)
+    assert job.end(240) == 0, job.said()
+    assert "resuming" in job.said()
+    assert learned(directory) == learned(run.directory)
+    assert final_weights(directory) == final_weights(run.directory)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [copy for copy in COPIES if copy.same_on_two is not None],
+    ids=lambda copy: copy.name,
+    indirect=True,
+)
+def test_copy_on_two_processes_is_the_copy_on_one(copy: Copy, runner: Runner) -> None:
+    """Two processes make the updates of one with twice the accumulation."""
+    assert copy.same_on_two is not None
+    flags = (*copy.flags, *copy.same_on_two, *QUIET, "--log-every", 1, "--mixed-precision", "no")
+    one = runner.run(copy.path, *flags, "--gradient-accumulation-steps", 2)
+    two = runner.run(copy.path, *flags, launcher="two")
+    assert two.config["environment"]["world_size"] == 2
+    assert one.series("train/loss") == pytest.approx(two.series("train/loss"), rel=1e-3)
+    objective = Objective.parse(one.config["objective"])
+    for prefix in ("val", "test"):
+        for name in (f"{prefix}/{objective.metric}", f"{prefix}/count"):
+            if name in one.summary and (copy.evaluated_same_on_two or name.endswith("count")):
+                assert one.summary[name] == pytest.approx(two.summary[name], rel=2e-3), name
+
+
+@EACH
+def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
+    """What its `model/` holds has the figures of the last evaluation, on the same data."""
+    run = whole(runner, copy)
+    again = runner.run(
+        *(copy.path, *copy.flags, *QUIET, "--evaluate-only", "--init-from", run.directory)
+    )
+    split = "test/" if "test" in run.config["data"]["sizes"] else "val/"
+    figures = {name: value for name, value in again.summary.items() if name.startswith(split)}
+    figures = {name: value for name, value in figures.items() if "best" not in name}
+    assert figures == {name: run.summary[name] for name in figures} != {}
+
+
+@EACH
+def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """`common.compare` shows its objective, without having heard of it."""
+    run = whole(runner, copy)
+    main([str(run.directory), str(run.directory), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    metric = Objective.parse(run.config["objective"]).metric
+    final = run.summary.get(f"test/{metric}", run.summary.get(f"val/{metric}"))
+    assert json.dumps(final) in json.dumps(shown)
+
+
+def test_copies_are_compared_with_each_other(
+    runner: Runner, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all at once each has its own objective, which is said to be unlike the others'."""
+    runs = [whole(runner, with_data(copy, request)) for copy in COPIES]
+    main([*(str(run.directory) for run in runs), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    objectives = [run.config["objective"] for run in runs]
+    assert [told["objective"] for told in shown["runs"]] == objectives
+    assert len(set(objectives)) > 1
+    assert "objective" in json.dumps(shown["unfair"])
+
+
+@pytest.mark.slow
+@EACH
+def test_copy_is_searched(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    """`common.tune` takes its objective and direction from it."""
+    study = tmp_path / "study"
+    words = [sys.executable, "-m", "common.tune", copy.path, copy.searched, copy.space]
+    words += [*copy.flags, *QUIET, "--trials", 2, "--study", study]
+    environment = clean_environment(runner.folder) | {"PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [*map(str, words)], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    trials = sorted(study.glob("trial-*/summary.json"))
+    assert len(trials) == 2
+    facts = json.loads((trials[0].parent / "config.json").read_text())
+    objective = Objective.parse(facts["objective"])
+    values = [json.loads(path.read_text())[objective.best_key] for path in trials]
+    best = trials[values.index(objective.best(values))].parent.name
+    assert f"best: {best}" in done.stdout

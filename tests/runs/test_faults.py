@@ -1,0 +1,451 @@
+"""Stopped anywhere, by anything: the resumed run ends as the uninterrupted one would have."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from common.checkpoints.store import damage, newest_whole, step_folders
+from tests.jobs import (
+    EVERY,
+    MLP,
+    RECORDED,
+    Job,
+    final_weights,
+    learned,
+    newest_step,
+    recorded,
+)
+from tests.launch import REPOSITORY, Finished, Launcher, Runner, clean_environment, launch_command
+
+FRESH: dict[Launcher, Launcher] = {"python": "fresh", "two": "multi_cpu"}
+LONG = ("--epochs", 2000)  # longer than any test waits
+
+
+def resume(runner: Runner, directory: Path, *flags: object, launcher: Launcher = "python") -> None:
+    """Go on with a run until it is done."""
+    flags = ("--resume", directory, *flags)
+    runner.run("mnist_mlp", *flags, launcher=launcher, output_directory=False)
+    assert json.loads((directory / "status.json").read_text())["status"] == "finished"
+
+
+def copy_of(finished: Finished, directory: Path) -> Path:
+    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
+    shutil.copytree(finished.directory, directory)
+    (directory / "status.json").write_text(json.dumps({"status": "running"}))
+    return directory
+
+
+# Updates between checkpoints, and flags: several intervals an epoch, each longer than a save takes.
+KILLED: dict[str, tuple[int, tuple[object, ...]]] = {
+    "mnist_mlp": (
+        30,
+        (*MLP, "--epochs", 6, "--batch-size", 16),
+    ),
+    "resnet": (
+        5,
+        (
+            *("--dataset", "digits", "--epochs", 2, "--batch-size", 32, "--log-every", 3),
+            *("--gradient-accumulation-steps", 2, "--tracker", "none"),
+            *("--data-placement", "workers", "--num-workers", 2),
+        ),
+    ),
+    "bert": (
+        5,
+        (
+            *("--dataset", "docstrings", "--model", "scratch", "--epochs", 2, "--batch-size", 32),
+            *("--gradient-accumulation-steps", 2, "--log-every", 3),
+            *("--max-length", 64, "--tracker", "none"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "launcher"),
+    [
+        pytest.param(recipe, launcher, marks=[] if recipe == "mnist_mlp" else pytest.mark.slow)
+        for recipe in KILLED
+        for launcher in ("python", "two")
+    ],
+)
+def test_kills_at_random_moments_change_nothing(
+    runner: Runner, tmp_path: Path, recipe: str, launcher: Launcher
+) -> None:
+    """kill -9 again and again: the same samples, losses and weights, and little work lost."""
+    script, (every, flags) = REPOSITORY / "recipes" / f"{recipe}.py", KILLED[recipe]
+    flags += ("--checkpoint-every", every)
+    whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
+    total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
+    directory, started_at, middle = tmp_path / "run", [0], 0
+    chance = random.Random(recipe + launcher)
+    shares = (0.25, 0.65) if launcher == "python" else (0.4,)
+    for kills, stop in enumerate(int(share * total) for share in shares):
+        again = ("--resume", directory) if kills else (*flags, "--output-dir", directory)
+        job = Job(runner, RECORDED, tmp_path / "killed", script, *again, directory=directory,
+                  launcher=launcher)  # fmt: skip
+        # The last kill comes at once in the first half of an epoch, whose end is a checkpoint too;
+        # those before it sooner or later, after any one.
+        last = kills == len(shares) - 1
+        end = per_epoch // 2 if last else per_epoch
+        job.wait_until(
+            lambda least=stop, end=end: (
+                newest_step(directory) >= least and 0 < newest_step(directory) % per_epoch < end
+            )
+        )
+        time.sleep(0 if last else chance.random() * 0.08)
+        job.kill()
+        found = newest_step(directory)
+        middle += found % per_epoch != 0
+        started_at.append(found)
+    # The last start has another seed of Python's hashes, as one on another day has.
+    job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
+              directory=directory, launcher=FRESH[launcher])  # fmt: skip
+    assert job.end(240) == 0, job.said()[-4000:]
+    expected, _, updates = recorded(tmp_path / "whole")
+    record, beginnings, made = recorded(tmp_path / "killed")
+    assert record == expected
+    assert beginnings == [divmod(step, per_epoch) for step in started_at if step < total]
+    assert made <= updates + every * (len(started_at) - 1)
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+    assert started_at == sorted(started_at)
+    assert started_at[1] >= int(shares[0] * total)
+    assert middle >= 1
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "multi_cpu"])
+def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
+    runner: Runner, directory: Path, launcher: Launcher
+) -> None:
+    """With one process the launcher dies without a word; with two it passes the signal on."""
+    job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
+              launcher=launcher)  # fmt: skip
+    job.wait_for_step(EVERY)
+    job.process.send_signal(signal.SIGTERM)
+    job.end(60)
+    status = job.read("status.json")
+    assert status["status"] == "preempted", job.said()[-4000:]
+    assert status["resumable"]
+    assert newest_step(directory) == status["global_step"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signal_to_the_recipe_then_resume(
+    runner: Runner, unbroken: Finished, directory: Path, number: signal.Signals
+) -> None:
+    """The update is finished, everything saved, and the resumed run ends with the same bits."""
+    job = Job(runner, "mnist_mlp", *MLP, "--output-dir", directory, directory=directory)
+    job.wait_for_step(EVERY)
+    job.process.send_signal(number)
+    assert job.end(60) == 75, job.said()[-4000:]
+    status = job.read("status.json")
+    assert status["status"] == "preempted"
+    assert number.name in status["reason"]
+    assert newest_step(directory) == status["global_step"]
+    resume(runner, directory)
+    assert learned(directory) == learned(unbroken.directory)
+    assert final_weights(directory) == final_weights(unbroken.directory)
+
+
+def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, directory: Path) -> None:
+    """A signal that one rank alone gets is agreed by all."""
+    job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
+              launcher="two")  # fmt: skip
+    job.wait_for_step(EVERY)
+    job.workers()[1].send_signal(signal.SIGTERM)
+    job.end(60)
+    status = job.read("status.json")
+    assert status["status"] == "preempted", job.said()[-4000:]
+    newest = step_folders(directory / "checkpoints")[-1]
+    assert damage(newest) is None
+    assert {f"rank-{rank}.safetensors" for rank in range(2)} <= {p.name for p in newest.iterdir()}
+
+
+@pytest.mark.parametrize(("before", "after"), [("two", "python"), ("python", "two")])
+def test_another_number_of_processes_trains_on_the_same_samples(
+    runner: Runner, directory: Path, tmp_path: Path, before: Launcher, after: Launcher
+) -> None:
+    """Every sample of the epoch once: fp32 losses agree with those of the unbroken run."""
+    same = ("--dropout", 0, "--mixed-precision", "no", "--epochs", 4)
+    accumulation = ("--gradient-accumulation-steps", 1 if before == "two" else 2)
+    flags = (*MLP, *same, *accumulation)
+    whole = runner.run("mnist_mlp", *flags, launcher=before)
+    job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory,
+              launcher=before)  # fmt: skip
+    job.wait_for_step(EVERY)
+    job.kill()
+    assert newest_step(directory) < whole.config["plan"]["total_steps"]
+    resume(runner, directory, launcher=after)
+    for ours, theirs in zip(learned(directory), learned(whole.directory), strict=True):
+        assert ours["progress/samples"] == theirs["progress/samples"]
+        for name in ("train/loss", "test/loss"):
+            assert ours.get(name, 0) == pytest.approx(theirs.get(name, 0), rel=1e-3)
+
+
+def test_kill_during_a_save_leaves_the_old_or_the_new(runner: Runner, directory: Path) -> None:
+    """Before the rename the old checkpoint counts, and the leftovers are cleaned up."""
+    flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory)
+    job.wait_for_step(EVERY)
+    folder = directory / "checkpoints"
+    job.wait_until(lambda: any(folder.glob("*.unfinished/*")))
+    job.kill()
+    assert any(folder.glob("*.unfinished")), "the save was over before the kill"
+    kept = newest_step(directory)
+    assert kept >= EVERY
+    job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
+    job.wait_until(lambda: f"step-{kept:08d}" in job.said() or newest_step(directory) > kept)
+    job.wait_for_step(kept + 1)
+    job.kill()
+    assert "resuming" in job.said()
+    assert "passed over" not in job.said()
+
+
+def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """Truncated, flipped, missing or replaced by a pickle, in turn for every file."""
+    run = copy_of(unbroken, directory)
+    old, new = step_folders(run / "checkpoints")
+    marker = directory.with_name("executed")
+    for path in sorted(new.iterdir()):
+        whole = path.read_bytes()
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        for broken in (whole[:middle], flipped, pickle.dumps(Payload(marker)), None):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            found, problems = newest_whole(run / "checkpoints")
+            assert found == old
+            assert path.name in problems[0]
+            path.write_bytes(whole)
+    assert newest_whole(run / "checkpoints") == (new, [])
+    assert not marker.exists()
+
+
+class Payload:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mknod, (str(self.marker),)
+
+
+def test_damaged_checkpoint_is_passed_over_by_a_real_resume(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """The run goes on from the one before, says so, and still ends the same."""
+    run = copy_of(unbroken, directory)
+    new = step_folders(run / "checkpoints")[-1]
+    (new / "optimizer.safetensors").write_bytes(b"")
+    job = Job(runner, "mnist_mlp", "--resume", run, directory=run)
+    assert job.end() == 0, job.said()
+    assert "passed over" in job.said()
+    assert "optimizer.safetensors" in job.said()
+    assert final_weights(run) == final_weights(unbroken.directory)
+    assert learned(run) == learned(unbroken.directory)
+
+
+def test_what_contradicts_a_checkpoint_is_refused_by_name(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """Another recipe, another learning rate, another effective batch: one clear sentence."""
+    run = copy_of(unbroken, directory)
+    for recipe, flags, word in (
+        ("resnet", (), "is a run of mnist_mlp"),
+        ("mnist_mlp", ("--learning-rate", 0.5), "--learning-rate 0.5"),
+        ("mnist_mlp", ("--batch-size", 7), "effective batch of 128"),
+    ):
+        refused = runner.run(recipe, "--resume", run, *flags, launcher="python",
+                             output_directory=False, succeeds=False)  # fmt: skip
+        assert refused.returncode == 1
+        assert word in refused.errors
+        assert "Traceback" not in refused.errors
+    assert final_weights(run) == final_weights(unbroken.directory)
+
+
+def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """None: start afresh. Unfinished: go on. Finished: say so and exit with 0."""
+    flags = (*MLP, "--epochs", 2, "--resume", "auto")
+    for expected in ("recipe", "is finished"):
+        started = runner.run("mnist_mlp", *flags, "--output-dir", tmp_path / "run",
+                             launcher="python", output_directory=False,
+                             working_directory=tmp_path)  # fmt: skip
+        assert expected in started.output
+    unnamed = runner.run("mnist_mlp", *flags, launcher="python", output_directory=False,
+                         working_directory=tmp_path)  # fmt: skip
+    assert "runs/mnist_mlp-" in unnamed.output
+    (found,) = (tmp_path / "runs").iterdir()
+    (found / "status.json").write_text(json.dumps({"status": "running"}))
+    again = runner.run("mnist_mlp", *flags, launcher="python", output_directory=False,
+                       working_directory=tmp_path)  # fmt: skip
+    assert f"resuming runs/{found.name}" in again.output
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def test_full_disk_keeps_the_checkpoint_before(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """On a file system of 1 MB the third save finds no room: said, and the second one loads."""
+    folder = directory / "checkpoints"
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        flags = (*MLP, *LONG, "--hidden-sizes", 200, 100, "--output-dir", directory)
+        job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+        assert job.end(60) != 0
+        assert "No space left on device" in job.said()
+        assert job.read("status.json")["status"] == "failed"
+        newest, problems = newest_whole(folder)
+        assert newest is not None
+        assert problems == []
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def recipe_with(tmp_path: Path, line: str) -> Path:
+    """Return a copy of the MLP recipe with `line` put before the backward pass."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    backward = "                accelerator.backward(loss)\n"
+    assert source.count(backward) == 1
+    path = tmp_path / "mnist_mlp.py"
+    path.write_text(source.replace(backward, f"                {line}\n{backward}"))
+    return path
+
+
+def test_nan_on_one_rank_is_never_applied(runner: Runner, directory: Path, tmp_path: Path) -> None:
+    """All ranks stop by the next log interval; the last checkpoint is finite."""
+    condition = "run.progress.global_step == 13 and accelerator.process_index == 1"
+    recipe = recipe_with(tmp_path, f"loss = loss * float('nan') if {condition} else loss")
+    flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
+    job = Job(runner, recipe, *flags, directory=directory, launcher="two")
+    assert job.end(60) != 0
+    assert "not finite by update 15" in job.said()
+    assert job.said().count("error: a gradient") == 1
+    status = job.read("status.json")
+    assert status["status"] == "failed"
+    assert not status["resumable"]
+    assert max(line["progress/global_step"] for line in learned(directory)) <= 15
+    newest = step_folders(directory / "checkpoints")[-1]
+    for value in load_file(newest / "model.safetensors").values():
+        assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("error", ["torch.OutOfMemoryError('CUDA out of memory. Tried')",
+                                   "RuntimeError('CUDA error: out of memory')"])  # fmt: skip
+def test_out_of_memory_on_one_rank_ends_all_with_advice_once(
+    runner: Runner, directory: Path, tmp_path: Path, error: str
+) -> None:
+    """In both of torch's wordings: the batch, the peak, and a command that goes on and works."""
+    condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
+    line = f"if {condition}: raise {error}"
+    flags = (*MLP, "--output-dir", directory)
+    job = Job(runner, recipe_with(tmp_path, line), *flags, directory=directory, launcher="two")
+    assert job.end(60) != 0
+    advice = "--batch-size 32 --gradient-accumulation-steps 4"
+    assert job.said().count(advice) == 1, job.said()[-4000:]
+    assert "out of memory" in job.read("status.json")["reason"]
+    assert not job.read("status.json")["resumable"]
+    resume(runner, directory, *advice.split(), launcher="two")
+
+
+def test_exception_on_one_rank_ends_all_and_names_the_cause(
+    runner: Runner, directory: Path, tmp_path: Path
+) -> None:
+    """`status.json` has the rank and the error, whoever was ended because of it."""
+    condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
+    recipe = recipe_with(tmp_path, f"assert not ({condition}), 'a broken sample'")
+    flags = (*MLP, "--output-dir", directory)
+    job = Job(runner, recipe, *flags, directory=directory, launcher="multi_cpu")
+    assert job.end(60) != 0
+    status = job.read("status.json")
+    assert status["status"] == "failed", job.said()[-4000:]
+    assert "rank 1: AssertionError: a broken sample" in status["reason"]
+    assert not status["resumable"]
+
+
+@pytest.mark.slow
+def test_killed_worker_and_the_supervisor_line(
+    runner: Runner, unbroken: Finished, directory: Path
+) -> None:
+    """The job ends promptly, and the README's loop brings it to the same final weights."""
+    whole = runner.run("mnist_mlp", *MLP, launcher="two")
+    flags = (*MLP, "--output-dir", directory, "--resume", "auto")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="multi_cpu")
+    job.wait_for_step(EVERY)
+    job.workers()[1].kill()
+    assert job.end(60) != 0
+    assert job.read("status.json")["resumable"], job.read("status.json")
+    command = " ".join(
+        map(str, [*launch_command("multi_cpu"), REPOSITORY / "recipes/mnist_mlp.py", *flags])
+    )
+    readme = (REPOSITORY / "README.md").read_text()
+    (line,) = [line for line in readme.splitlines() if line.startswith("until accelerate")]
+    loop = line.replace("runs/mine", str(directory)).split("; do ")[1]
+    environment = clean_environment(runner.folder)
+    subprocess.run(["bash", "-c", f"until {command}; do {loop}"], env=environment, check=True,
+                   timeout=240, cwd=directory.parent)  # fmt: skip
+    assert final_weights(directory) == final_weights(whole.directory)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_worker_of_the_loader_can_be_restarted_after(
+    runner: Runner, directory: Path, workers: int
+) -> None:
+    """A process that makes batches is killed, as for want of memory: the job ends, and says so."""
+    placement = ("--data-placement", "workers", "--num-workers", workers)
+    flags = (*MLP, *LONG, *placement, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory)
+    job.wait_for_step(EVERY)
+
+    def killed() -> bool:
+        children = psutil.Process(job.process.pid).children()
+        if len(children) < workers:
+            return False
+        for other in children[1:]:  # as one that waits for ever for what the killed one held
+            other.suspend()
+        children[0].kill()
+        return True
+
+    job.wait_until(killed)
+    assert job.end(60) != 0
+    status = job.read("status.json")
+    assert status["resumable"], status
+    assert "worker" in status["reason"]
+
+
+@pytest.mark.slow
+def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
+    """A rank that hangs, its part of a checkpoint not written: the others don't wait for that."""
+    flags = (*MLP, *LONG, "--collective-timeout", 5, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job.wait_for_step(EVERY)
+    job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
+    stopped = job.workers()[1]
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        assert job.end(65) != 0
+    finally:
+        if psutil.pid_exists(stopped.pid):
+            stopped.kill()
+    status = job.read("status.json")
+    assert status["status"] == "failed", job.said()[-4000:]
+    assert "imed out" in status["reason"]

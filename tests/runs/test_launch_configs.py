@@ -1,0 +1,149 @@
+"""Each file in accelerate_configs/: Accelerate reads it, and what it starts is what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.launch import CONFIGS, REPOSITORY, Finished, Runner
+from tests.local_data import IMAGE_SIZES
+
+FILES = sorted(CONFIGS.glob("*.yaml"))
+EXPECTED: dict[str, dict[str, Any]] = {
+    "cpu": {"num_processes": 1, "mixed_precision": "no", "gpu": False},
+    "multi_cpu": {"num_processes": 2, "mixed_precision": "no", "gpu": False},
+    "single_gpu_fp16": {"num_processes": 1, "mixed_precision": "fp16", "gpu": True},
+    "multi_gpu_fp16": {"num_processes": 4, "mixed_precision": "fp16", "gpu": True},
+    "multi_gpu_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
+}
+
+RECORDER = """
+import json, os, pathlib, runpy, sys
+from common.data import order as sampling
+
+folder, recipe = pathlib.Path(sys.argv[1]), sys.argv[2]
+micro_batches = sampling.TrainingOrder.micro_batches
+
+def recorded(self, epoch, first_update=0):
+    samples = micro_batches(self, epoch, first_update)
+    facts = {"rank": self.rank, "world_size": self.world_size, "process": os.getpid()}
+    (folder / f"{os.environ['RANK']}-{epoch}.json").write_text(
+        json.dumps(facts | {"samples": samples.flatten().tolist()})
+    )
+    return samples
+
+sampling.TrainingOrder.micro_batches = recorded
+sys.argv = [recipe, *sys.argv[3:]]
+runpy.run_path(recipe, run_name="__main__")
+"""
+
+
+def test_all_files_are_known() -> None:
+    """The files that the issue names are there, and these tests know each file's purpose."""
+    assert {path.stem for path in FILES} >= set(EXPECTED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_accelerate_reads_the_file(path: Path) -> None:
+    """Accelerate's own loader takes the file, and no key in it is unknown or misspelt."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    loaded = load_config_from_file(str(path))
+    written = yaml.safe_load(path.read_text())
+    for name in ("num_processes", "num_machines", "mixed_precision", "use_cpu"):
+        assert getattr(loaded, name) == written[name], name
+    assert loaded.distributed_type.value == written["distributed_type"]
+    expected = EXPECTED.get(path.stem)
+    if expected is not None:
+        assert loaded.num_processes == expected["num_processes"]
+        assert loaded.mixed_precision == expected["mixed_precision"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_file_is_commented_line_by_line(path: Path) -> None:
+    """Each setting is explained on its line, and the head says how to launch with the file."""
+    lines = path.read_text().splitlines()
+    for line in lines:
+        assert line.startswith("#") or "  # " in line, line
+        assert len(line) <= 100
+    assert f"--config_file accelerate_configs/{path.name}" in path.read_text()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_file_becomes_a_launch_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher turns the file into a command with its processes, precision and device."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+    script = str(REPOSITORY / "recipes" / "resnet.py")
+    words = ["--config_file", str(path), script, "--epochs", "2"]
+    parsed, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    if parsed.num_processes == 1:
+        assert not parsed.multi_gpu
+        command, environment = prepare_simple_launcher_cmd_env(parsed)
+        assert command[1:] == [script, "--epochs", "2"]
+        use_cpu = environment["ACCELERATE_USE_CPU"].lower() == "true"
+        assert use_cpu == (not EXPECTED[path.stem]["gpu"])
+    else:
+        assert parsed.multi_gpu
+        environment = prepare_multi_gpu_env(parsed)
+        assert parsed.nproc_per_node == str(parsed.num_processes)
+        assert parsed.training_script == script
+        assert parsed.training_script_args == ["--epochs", "2"]
+    assert environment["ACCELERATE_MIXED_PRECISION"] == parsed.mixed_precision
+    if path.stem in EXPECTED:
+        assert parsed.num_processes == EXPECTED[path.stem]["num_processes"]
+        assert parsed.mixed_precision == EXPECTED[path.stem]["mixed_precision"]
+
+
+def test_cpu_file_gives_one_process_on_all_cores(whole_mlp: Finished) -> None:
+    """`cpu.yaml` starts one process on the CPU that uses each core it may use."""
+    from common.machine import usable_cores
+
+    environment = whole_mlp.config["environment"]
+    assert environment["world_size"] == 1
+    assert environment["device_type"] == "cpu"
+    assert environment["threads_per_process"] == usable_cores()
+
+
+def test_bare_launch_uses_all_cores(learned_mlp: Finished) -> None:
+    """A bare `accelerate launch` exports one thread; the recipe uses all cores all the same."""
+    from common.machine import usable_cores
+
+    assert learned_mlp.config["environment"]["threads_per_process"] == usable_cores()
+
+
+def test_multi_cpu_file_gives_two_processes_with_disjoint_samples(
+    runner: Runner, odd_images: Path, tmp_path: Path
+) -> None:
+    """`multi_cpu.yaml` starts two processes that see each other and share out each epoch."""
+    from common.machine import usable_cores
+
+    script = tmp_path / "recorder.py"
+    script.write_text(RECORDER)
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    run = runner.run(
+        *(script, folder, REPOSITORY / "recipes" / "mnist_mlp.py", "--dataset", odd_images),
+        *("--batch-size", 16, "--epochs", 2, "--tracker", "none"),
+        launcher="multi_cpu",
+    )
+    environment = run.config["environment"]
+    assert environment["world_size"] == 2
+    assert environment["threads_per_process"] == max(1, usable_cores() // 2)
+    whole = IMAGE_SIZES["train"] // 32 * 32
+    epochs = []
+    for epoch in range(2):
+        ranks = [json.loads((folder / f"{rank}-{epoch}.json").read_text()) for rank in range(2)]
+        assert [rank["rank"] for rank in ranks] == [0, 1]
+        assert {rank["world_size"] for rank in ranks} == {2}
+        assert len({rank["process"] for rank in ranks}) == 2
+        first, second = (rank["samples"] for rank in ranks)
+        assert len(first) == len(second) == whole // 2
+        assert len(set(first) | set(second)) == whole
+        epochs.append(first)
+    assert epochs[0] != epochs[1]

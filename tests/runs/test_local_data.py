@@ -1,0 +1,65 @@
+"""Local data sets through the recipes, from the command line to the model's facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.data.sources import find_named
+from tests.launch import Finished, Runner
+from tests.local_data import cache_glue, write_image_folder
+
+
+def test_public_data_set_is_repeated(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on `sst2` from the Hub's cache can be repeated: its configuration is kept too."""
+    from huggingface_hub import constants
+
+    cache_glue(tmp_path / "huggingface")
+    run = runner.run(
+        *("bert", "--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none"),
+        launcher="python",
+        environment={"HF_HOME": str(tmp_path / "huggingface")},
+    )
+    assert run.config["data"]["name"] == "sst2"
+    assert run.summary["val/count"] == 17
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub"))
+    kept = run.config["config"]
+    again = find_named(kept["dataset"], kept["dataset_config"])
+    assert (again.location, again.configuration) == ("nyu-mll/glue", "sst2")
+
+
+def test_colour_folder_through_resnet(runner: Runner, tmp_path: Path) -> None:
+    """An image folder trains without a code change, from the command line to the model's facts."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog", "emu"], per_class=15)
+    run = runner.run(
+        *("resnet", "--dataset", folder, "--max-steps", 2, "--batch-size", 8),
+        *("--image-size", 12, "--tracker", "none"),
+        launcher="python",
+    )
+    facts = run.read("model/model.json")
+    assert facts["class_names"] == ["cat", "dog", "emu"]
+    assert (facts["channels"], facts["image_size"]) == (3, 12)
+    assert len(facts["mean"]) == len(facts["std"]) == 3
+    assert "held out" in run.output
+    assert "resized" in run.output
+    assert run.summary["val/count"] == run.config["data"]["sizes"]["validation"]
+
+
+def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> None:
+    """A damaged image ends two processes with one message."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
+    (folder / "train" / "cat" / "007.png").write_bytes(b"not an image")
+    run: Finished = runner.run(
+        *("mnist_mlp", "--dataset", folder, "--tracker", "none", "--batch-size", 16),
+        launcher="two",
+        succeeds=False,
+        timeout=120,
+    )
+    assert run.returncode != 0
+    assert run.said().count("error: ") == 1, run.explain()
+    assert "007.png" in run.said()
+    assert run.status["status"] == "failed"
+    assert "007.png" in run.status["reason"]

@@ -1,0 +1,90 @@
+"""Mistakes as a user sees them: one launch of each kind; the rest is in tests/unit, in process."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.launch import RECIPES, REPOSITORY, UNREACHABLE, Finished, Runner, plain
+
+
+def message_of(run: Finished) -> str:
+    """Return the one message of a failed run, after checking that nothing else was said.
+
+    The launcher's own report of a failed process follows it, and is not ours to hide.
+    """
+    assert run.returncode != 0, run.explain()
+    assert str(REPOSITORY / "common") not in run.errors, run.explain()
+    assert f'File "{REPOSITORY}' not in run.errors, run.explain()
+    said = run.said()
+    if "Unrecognized options" in said:
+        assert said.count("Unrecognized options:") == 1, run.explain()
+        return plain(said)
+    messages = re.findall(r"^error: .*$", said, re.MULTILINE)
+    assert len(messages) == 1, run.explain()
+    assert len(messages[0]) < 500
+    return messages[0]
+
+
+def test_what_the_parser_refuses_is_said_once_by_two_processes(runner: Runner) -> None:
+    """A mistyped flag, with the one that was meant; both processes end, and nothing is made."""
+    flags = ("--lerning-rate", 0.1)
+    run = runner.run("mnist_mlp", *flags, launcher="two", succeeds=False, timeout=120)
+    message = message_of(run)
+    assert "--lerning-rate" in message
+    assert "--learning-rate" in message
+    assert not run.directory.exists()
+
+
+def test_what_the_machine_can_not_do_is_one_line(runner: Runner) -> None:
+    """Found before the Accelerator is built: status 1, without a traceback."""
+    flags = ("--mixed-precision", "fp16")
+    run = runner.run("mnist_mlp", *flags, launcher="python", succeeds=False)
+    message = message_of(run)
+    assert "fp16" in message
+    assert "--mixed-precision" in message
+    assert "Traceback" not in run.output + run.errors
+    assert run.returncode == 1
+    assert not (run.directory / "model").exists()
+
+
+def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
+    """A named data set is never replaced: without the Hub the run ends and says what to pass."""
+    run = runner.run(
+        *("mnist_mlp", "--dataset", "mnist"),
+        launcher="two",
+        environment={"HF_HUB_OFFLINE": None, "HF_ENDPOINT": UNREACHABLE},
+        succeeds=False,
+        timeout=120,
+    )
+    message = message_of(run)
+    assert "ylecun/mnist" in message
+    assert "digits" in message
+    assert run.status["status"] == "failed"
+    assert not run.status["resumable"]
+    assert "ylecun/mnist" in run.status["reason"]
+
+
+LOADED_BY_HELP = """
+import json, runpy, sys
+for recipe in sys.argv[1:]:
+    sys.argv = [recipe, "--help"]
+    try:
+        runpy.run_path(recipe, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, end.code
+print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
+"""
+
+
+def test_help_is_quick(runner: Runner, tmp_path: Path) -> None:
+    """`--help` imports no slow library, which a mistake in a flag should not wait for either."""
+    script = tmp_path / "help.py"
+    script.write_text(LOADED_BY_HELP)
+    recipes = [REPOSITORY / "recipes" / f"{recipe}.py" for recipe in RECIPES]
+    run = runner.run(script, *recipes, launcher="fresh", output_directory=False, succeeds=False)
+    assert run.returncode == 0, run.explain()
+    text, loaded = run.output.rstrip().rsplit("\n", 1)
+    assert text.count("Updates between log lines") == len(RECIPES)
+    assert not {"transformers", "datasets", "wandb", "sklearn"} & set(json.loads(loaded))

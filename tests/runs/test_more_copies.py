@@ -1,0 +1,165 @@
+"""What is special to single copies: random transforms, a second network, an average, adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from common.data.batch import DatasetSamples
+from common.data.loader import Loader
+from common.data.order import TrainingOrder
+from tests.copies.gan import MLP, Config, frechet
+from tests.copies.listed import COPIES
+from tests.copies.own_dataset import Digits
+from tests.jobs import newest_step
+from tests.launch import Finished, Runner
+from tests.runs.test_copies import whole
+
+LISTED = {copy.name: copy for copy in COPIES}
+
+
+def newest_checkpoint(run: Finished) -> Path:
+    """Return the folder of a run's last checkpoint."""
+    return run.directory / "checkpoints" / f"step-{newest_step(run.directory):08d}"
+
+
+def drawn(
+    epoch: int, workers: int, world_size: int, first_update: int = 0, noise: float = 0.05
+) -> dict[int, torch.Tensor]:
+    """Return the images of an epoch by sample, made in worker processes and on several ranks."""
+    images: dict[int, torch.Tensor] = {}
+    for rank in range(world_size):
+        samples = DatasetSamples(Digits(True, noise))
+        order = TrainingOrder(
+            num_samples=len(samples),
+            batch_size=64 // world_size,
+            world_size=world_size,
+            rank=rank,
+            lengths=None,
+            accumulation=1,
+            seed=3,
+        )
+        loader = Loader(samples, order, torch.device("cpu"), "workers", workers, seed=3)
+        numbers = order.micro_batches(epoch, first_update)
+        for micro_batch, (batch, _) in zip(numbers, loader.epoch(epoch, first_update), strict=True):
+            images |= dict(zip(micro_batch.tolist(), batch["images"], strict=True))
+    return images
+
+
+@pytest.mark.parametrize(("workers", "world_size"), [(1, 1), (2, 1), (1, 2)])
+def test_draws_are_of_seed_epoch_and_sample(workers: int, world_size: int) -> None:
+    """Torch, NumPy and `random`: however the epoch is made, and from its middle on."""
+    here = drawn(epoch=1, workers=0, world_size=1)
+    there = drawn(1, workers, world_size)
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[sample], there[sample]) for sample in here)
+    rest = drawn(1, workers, world_size, first_update=20)
+    assert 0 < len(rest) < len(here)
+    assert all(torch.equal(here[sample], rest[sample]) for sample in rest)
+
+
+def test_draws_differ_between_epochs() -> None:
+    """All images by NumPy's noise; most of them without it, by torch's shift and lost rows."""
+    for noise, least in ((0.05, 1.0), (0.0, 0.8)):
+        first, second = (drawn(epoch, 0, 1, noise=noise) for epoch in (0, 1))
+        both = first.keys() & second.keys()
+        changed = sum(not torch.equal(first[sample], second[sample]) for sample in both)
+        assert len(both) > 1000
+        assert changed >= least * len(both)
+
+
+def test_both_networks_and_optimizers_are_in_the_checkpoint(runner: Runner) -> None:
+    """What is exported is the generator alone, whose arguments build it again."""
+    run = whole(runner, LISTED["gan"])
+    folder = newest_checkpoint(run)
+    generator = load_file(folder / "model.safetensors")
+    discriminator = load_file(folder / "discriminator.safetensors")
+    assert {tuple(v.shape) for v in generator.values()} >= {(128, 32), (64, 128)}
+    assert {tuple(v.shape) for v in discriminator.values()} >= {(128, 64), (1, 128)}
+    for name in ("optimizer", "optimizer_d"):
+        moments = load_file(folder / f"{name}.safetensors")
+        assert sum(bool(value.abs().max() > 0) for value in moments.values()) >= 12, name
+    parts = json.loads((folder / "manifest.json").read_text())["parts"]
+    assert parts["scheduler"]["last_epoch"] == parts["scheduler_d"]["last_epoch"] > 0
+    assert parts["scheduler"]["base_lrs"] == [Config().learning_rate]
+    assert parts["scheduler_d"]["base_lrs"] == [2 * Config().learning_rate]
+    facts = json.loads((run.directory / "model" / "model.json").read_text())
+    model = MLP(**facts["arguments"])
+    model.load_state_dict(run.weights())
+    assert all(torch.equal(run.weights()[name], value) for name, value in generator.items())
+
+
+def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> None:
+    """Prepared, but not named: it would begin anew after a kill, and nobody would see it."""
+    source, line = LISTED["gan"].path.read_text(), "            discriminator=discriminator,\n"
+    assert source.count(line) == 1
+    path = tmp_path / "gan.py"
+    path.write_text(source.replace(line, ""))
+    run = runner.run(path, *LISTED["gan"].flags, "--tracker", "none", succeeds=False)
+    assert run.returncode == 1
+    assert "prepares another MLP than run.keep(...) names" in run.said()
+
+
+def test_frechet_distance_of_two_gaussians() -> None:
+    """|m1 - m2|² + tr(C1 + C2 - 2 √(C1 C2)): by hand for matrices that are diagonal."""
+    random = np.random.default_rng(0)
+    real = torch.from_numpy(random.normal(0, 1, (200_000, 3)))
+    other = torch.from_numpy(random.normal(0, 1, (200_000, 3))) * torch.tensor([1.0, 2.0, 3.0]) + 1
+    totals = {
+        "count": torch.tensor(len(real)),
+        "real": real.sum(0),
+        "real_products": real.T @ real,
+        "drawn": other.sum(0),
+        "drawn_products": other.T @ other,
+    }
+    assert float(frechet(totals)["frechet"]) == pytest.approx(3 + 0 + 1 + 4, rel=0.02)
+
+
+def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
+    """The loop is left before its plan's end; the average is exported, and not the model."""
+    run = whole(runner, LISTED["averaged"])
+    assert run.summary["progress/global_step"] < run.config["plan"]["total_steps"]
+    values = [*run.series("test/accuracy").values()]
+    patience = run.config["config"]["patience"]
+    assert max(values[:-patience]) >= max(values[-patience:])
+    folder = newest_checkpoint(run)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["parts"]["stopping"]["best"] == max(values)
+    average = load_file(folder / "average.safetensors")
+    model = load_file(folder / "model.safetensors")
+    for name, value in run.weights().items():
+        assert torch.equal(value, average[f"module.{name}"]), name
+        assert not torch.equal(value, model[name]), name
+
+
+def test_adapters_are_kept_small_and_exported_merged(runner: Runner, odd_text: Path) -> None:
+    """Frozen weights are written once; `model/` is a BERT that Transformers reads whole."""
+    from transformers import BertForSequenceClassification
+
+    copy = LISTED["lora"]
+    run = runner.shared(
+        *(copy.path, *copy.flags, "--dataset", odd_text, "--tracker", "none", "--log-every", 2)
+    )
+    folder = newest_checkpoint(run)
+    frozen = folder.parent / "frozen-model.safetensors"
+    changing = load_file(folder / "model.safetensors")
+    assert {name.rpartition(".")[2] for name in changing} == {"down", "up", "weight", "bias"}
+    assert sum(name.startswith("classifier") for name in changing) == 2
+    assert frozen.stat().st_size > 8 * (folder / "model.safetensors").stat().st_size
+    of_checkpoint = sum(path.stat().st_size for path in folder.glob("*"))
+    assert of_checkpoint < frozen.stat().st_size / 3
+    model, loading = BertForSequenceClassification.from_pretrained(
+        run.directory / "model", output_loading_info=True
+    )
+    assert not any(loading.values()), loading
+    base = load_file(frozen)
+    name = "bert.encoder.layer.0.attention.self.query"
+    up, down = (changing[f"{name}.parametrizations.weight.0.{part}"] for part in ("up", "down"))
+    added = base[f"{name}.parametrizations.weight.original"] + up @ down
+    torch.testing.assert_close(model.get_submodule(name).weight.detach(), added)
+    assert float((up @ down).abs().max()) > 1e-3

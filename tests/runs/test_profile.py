@@ -1,0 +1,107 @@
+"""`--profile` of real runs: the verdict fits the run, and its files and figures are whole."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from common.measure.stopwatch import FIRST_UPDATES
+from common.profile.verdict import DATA
+from tests.launch import REPOSITORY, Finished, Runner
+from tests.wandb_file import records
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def data_bound(runner: Runner) -> Finished:
+    """An MLP whose images take two milliseconds each to transform."""
+    script = REPOSITORY / "tests" / "slow_data.py"
+    flags = ("--dataset", "digits", "--batch-size", 32, "--max-steps", 30, "--log-every", 1)
+    return runner.shared(
+        *(script, 2, REPOSITORY / "recipes" / "mnist_mlp.py", *flags, "--profile"),
+        launcher="python",
+    )
+
+
+@pytest.fixture(scope="session")
+def compute_bound(runner: Runner) -> Finished:
+    """ResNet-18 on random images that are there."""
+    flags = ("--dataset", "synthetic", "--image-size", 32, "--batch-size", 16, "--max-steps", 12)
+    flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--profile")
+    return runner.shared("resnet", *flags)
+
+
+def test_slow_transform_is_data_bound(data_bound: Finished) -> None:
+    """The verdict says so, with the share of time, and the flag that helps."""
+    verdict = data_bound.read("profile/verdict.json")
+    assert verdict["verdict"] == "data-bound"
+    milliseconds = verdict["milliseconds_per_update"]
+    # 32 samples that sleep for two milliseconds each, at the least.
+    assert milliseconds["data"] >= 64
+    assert milliseconds["data"] == pytest.approx(verdict["shares"]["data"] * milliseconds["total"])
+    assert "profile data-bound: of" in data_bound.output
+    assert "--num-workers" in data_bound.output
+
+
+def test_resnet_is_compute_bound(compute_bound: Finished) -> None:
+    """Convolutions take most of an update."""
+    verdict = compute_bound.read("profile/verdict.json")
+    assert verdict["verdict"] == "compute-bound"
+    milliseconds = verdict["milliseconds_per_update"]
+    assert milliseconds["compute"] > 2 * milliseconds["memory"]
+    assert "profile compute-bound: of" in compute_bound.output
+
+
+def test_profiles_name_what_was_run(data_bound: Finished, compute_bound: Finished) -> None:
+    """The recipes' own operations are in the trace and the tables."""
+    for run, operation in ((data_bound, "aten::addmm"), (compute_bound, "aten::convolution")):
+        folder = run.directory / "profile"
+        with gzip.open(folder / "trace.json.gz", "rt") as file:
+            names = [item.get("name") for item in json.load(file)["traceEvents"]]
+        assert {operation, DATA} <= set(names)
+        # The updates that were kept, and none of those that warm the profiler up.
+        steps = [n for n in names if n and n.startswith("ProfilerStep")]
+        assert len(set(steps)) in (1, 2, 5, 10)
+        with (folder / "top_operations.csv").open() as file:
+            assert operation in {row["name"] for row in csv.DictReader(file)}
+        assert operation in (folder / "top_operations.txt").read_text()
+        assert (folder / "memory.png").stat().st_size > 1000
+
+
+def test_profiled_updates_are_not_in_the_figures(data_bound: Finished) -> None:
+    """They have no speed in the log, the run says which they are, and the others go on."""
+    speeds = data_bound.series("perf/samples_per_second")
+    assert set(data_bound.series("train/loss")) == set(range(1, 31))
+    assert set(range(1, 31)) - set(speeds) == set(range(14, 26))
+    assert "updates 14 to 25 are left out of perf/" in data_bound.output
+    assert data_bound.output.count("profiling") == 12
+
+
+def test_profile_is_kept_at_wandb(data_bound: Finished) -> None:
+    """The files are an artifact of the W&B run, the picture a panel, the verdict in its summary."""
+    found = records(data_bound)
+    (artifact,) = found["artifact"]["profile"]
+    names = {entry["path"] for entry in artifact["manifest"]["contents"]}
+    files = {"trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
+    assert names == files | {"verdict.json"}
+    assert any("profile/memory._type" in row for row in found["history"])
+    assert found["summary"]["profile/verdict"] == "data-bound"
+    # Nothing else was lost to it.
+    steps = [row["progress/global_step"] for row in found["history"] if "train/loss" in row]
+    assert steps == list(range(1, 31))
+
+
+def test_a_profile_on_two_processes_leaves_out_its_updates_alone(runner: Runner) -> None:
+    """One process looks, both leave the same updates out, and all others have a speed."""
+    flags = ("--dataset", "digits", "--batch-size", 32, "--max-steps", 33, "--log-every", 1)
+    run = runner.run("mnist_mlp", *flags, "--profile", "--tracker", "none", launcher="two")
+    timed = set(run.series("perf/step_milliseconds"))
+    left_out = sorted(set(range(1, 34)) - timed)
+    assert left_out == list(range(left_out[0], left_out[-1] + 1))
+    assert left_out[0] > FIRST_UPDATES + 1
+    assert left_out[-1] < 33
+    assert "waiting for other processes" in run.read("profile/verdict.json")["evidence"]

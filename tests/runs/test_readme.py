@@ -1,0 +1,384 @@
+"""Each command that the README shows runs, and what it says of files is so."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.table import markdown
+from common.config import parse_config
+from common.data.sources import BUILT_IN
+from common.tune.__main__ import read_command_line
+from common.tune.space import load_recipe, parse_space
+from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
+from tests.local_data import grey_images, write_parquet
+
+README = REPOSITORY / "README.md"
+TEXT = README.read_text() if README.exists() else ""
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SHELL = [block for language, block in BLOCKS if language in ("bash", "sh", "console")]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+LINES = [
+    line
+    for block in SHELL
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+
+# What ends a command within a line.
+SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
+TRAINING = ("accelerate", "torchrun")
+EXECUTED = {"cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
+# Not run here: they install, upload, show, or need a cluster; these lines' files are looked at.
+LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "ruff", "mypy", "make"}
+
+pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.md yet")
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the repository, and takes what the commands write."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("recipes", "accelerate_configs", "common", "benchmarks", "pyproject.toml"):
+        if (REPOSITORY / name).exists():
+            (folder / name).symlink_to(REPOSITORY / name)
+    return folder
+
+
+def recipe_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """Return the recipe that a command launches and its flags, if it launches one."""
+    for position, word in enumerate(words):
+        if word.endswith(".py"):
+            stem = Path(word).stem
+            known = stem if (REPOSITORY / "recipes" / f"{stem}.py").exists() else "resnet"
+            return known, words[position + 1 :]
+    return None
+
+
+def small(words: list[str], workspace: Path) -> list[str]:
+    """Return a command that launches a recipe, made tiny, without the Hub and without GPUs."""
+    launched = recipe_of(words)
+    assert launched is not None, f"launches no script: {shlex.join(words)}"
+    recipe, flags = launched
+    head = words[: len(words) - len(flags)]
+    if head[:2] == ["accelerate", "launch"] and any("multi" in word for word in head):
+        head[2:2] = ["--main_process_port", str(free_port())]
+    if head[0] == "torchrun":
+        head[1:1] = ["--master-port", str(free_port())]
+    if "--help" in flags:
+        return [*head, *flags]
+    built_in = "docstrings" if recipe == "bert" else "digits"
+    if "--model" in flags and recipe == "bert":
+        flags[flags.index("--model") + 1] = "scratch"
+    if "--dataset" in flags:
+        position = flags.index("--dataset") + 1
+        if flags[position].startswith(("path/", "./", "/")):
+            flags[position] = str(local_folder(workspace, flags))
+        elif flags[position] not in BUILT_IN:
+            flags[position] = built_in
+    elif not {"--resume", "--config", "--evaluate-only"} & set(flags):
+        flags += ["--dataset", built_in]
+    return [*head, *flags, *missing_flags(flags)]
+
+
+def missing_flags(flags: list[str]) -> Iterator[str]:
+    """Yield what makes a run tiny, where the command itself does not say."""
+    if "--evaluate-only" in flags:
+        yield from ("--tracker", "none")
+        return
+    if "--resume" in flags:
+        yield from ("--target", "0")  # see `leave_unfinished`
+    tiny = {"--max-steps": "2", "--epochs": "1", "--tracker": "none", "--log-every": "1"}
+    for flag, value in (tiny | {"--batch-size": "16"}).items():
+        if flag not in flags and not (flag == "--batch-size" and "--resume" in flags):
+            yield from (flag, value)
+
+
+def local_folder(workspace: Path, flags: list[str]) -> Path:
+    """Make the folder of images that the README assumes, with its column of labels."""
+    from datasets import ClassLabel, Features, Image
+
+    label = flags[flags.index("--label-column") + 1] if "--label-column" in flags else "label"
+    columns = grey_images(60, 0)
+    columns[label] = columns.pop("label")
+    features = Features({"image": Image(), label: ClassLabel(names=["a", "b", "c"])})
+    folder = workspace / "path" / "to" / "folder"
+    write_parquet(folder / "train.parquet", columns, features)
+    return folder
+
+
+def shell(command: str, workspace: Path, runner: Runner) -> str:
+    """Run a line of the README as a shell does; return what it printed."""
+    environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    if "resnet.py --compile" in command:
+        # It takes a minute; `test_equivalence` compiles an MLP and BERT for real.
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+    words = ["bash", "-c", command]
+    status, output, errors = run_command(words, environment, workspace, 300, one_core=True)
+    assert status == 0, f"{command}\nended with {status}\n{output[-3000:]}\n{errors[-5000:]}"
+    return output
+
+
+def forked(words: list[str], workspace: Path, runner: Runner) -> int:
+    """Run a recipe as a line does, but for the seconds of its imports; return the status."""
+    environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
+    script = str(workspace / words[1])
+    with (workspace / "said.txt").open("w") as said:
+        process = runner.start([script, *words[2:]], "python", environment, workspace, said, said)
+        return process.wait(300)
+
+
+def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) -> None:
+    """Make the run that a command of the README goes on with, ended by a missed target."""
+    flags = missing_flags(["--target", "1", "--batch-size", "16"])
+    data = "docstrings" if recipe == "bert" else "digits"
+    words = ["python", f"recipes/{recipe}.py", "--dataset", data, "--output-dir", f"runs/{name}"]
+    words += ["--batch-size", "16", "--target", "1", *flags]
+    forked(words, workspace, runner)
+    assert (workspace / "runs" / name / "checkpoints").is_dir()
+
+
+def prepare(line: str, workspace: Path, runner: Runner) -> None:
+    """Make what earlier lines of the README would have left, if they were not run."""
+    for name in re.findall(r"\bruns/(\w+)", line):
+        if (workspace / "runs" / name).exists() or makes(line, name):
+            continue
+        makers = [other for other in LINES if makes(other, name)]
+        if f"--resume runs/{name}" in line:
+            launched = recipe_of(shlex.split(line))
+            assert launched is not None
+            leave_unfinished(name, launched[0], workspace, runner)
+        else:
+            assert makers, f"no line of the README makes runs/{name}"
+            words = shlex.split(rewritten(makers[0], workspace))
+            assert words[:2] == ["accelerate", "launch"], words
+            assert forked(words[1:], workspace, runner) == 0
+
+
+def makes(line: str, name: str) -> bool:
+    """Whether a line makes the run, or begins the search, in runs/`name`."""
+    begins = f"--study runs/{name}" in line and ".py" in line
+    return begins or f"--output-dir runs/{name}" in line
+
+
+def small_search(words: list[str]) -> list[str]:
+    """Return a command that searches, with tiny trials: three at most, one where it begins."""
+    begins = any(word.endswith(".py") for word in words)
+    if "--trials" in words:
+        position = words.index("--trials")
+        del words[position : position + 2]
+    tiny = {"--max-steps": 2, "--eval-every": 1, "--tracker": "none", "--dataset": "digits"}
+    flags = [f"{word}" for pair in tiny.items() for word in pair] if begins else []
+    return [*words, *flags, "--trials", "1" if begins else "2"]
+
+
+def rewritten(line: str, workspace: Path) -> str:
+    """Return a line with each of its commands made tiny, or left out where it only installs."""
+    parts = SEPARATOR.split(line)
+    for position in range(0, len(parts), 2):
+        command = parts[position].strip()
+        keyword = re.match(r"(until|while|if|do|then|!)\s+", command)
+        prefix = keyword.group(0) if keyword else ""
+        words = shlex.split(command.removeprefix(prefix))
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            prefix += words.pop(0) + " "
+        if not words:
+            continue
+        if words[:3] == ["python", "-m", "common.tune"]:
+            parts[position] = prefix + shlex.join(small_search(words))
+        elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
+            parts[position] = prefix + shlex.join(small(words, workspace))
+        elif words[0] in LOOKED_AT:
+            for word in words:
+                assert not word.endswith((".yaml", ".txt", ".sh")) or (REPOSITORY / word).is_file()
+            parts[position] = prefix + "true"
+        elif words[1:2] == ["benchmarks/peers.py"]:
+            tiny = (
+                "--suites",
+                "loop",
+                "--rounds",
+                "1",
+                "--steps",
+                "0.01",
+                "--output",
+                "peers.json",
+            )
+            parts[position] = prefix + shlex.join([*words[:2], *tiny])
+        elif words[:2] == ["python", "-m"] and words[2] in (
+            "common.compare",
+            "common.compare.view",
+        ):
+            parts[position] = prefix + shlex.join(words)
+        elif words[0] == "python":
+            scripts = [word for word in words if word.endswith(".py")]
+            assert scripts, f"teach this test about: {command}"
+            for script in scripts:
+                ast.parse((REPOSITORY / script).read_text())
+            parts[position] = prefix + "true"
+        else:
+            assert words[0] in EXECUTED, f"teach this test about: {command}"
+    return "".join(parts)
+
+
+def needs_gpu(line: str) -> bool:
+    """Whether a line launches on GPUs."""
+    return "gpu" in line.split("recipes/")[0] and not line.startswith("sbatch")
+
+
+def marked_lines() -> Iterator[object]:
+    """Yield the lines to run; what launches is slow, but for the first of all."""
+    launches = 0
+    for line in LINES:
+        if needs_gpu(line):
+            continue
+        is_slow = any(word in line for word in ("common.tune", "common.compare", "peers.py"))
+        if re.search(r"(?:launch|torchrun).* \S+\.py", line):
+            is_slow, launches = launches > 0, launches + 1
+        yield pytest.param(line, marks=[pytest.mark.slow] if is_slow else [], id=line[:60])
+
+
+@pytest.mark.parametrize("line", list(marked_lines()))
+def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
+    """A command of the README runs as it stands, but for fewer steps and data that are here."""
+    prepare(line, workspace, runner)
+    before = set((workspace / "runs").glob("*"))
+    output = shell(rewritten(line, workspace), workspace, runner)
+    if "launch" in line or "torchrun" in line:
+        assert "accuracy" in output or "is finished" in output, output
+        for directory in set((workspace / "runs").glob("*")) - before:
+            assert '"finished"' in (directory / "status.json").read_text(), directory
+    shown = {"--help": "--learning-rate", "common.compare": "(baseline)"}
+    shown |= {"common.tune": "best: trial-", "common.compare.view": "train/loss"}
+    shown |= {"peers.py": "written: peers.json"}
+    for word, said in shown.items():
+        assert word not in line or said in output, output
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if needs_gpu(line)])
+def test_gpu_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command for GPUs names a launch config that is there, and flags that the recipe has."""
+    words = shlex.split(line)
+    assert (REPOSITORY / words[words.index("--config_file") + 1]).parent == CONFIGS
+    assert (REPOSITORY / words[words.index("--config_file") + 1]).is_file()
+    launched = recipe_of(words)
+    assert launched is not None
+    assert_flags_exist(*launched, monkeypatch)
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("sbatch")])
+def test_slurm_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command for a cluster, which is not here, names a script and flags that are there."""
+    words = shlex.split(line)
+    script = next(word for word in words if word.endswith(".sh"))
+    assert (REPOSITORY / script).is_file()
+    launched = recipe_of(words)
+    assert launched is not None
+    assert_flags_exist(*launched, monkeypatch)
+
+
+def assert_flags_exist(recipe: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a recipe takes these flags."""
+    monkeypatch.setattr(sys, "argv", [f"{recipe}.py", *flags])
+    parse_config(import_module(f"recipes.{recipe}").Config)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flags that the test above changes are right as the README has them."""
+    for command in SEPARATOR.split(line)[::2]:
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "common.tune"] and "recipes/" in command:
+            settings = read_command_line(words[3:])[1]
+            recipe = REPOSITORY / settings.recipe
+            assert parse_space(settings.flags, load_recipe(recipe))[0]
+            continue
+        launched = recipe_of(words) if {"launch", "torchrun", "python"} & set(words) else None
+        if launched is None or not Path(words[-len(launched[1]) - 1]).match("recipes/*.py"):
+            continue
+        stateful = {"--help", "--resume", "--config"} & set(launched[1])
+        if not stateful:
+            assert_flags_exist(*launched, monkeypatch)
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_python_runs(block: str, workspace: Path, runner: Runner) -> None:
+    """A Python snippet runs, on a run that a command of the README makes."""
+    prepare(block, workspace, runner)
+    (workspace / "snippet.py").write_text(block)
+    assert len(block.splitlines()) <= 12
+    assert shell("python snippet.py", workspace, runner).strip()
+
+
+def test_two_commands_install_run_and_test() -> None:
+    """The README has the two commands of a fresh machine, and the flag that runs all tests."""
+    assert "pip install -r requirements.txt && accelerate launch recipes/mnist_mlp.py" in LINES
+    assert "pip install -r requirements-dev.txt && pytest" in LINES
+    assert 'pytest -m ""' in TEXT
+    script = REPOSITORY / ".ci" / "run"
+    assert re.search(r"\bpytest -m ['\"]{2}( --durations=\d+)?$", script.read_text(), re.MULTILINE)
+
+
+def test_requirements_are_pinned_within_the_ranges() -> None:
+    """`requirements.txt` pins what `pyproject.toml` allows, and ends with the package itself."""
+    lines = [
+        line.split("#")[0].strip()
+        for line in (REPOSITORY / "requirements.txt").read_text().splitlines()
+    ]
+    lines = [line for line in lines if line]
+    assert lines[-1] == "-e ."
+    pinned = {r.name: r for r in map(Requirement, lines[:-1])}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    ranges = {r.name: r for r in map(Requirement, project["dependencies"])}
+    assert pinned.keys() == ranges.keys()
+    for name, requirement in pinned.items():
+        (specifier,) = requirement.specifier
+        assert specifier.operator == "==", name
+        assert ranges[name].specifier.contains(specifier.version), name
+    development = (REPOSITORY / "requirements-dev.txt").read_text().splitlines()
+    assert development[0] == "-r requirements.txt"
+    for line in development[1:]:
+        if line and not line.startswith("#"):
+            Requirement(line)
+
+
+def test_links_lead_somewhere() -> None:
+    """Files that the README links to are there."""
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", TEXT)
+    for link in links:
+        assert (REPOSITORY / link).exists(), link
+
+
+def test_no_figure_is_left_open() -> None:
+    """No placeholder stands where a measured figure belongs."""
+    assert not re.findall(r"@[A-Z0-9]+@|TODO|TBD|XXX", TEXT)
+
+
+def test_benchmark_tables_are_what_was_measured() -> None:
+    """The README shows each file of results whole, as `benchmarks.table` prints it."""
+    files = [*(REPOSITORY / "benchmarks" / "results").glob("*.json")]
+    assert files
+    for file in files:
+        assert markdown(json.loads(file.read_text())) in TEXT
+
+
+@pytest.mark.parametrize("name", ["regression", "averaged"])
+def test_diffs_are_those_of_the_copies(name: str) -> None:
+    """Each line that a diff in the README takes out, or puts in, is one that the copy does."""
+    origin = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text().splitlines()
+    copy = (REPOSITORY / "tests" / "copies" / f"{name}.py").read_text().splitlines()
+    (block,) = re.findall(rf"{name}\.py\).*?```diff\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.splitlines():
+        present, absent = (copy, origin) if line[0] == "+" else (origin, copy)
+        assert line[1:] in present, line
+        assert line[1:] not in absent, line

@@ -1,0 +1,312 @@
+"""Each recipe learns on its built-in data, and leaves a complete run directory."""
+
+from __future__ import annotations
+
+import json
+import platform
+from statistics import mean
+
+import numpy as np
+import pytest
+import torch
+
+from common.data.sources import find_named
+from common.data.tables import load_raw
+from tests.launch import Finished, Runner
+
+ALWAYS = {
+    *("train/loss", "train/accuracy", "train/learning_rate", "train/grad_norm"),
+    "train/skipped_updates",
+    *("perf/samples_per_second", "perf/samples_per_second_per_device"),
+    *("perf/step_milliseconds", "perf/data_wait_fraction", "memory/host_rss_mib"),
+    *("progress/global_step", "progress/epoch", "progress/samples"),
+}
+# All names that the design knows; a run has those that its hardware and data can give.
+VOCABULARY = ALWAYS | {
+    *("train/loss_scale", "perf/tokens_per_second", "perf/tflops_per_device"),
+    *("val/loss", "val/accuracy", "val/count", "val/f1", "val/macro_f1"),
+    *("test/loss", "test/accuracy", "test/count", "test/f1", "test/macro_f1"),
+    *("perf/mfu", "perf/goodput", "perf/joules_per_sample", "memory/peak_allocated_mib"),
+    *("memory/peak_reserved_mib", "gpu/utilization", "gpu/power_watts"),
+    "time/train_seconds",
+}
+ONLY_IN_SUMMARY = {"val/best_accuracy", "time/total_seconds"}
+PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+
+SPLITS = {"validation": "val/", "test": "test/"}
+LEARNED = ("learned_mlp", "learned_resnet", "learned_bert")
+
+
+@pytest.fixture
+def learned(request: pytest.FixtureRequest) -> Finished:
+    """One of the runs that learned, by the name of its fixture."""
+    return request.getfixturevalue(request.param)
+
+
+def prefixes_of(run: Finished) -> tuple[str, str]:
+    """Return how the metrics begin of the splits evaluated during training and at its end."""
+    sizes = run.config["data"]["sizes"]
+    found = [prefix for split, prefix in SPLITS.items() if split in sizes]
+    return found[0], found[-1]
+
+
+def test_mlp_learns_digits(learned_mlp: Finished) -> None:
+    """Fifteen epochs give 93 % on held-out digits."""
+    assert learned_mlp.summary["test/accuracy"] >= 0.93
+    assert learned_mlp.summary["test/count"] == 360
+    assert learned_mlp.config["data"]["sizes"] == {"train": 1437, "test": 360}
+
+
+def test_resnet_learns_digits(learned_resnet: Finished) -> None:
+    """Three epochs give 90 % on held-out digits."""
+    assert learned_resnet.summary["test/accuracy"] >= 0.90
+    assert learned_resnet.summary["test/count"] == 360
+
+
+def test_bert_learns_docstrings(learned_bert: Finished) -> None:
+    """Four epochs from scratch beat by far what a majority guess reaches, which is said."""
+    raw = load_raw(find_named("docstrings", None), None)
+    guess = np.bincount(raw.labels["train"]).argmax()
+    majority = float((raw.labels["test"] == guess).mean())
+    assert majority < 0.35
+    assert learned_bert.summary["test/accuracy"] >= max(0.6, 2 * majority)
+    assert learned_bert.summary["val/best_accuracy"] >= 0.6
+    assert learned_bert.summary["test/count"] == len(raw.labels["test"])
+    assert f"{raw.class_names[guess]}: {majority:.1%} of test" in learned_bert.output
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_losses_fall(learned: Finished) -> None:
+    """The training loss falls by a quarter at least; label smoothing keeps it from 0."""
+    losses = list(learned.series("train/loss").values())
+    assert losses[-1] < losses[0] * 0.75
+    assert learned.summary["train/loss"] < losses[0] * 0.75
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_config_says_what_ran(learned: Finished) -> None:
+    """`config.json` has all flags, the effective precision and batch, versions and the commit."""
+    config, environment = learned.config["config"], learned.config["environment"]
+    assert environment["mixed_precision"] in ("no", "bf16")
+    assert environment["world_size"] == 1
+    assert environment["device_type"] == "cpu"
+    assert environment["effective_batch_size"] == config["batch_size"]
+    assert environment["python"] == platform.python_version()
+    assert environment["versions"]["torch"] == torch.__version__
+    assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
+    assert "git_commit" in environment
+    assert config["epochs"] in (3, 4, 15)
+    assert learned.config["architecture"]["parameters"] > 100_000
+    assert learned.config["data"]["reason"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_metrics_have_the_design_s_names(learned: Finished) -> None:
+    """`metrics.jsonl` rises strictly in step, and has the shared vocabulary and no other."""
+    lines = learned.metrics
+    steps = [line["progress/global_step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == learned.config["plan"]["total_steps"]
+    assert steps[-1] == learned.summary["progress/global_step"]
+    names, (prefix, final) = set().union(*lines), prefixes_of(learned)
+    figures = {prefix + name for name in ("loss", "accuracy", "count")}
+    assert names >= ALWAYS | figures | {final + "accuracy"}
+    assert names <= VOCABULARY
+    # A line holds what was logged at its step: of training, of an evaluation, or of both.
+    for line in lines:
+        assert "train/loss" in line or figures <= line.keys()
+        assert len(figures & line.keys()) in (0, 3)
+    for other in {*SPLITS.values()} - {prefix, final}:
+        assert not [name for name in names | learned.summary.keys() if name.startswith(other)]
+    trained = [line for line in lines if "train/loss" in line]
+    assert all(line["perf/samples_per_second"] > 0 for line in trained)
+    assert all(0 <= line["perf/data_wait_fraction"] <= 1 for line in trained)
+    assert all(line["train/skipped_updates"] == 0 for line in trained)
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_evaluation_comes_each_epoch(learned: Finished) -> None:
+    """Each epoch's end has an evaluation, and so has the run's."""
+    per_epoch = learned.config["plan"]["updates_per_epoch"]
+    total = learned.config["plan"]["total_steps"]
+    (prefix, final), evaluated = prefixes_of(learned), [*range(per_epoch, total + 1, per_epoch)]
+    assert list(learned.series(prefix + "accuracy")) == evaluated
+    if final != prefix:
+        assert list(learned.series(final + "accuracy")) == [total]
+    for split in (prefix, final):
+        assert learned.series(split + "accuracy")[total] == learned.summary[split + "accuracy"]
+        assert learned.series(split + "loss")[total] == learned.summary[split + "loss"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_summary_is_complete(learned: Finished) -> None:
+    """`summary.json` is flat and has the run's last and best figures, throughput and times."""
+    summary = learned.summary
+    figures = {p + name for p in prefixes_of(learned) for name in ("loss", "accuracy", "count")}
+    assert summary.keys() >= ALWAYS | figures | {"time/total_seconds", "time/train_seconds"}
+    assert summary.keys() <= VOCABULARY | ONLY_IN_SUMMARY
+    assert all(isinstance(value, (int, float)) for value in summary.values())
+    assert 0 < summary["time/train_seconds"] < summary["time/total_seconds"]
+    # Best is told of validation data alone: digits has a test split, which selects nothing.
+    has_validation = "validation" in learned.config["data"]["sizes"]
+    assert ("val/best_accuracy" in summary) == has_validation
+    if learned.config["recipe"] == "bert":
+        assert summary["perf/tokens_per_second"] > summary["perf/samples_per_second"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_status_says_finished(learned: Finished) -> None:
+    """`status.json` says that the run finished, and at which update."""
+    status = learned.status
+    assert status["status"] == "finished"
+    assert status["reason"] is None
+    assert status["global_step"] == learned.config["plan"]["total_steps"]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_model_is_kept_without_pickles(learned: Finished) -> None:
+    """`model/` has weights as safetensors in fp32, class names, and nothing that is unpickled."""
+    facts = learned.read("model/model.json")
+    assert facts["recipe"] == learned.config["recipe"]
+    assert len(facts["class_names"]) == learned.config["data"]["classes"]
+    weights = learned.weights()
+    floats = [value for value in weights.values() if value.is_floating_point()]
+    assert all(value.dtype == torch.float32 for value in floats)
+    everything = [path for path in learned.directory.rglob("*") if path.is_file()]
+    assert not [path for path in everything if path.suffix in PICKLES]
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_terminal_shows_what_runs_and_how_it_ended(learned: Finished) -> None:
+    """The terminal has a block first, a line at each log interval, and a table at the end."""
+    lines = learned.output.splitlines()
+    first = "\n".join(lines[: next(i for i, line in enumerate(lines) if "loss" in line)])
+    facts = learned.config
+    for shown in (
+        *(facts["recipe"], f"{facts['architecture']['parameters']:,}", facts["data"]["name"]),
+        *(facts["data"]["reason"], f"{facts['data']['classes']} classes"),
+        *(facts["environment"]["device"], "1 process", str(learned.directory)),
+        f"{facts['plan']['total_steps']} updates",
+    ):
+        assert shown in first, shown
+    for step, loss in learned.series("train/loss").items():
+        assert f"step {step}/{facts['plan']['total_steps']}  loss {loss:.4f}" in learned.output
+    table = "\n".join(lines[-12:])
+    assert f"{learned.summary[prefixes_of(learned)[1] + 'accuracy']:.4f}" in table
+    assert str(learned.directory) in table
+    assert "Warning" not in learned.errors
+
+
+def test_auto_takes_built_in_data_where_the_hub_does_not_answer(learned_mlp: Finished) -> None:
+    """Without a data set named, and no Hub, the recipe trains on digits and says why."""
+    data = learned_mlp.config["data"]
+    assert data["name"] == "digits"
+    assert "Hub" in data["reason"]
+    assert learned_mlp.config["config"]["dataset"] == "digits"
+    assert data["reason"] in learned_mlp.output
+
+
+def evaluated_again(runner: Runner, run: Finished) -> Finished:
+    """Evaluate the model of a run, and do not train."""
+    return runner.run(
+        run.config["recipe"],
+        *("--evaluate-only", "--init-from", run.directory, "--tracker", "none"),
+        launcher="python",
+    )
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_evaluate_only_reproduces_figures(learned: Finished, runner: Runner) -> None:
+    """`--evaluate-only --init-from RUN` gives the run's final figures, and no other flag."""
+    again = evaluated_again(runner, learned)
+    for metric in ("loss", "accuracy", "count"):
+        name = prefixes_of(learned)[1] + metric
+        assert again.summary[name] == pytest.approx(learned.summary[name], rel=1e-6), name
+    assert "perf/samples_per_second" not in again.summary
+    assert again.config["config"]["dataset"] == learned.config["config"]["dataset"]
+
+
+def test_bert_model_folder_loads_with_transformers(learned_bert: Finished) -> None:
+    """`from_pretrained` reads model and tokenizer from `model/`, as the README shows."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from common.data.built_in import docstrings
+
+    folder = learned_bert.directory / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert len(tokenizer) > 1000
+    assert model.config.id2label[0] == learned_bert.read("model/model.json")["class_names"][0]
+    rows = docstrings()["train"].shuffle(seed=0)[:128]
+    encoded = tokenizer(
+        rows["text"], truncation=True, max_length=128, padding=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        right = model(**encoded).logits.argmax(-1) == torch.tensor(rows["label"])
+    assert right.float().mean() >= 0.6
+
+
+def test_image_model_folder_predicts(learned_mlp: Finished) -> None:
+    """`load_model` gives the trained model and its preprocessing, right on held-out digits."""
+    from common.checkpoints.export import load_model
+    from common.data.built_in import digits
+    from recipes.mnist_mlp import MLP
+
+    model, preprocess = load_model(MLP, learned_mlp.directory)
+    rows = digits()["test"].select(range(100))
+    with torch.inference_mode():
+        right = [
+            preprocess.class_names[int(model(preprocess(row["image"])).argmax())]
+            == str(row["label"])
+            for row in rows
+        ]
+    assert mean(right) >= 0.9
+
+
+def test_run_repeats_for_others(learned_mlp: Finished) -> None:
+    """All JSON of a run is strict: no NaN, which other languages don't read."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in {path}")
+
+    for path in learned_mlp.directory.rglob("*.json*"):
+        for line in [path.read_text()] if path.suffix == ".json" else path.open():
+            json.loads(line, parse_constant=refuse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "seeds"), [("mnist_mlp", 3), ("resnet", 1)])
+def test_image_recipe_reaches_its_accuracy(recipe: str, seeds: int, runner: Runner) -> None:
+    """The default settings give 97 % on digits: the MLP as a mean of seeds, ResNet with each."""
+    accuracies = [
+        runner.run(
+            *(recipe, "--dataset", "digits", "--seed", seed, "--tracker", "none"),
+            timeout=1800,
+        ).summary["test/accuracy"]
+        for seed in range(seeds)
+    ]
+    assert mean(accuracies) >= 0.97, accuracies
+
+
+@pytest.mark.slow
+def test_bert_reaches_its_accuracy(runner: Runner) -> None:
+    """The default settings give 85 % on docstrings."""
+    flags = ("--dataset", "docstrings", "--tracker", "none")
+    run = runner.run("bert", *flags, timeout=1800)
+    assert run.summary["val/accuracy"] >= 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--model", "resnet50", "--image-size", 72),
+        ("--model", "resnet34", "--gradient-checkpointing"),
+    ],
+)
+def test_other_resnets_run(flags: tuple[object, ...], runner: Runner) -> None:
+    """The deeper networks, the ImageNet stem and recomputation train and evaluate."""
+    small = ("--batch-size", 4, "--max-steps", 2, "--tracker", "none", "--log-every", 1)
+    run = runner.run("resnet", "--dataset", "digits", *flags, *small)
+    assert run.summary["test/count"] == 360
+    assert run.config["architecture"]["name"] == flags[1]

@@ -1,0 +1,116 @@
+"""What a resumed run goes on with: new orders of samples, and an evaluation that was cut short."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from common.checkpoints.store import step_folders
+from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
+from tests.launch import REPOSITORY, Launcher, Runner
+
+RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
+UPDATES = 11  # in an epoch of `MLP`
+
+
+def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """Killed in the middle of epoch 1: epochs 1, 2 and 3 differ, and are the unbroken run's."""
+    flags = (*MLP, "--epochs", 4, "--num-workers", 0, "--data-placement", "workers")
+    whole_folder, folder, directory = tmp_path / "whole", tmp_path / "killed", tmp_path / "run"
+    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="python")
+    job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
+              directory=directory)  # fmt: skip
+    job.wait_until(lambda: UPDATES < newest_step(directory) < 2 * UPDATES)
+    job.kill()
+    found = newest_step(directory)
+    assert UPDATES < found < 2 * UPDATES, "the kill came too late for epoch 1"
+    job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory)
+    assert job.end() == 0, job.said()
+    expected, _, updates = recorded(whole_folder)
+    record, beginnings, total = recorded(folder)
+    assert record == expected
+    assert beginnings == [(0, 0), divmod(found, UPDATES)]
+    # What is written while a checkpoint is on its way to the disk is made again as well.
+    assert total <= updates + 2 * EVERY
+    orders = [
+        [samples for (epoch, *_), made in record.items() if epoch == number for samples in made]
+        for number in range(4)
+    ]
+    for number, order in enumerate(orders):
+        assert len(set(order)) == len(order) == UPDATES * 128
+        assert order not in orders[:number]
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+
+
+# Evaluations of 23 batches on one process and 12 on two.
+SLOW = ("--batch-size", 16, "--epochs", 2, "--checkpoint-every", 1000)
+SLEEP = 2
+
+
+def slow_evaluation(folder: Path) -> Path:
+    """Return a copy of the MLP recipe whose evaluations take longer than a stop may."""
+    source = RECIPE.read_text()
+    line = "            loss, logits = compute_loss(bare_model, batch)\n"
+    assert source.count(line) == 1
+    pause = f"(run.directory.path / 'evaluating').touch(); __import__('time').sleep({SLEEP})"
+    path = folder / "mnist_mlp.py"
+    path.write_text(source.replace(line, f"            {pause}\n{line}"))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["python", "two"])
+def test_signal_cuts_an_evaluation_short(
+    runner: Runner, tmp_path: Path, launcher: Launcher
+) -> None:
+    """In the middle of a run and at its end: saved in time, made again, nothing else changes."""
+    flags = (*MLP, *SLOW, "--gradient-accumulation-steps", 8 if launcher == "python" else 4)
+    whole = runner.run("mnist_mlp", *flags, launcher=launcher)
+    directory, slow = tmp_path / "run", slow_evaluation(tmp_path)
+    again: tuple[object, ...] = (*flags, "--output-dir", directory)
+    # The evaluation at the end of epoch 0, then that one made again, then the final one.
+    recipes = [slow, slow, RECIPE] if launcher == "python" else [slow, RECIPE]
+    for recipe in recipes:
+        job = Job(runner, recipe, *again, directory=directory, launcher=launcher)
+        again = ("--resume", directory)
+        if recipe is RECIPE:
+            assert job.end() == 0, job.said()
+            break
+        job.wait_until((directory / "evaluating").exists)
+        (directory / "evaluating").unlink()
+        began = time.monotonic()
+        # On two processes the other one has to hear of it.
+        job.workers()[-1].send_signal(signal.SIGTERM)
+        job.end(60)
+        assert time.monotonic() - began < 20
+        status = job.read("status.json")
+        assert status["status"] == "preempted", job.said()
+        assert status["global_step"] == newest_step(directory) == UPDATES
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+
+
+@pytest.mark.slow
+def test_signal_cuts_the_final_evaluation_short(runner: Runner, tmp_path: Path) -> None:
+    """After the last update only the evaluation is made again."""
+    flags = (*MLP, *SLOW, "--epochs", 1, "--gradient-accumulation-steps", 8)
+    directory, slow = tmp_path / "run", slow_evaluation(tmp_path)
+    job = Job(runner, slow, *flags, "--output-dir", directory, directory=directory)
+    job.wait_until((directory / "evaluating").exists)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end(20) == 75, job.said()
+    (checkpoint,) = step_folders(directory / "checkpoints")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert manifest["global_step"] == UPDATES
+    job = Job(runner, RECIPE, "--resume", directory, directory=directory)
+    assert job.end() == 0, job.said()
+    rows = learned(directory)
+    assert [row["progress/global_step"] for row in rows] == [3, 6, 9, 11]
+    assert "test/accuracy" in rows[-1]

@@ -1,0 +1,186 @@
+"""The Slurm script, with commands that stand in for Slurm's: saved, queued again, or not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.jobs import EVERY, MLP, final_weights, newest_step
+from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environment, free_port
+
+FLAGS = (*MLP, "--epochs", 20)
+
+# As srun does: a task a node, SIGUSR1 passed on, and on SIGTERM everything killed.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+tasks=()
+for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+  SLURM_NODEID=$node "$@" &
+  tasks+=($!)
+done
+trap 'kill -USR1 "${tasks[@]}"' USR1
+trap 'kill -KILL "${tasks[@]}"' TERM
+echo $$ > "$FAKES/srun.pid"
+worst=0
+for task in "${tasks[@]}"; do
+  wait "$task"; status=$?
+  while kill -0 "$task" 2> /dev/null; do wait "$task"; status=$?; done
+  if ((status > worst)); then worst=$status; fi
+done
+exit "$worst"
+"""
+SCONTROL = """#!/usr/bin/env bash
+if [[ $1 == show ]]; then echo 127.0.0.1; else echo "$@" >> "$FAKES/requeued"; fi
+"""
+
+
+class Cluster:
+    """Starts the script as Slurm would, again and again under one job number."""
+
+    def __init__(self, runner: Runner, folder: Path, nodes: int = 1) -> None:
+        self.folder, self.runner = folder, runner
+        self.directory = folder / "run"
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        self.environment = clean_environment(runner.folder) | {
+            "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "FAKES": str(folder),
+            "RUN_DIRECTORY": str(self.directory),
+            "SLURM_JOB_ID": str(free_port() - 10000),  # of which the port is made
+            "SLURM_JOB_NUM_NODES": str(nodes),
+            "SLURM_JOB_NODELIST": "node[1-2]",
+        }
+
+    def start(self, *flags: object) -> None:
+        """Start the script, in the background."""
+        script = str(CONFIGS / "slurm.sh")
+        recipe = str(REPOSITORY / "recipes" / "mnist_mlp.py")
+        self.log = self.folder / f"{time.monotonic_ns()}.log"
+        self.process = subprocess.Popen(
+            ["bash", script, recipe, *map(str, flags)],
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def train_until_saved(self) -> None:
+        """Wait for a checkpoint."""
+        deadline = time.monotonic() + 120
+        while newest_step(self.directory) < EVERY:
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.01)
+
+    def end(self) -> int:
+        """Wait for the end, at which nothing may be left running; return the status."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        status = self.process.wait(120)
+        assert not psutil.wait_procs(children, timeout=0)[1], self.said()
+        return status
+
+    def said(self) -> str:
+        """Return what the script printed."""
+        return self.log.read_text()
+
+    def status(self) -> dict[str, object]:
+        """Return the run's `status.json`."""
+        return json.loads((self.directory / "status.json").read_text())
+
+    def requeued(self) -> list[str]:
+        """Return the job numbers that were queued again."""
+        path = self.folder / "requeued"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+@pytest.fixture(scope="session")
+def whole(runner: Runner) -> Finished:
+    """The run that nothing stops."""
+    return runner.shared("mnist_mlp", *FLAGS)
+
+
+@pytest.fixture
+def cluster(runner: Runner, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of one node."""
+    cluster = Cluster(runner, tmp_path)
+    yield cluster
+    if cluster.process.poll() is None:
+        os.killpg(cluster.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: Finished) -> None:
+    """SIGUSR1 to the script: a checkpoint, one requeue; the next start finishes, and none."""
+    cluster.start(*FLAGS)
+    cluster.train_until_saved()
+    cluster.process.send_signal(signal.SIGUSR1)
+    assert cluster.end() != 0
+    status = cluster.status()
+    assert status["status"] == "preempted", cluster.said()
+    assert status["global_step"] == newest_step(cluster.directory)
+    requeued = [f"requeue {cluster.environment['SLURM_JOB_ID']}"]
+    assert cluster.requeued() == requeued
+    cluster.start(*FLAGS)
+    assert cluster.end() == 0, cluster.said()
+    assert cluster.status()["status"] == "finished"
+    assert cluster.requeued() == requeued
+    assert final_weights(cluster.directory) == final_weights(whole.directory)
+    cluster.start(*FLAGS)
+    assert cluster.end() == 0, cluster.said()
+    assert "is finished" in cluster.said()
+    assert cluster.requeued() == requeued
+
+
+@pytest.mark.slow
+def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path) -> None:
+    """SIGUSR1 to what srun started, as Slurm sends it: all ranks of both nodes save."""
+    cluster = Cluster(runner, tmp_path, nodes=2)
+    cluster.start(*FLAGS, "--epochs", 2000)
+    cluster.train_until_saved()
+    os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)
+    assert cluster.end() != 0
+    status = cluster.status()
+    assert status["status"] == "preempted", cluster.said()
+    newest = cluster.directory / "checkpoints" / f"step-{status['global_step']:08d}"
+    assert json.loads((newest / "manifest.json").read_text())["world_size"] == 2
+    assert len(cluster.requeued()) == 1
+
+
+@pytest.mark.slow
+def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> None:
+    """SIGTERM, as of scancel, saves; a bad flag ends it, whatever an earlier start had left."""
+    cluster.start("--epoochs", 3)
+    assert cluster.end() != 0
+    assert "--epochs" in cluster.said()
+    assert not cluster.directory.exists()
+    cluster.start(*FLAGS, "--epochs", 2000)
+    cluster.train_until_saved()
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.end() != 0
+    assert cluster.status()["status"] == "preempted", cluster.said()
+    cluster.start("--epoochs", 3)
+    assert cluster.end() != 0
+    assert not cluster.status()["resumable"]
+    assert cluster.requeued() == []
+
+
+def test_each_setting_of_slurm_is_explained() -> None:
+    """A comment stands before every line for Slurm."""
+    lines = (CONFIGS / "slurm.sh").read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        assert len(line) <= 100
+        if line.startswith("#SBATCH"):
+            assert before.startswith("# "), line

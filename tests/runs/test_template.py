@@ -1,0 +1,156 @@
+"""Forks that stand for launches: what they run sees what a fresh interpreter would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.jobs import MLP, final_weights, learned
+from tests.launch import CONFIGS, Finished, Launcher, Runner
+from tests.template import OF_TWO
+
+SEEN = """
+import json, os, random, signal, sys
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class Pickled:
+    value: int
+
+print(json.dumps({
+    "words": sys.argv, "name": __name__, "file": __file__, "path": sys.path,
+    "folder": os.getcwd(), "environment": dict(os.environ), "executable": sys.executable,
+    "main": sys.modules["__main__"].Pickled is Pickled, "cores": sorted(os.sched_getaffinity(0)),
+    "leads": os.getsid(0) == os.getpgid(0), "input": sys.stdin.read(), "flags": str(sys.flags),
+    "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE)],
+    "tasks": len(os.listdir("/proc/self/task")), "threads": torch.get_num_threads(),
+}))
+print("said", file=sys.stderr)
+"""
+
+
+def run_script(
+    runner: Runner, folder: Path, text: str, launcher: Launcher, *words: str
+) -> Finished:
+    """Run a script of a few lines."""
+    script = folder / "script.py"
+    script.write_text(text)
+    return runner.run(
+        *(script, *words),
+        launcher=launcher,
+        working_directory=folder,
+        output_directory=False,
+        succeeds=False,
+        environment={"WANDB_DIR": str(folder)},
+        timeout=60,
+    )
+
+
+def test_script_sees_what_a_fresh_interpreter_shows(runner: Runner, tmp_path: Path) -> None:
+    """Words, variables, folders, cores, signals, `__main__`: all but the process number."""
+    seen = []
+    for launcher in ("python", "fresh"):
+        run = run_script(runner, tmp_path, SEEN, launcher, "--flag", "a value")
+        assert run.returncode == 0, run.explain()
+        assert run.errors == "said\n"
+        seen.append(json.loads(run.output))
+    assert seen[0] == seen[1]
+    assert seen[0]["words"] == [str(tmp_path / "script.py"), "--flag", "a value"]
+    assert seen[0]["path"][0] == str(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", ["python", "fresh"])
+def test_ends_are_told(runner: Runner, tmp_path: Path, launcher: Launcher) -> None:
+    """Statuses, an error's traceback, a signal, and what is done at exit."""
+    leave = "import atexit, os, sys\natexit.register(lambda: print('left'))\n"
+    assert run_script(runner, tmp_path, leave + "sys.exit(75)", launcher).returncode == 75
+    failed = run_script(runner, tmp_path, leave + "raise ValueError('wrong')", launcher)
+    assert failed.returncode == 1
+    assert failed.output == "left\n"
+    assert failed.errors.endswith("ValueError: wrong\n")
+    said = run_script(runner, tmp_path, leave + "raise SystemExit('error: a sentence')", launcher)
+    assert (said.returncode, said.errors) == (1, "error: a sentence\n")
+    killed = run_script(runner, tmp_path, leave + "os.kill(os.getpid(), 9)", launcher)
+    assert (killed.returncode, killed.output) == (-signal.SIGKILL, "")
+
+
+def test_random_numbers_that_nobody_seeded_differ(runner: Runner, tmp_path: Path) -> None:
+    """Else a recipe that forgets to seed would seem to be repeatable."""
+    text = "import random, numpy, torch\n"
+    text += "print(random.random(), numpy.random.rand(), torch.rand(()).item())"
+    drawn = [run_script(runner, tmp_path, text, "python").output.split() for _ in range(2)]
+    assert not set(drawn[0]) & set(drawn[1])
+
+
+def test_two_ranks_are_started_as_by_the_launcher(runner: Runner, tmp_path: Path) -> None:
+    """Their variables are those that `accelerate launch` sets for `multi_cpu.yaml`."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    words = ["--config_file", str(CONFIGS / "multi_cpu.yaml"), "script.py"]
+    parsed, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    expected = differing(prepare_multi_gpu_env(parsed), os.environ)
+    assert expected == OF_TWO
+    text = "import json, os\nprint(json.dumps(dict(os.environ)) + '\\n', end='', flush=True)"
+    run = run_script(runner, tmp_path, text, "two")
+    assert run.returncode == 0
+    ranks = sorted(map(json.loads, run.output.splitlines()), key=lambda seen: seen["RANK"])
+    assert [(seen["RANK"], seen["LOCAL_RANK"]) for seen in ranks] == [("0", "0"), ("1", "1")]
+    for seen in ranks:
+        assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"]) == ("2", "2")
+        assert {name: seen[name] for name in OF_TWO} == OF_TWO
+
+
+def differing(variables: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that have another value elsewhere."""
+    return {name: value for name, value in variables.items() if others.get(name) != value}
+
+
+def test_failure_of_one_rank_ends_the_other(runner: Runner, tmp_path: Path) -> None:
+    """The other one gets SIGTERM, as from torchrun."""
+    text = "import os, time\nassert os.environ['RANK'] != '1', 'broken'\ntime.sleep(300)"
+    run = run_script(runner, tmp_path, text, "two")
+    assert run.returncode == 1
+    assert run.errors.count("AssertionError: broken") == 1
+
+
+def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> None:
+    """With the processes that it started."""
+    text = "import os, time\nif os.environ['RANK'] == '0': os.fork()\n"
+    text += f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')\ntime.sleep(300)"
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    with pytest.raises(AssertionError, match="took longer than 3 s"):
+        runner.run(script, launcher="two", output_directory=False, timeout=3)
+    started = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(started) == 3
+    alive = [psutil.Process(one) for one in started if psutil.pid_exists(one)]
+    assert not psutil.wait_procs(alive, timeout=20)[1]
+
+
+def test_wait_raises_what_popen_raises(runner: Runner, tmp_path: Path) -> None:
+    """So that a job can be either."""
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(300)")
+    with (tmp_path / "said").open("w") as said:
+        process = runner.start([str(script)], "python", dict(os.environ), tmp_path, said, said)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == process.poll() == -signal.SIGTERM
+
+
+def test_fork_trains_as_a_fresh_interpreter_does(runner: Runner, unbroken: Finished) -> None:
+    """The same bits: shared pages, threads and hashes change nothing."""
+    fresh = runner.run("mnist_mlp", *MLP, launcher="fresh")
+    assert learned(fresh.directory) == learned(unbroken.directory)
+    assert final_weights(fresh.directory) == final_weights(unbroken.directory)

@@ -1,0 +1,304 @@
+"""Trackers: W&B offline without a key or server, TensorBoard, none; `metrics.jsonl` always."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import wandb_file
+from tests.launch import UNREACHABLE, Finished, Runner
+from tests.wandb_file import records
+
+# Of the length that W&B expects of a key.
+SECRET = "0badc0de" * 5
+
+
+@pytest.fixture(scope="session")
+def unreachable(runner: Runner) -> Finished:
+    """Two processes with a key for a server that does not answer."""
+    return runner.shared(
+        *(
+            "mnist_mlp",
+            "--dataset",
+            "digits",
+            "--max-steps",
+            6,
+            "--log-every",
+            2,
+            "--eval-every",
+            3,
+        ),
+        *("--project", "some-project", "--run-name", "some-run", "--tags", "first", "second"),
+        launcher="two",
+        environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": UNREACHABLE},
+    )
+
+
+def wandb_runs(run: Finished) -> list[Path]:
+    """Return the folders of W&B runs that a launch made."""
+    return sorted((run.wandb_folder / "wandb").glob("*run-*"))
+
+
+def inspect(folder: Path, *flags: str) -> str:
+    """Return what `wandb leet inspect` says of a run."""
+    (file,) = folder.glob("*.wandb")
+    return wandb_file.inspect(file, *flags)
+
+
+def history(folder: Path) -> dict[int, dict[str, float]]:
+    """Return the rows that a folder of an offline run holds, by global step."""
+    rows: dict[int, dict[str, float]] = {}
+    for line in inspect(folder).splitlines():
+        record = json.loads(line)
+        if record["type"] == "history":
+            values = record["history"]["item"]
+            rows.setdefault(values["progress/global_step"], {}).update(values)
+    return rows
+
+
+def read_if_there(path: Path) -> bytes:
+    """Return a file's bytes; none of one that another launch has removed."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_without_a_key_wandb_is_offline(learned_mlp: Finished) -> None:
+    """Without a key, and nobody to ask, a run trains to its end and logs to W&B's offline files."""
+    (folder,) = wandb_runs(learned_mlp)
+    assert folder.name.startswith("offline-run-")
+    assert "no API key" in learned_mlp.output
+    assert len(learned_mlp.series("train/loss")) == len(range(20, 165, 20)) + 1
+
+
+def test_terminal_ends_with_commands_for_the_offline_run(learned_mlp: Finished) -> None:
+    """The summary shows how to look at the offline run, and how to upload it, with its path."""
+    (folder,) = wandb_runs(learned_mlp)
+    table = learned_mlp.output[learned_mlp.output.rindex("accuracy") :]
+    text = re.sub(r"[\s│└┘─┴]+", " ", table)
+    for command in ("wandb leet", "wandb sync"):
+        assert re.search(rf"{command} (\S*{re.escape(folder.name)})", text), text
+
+
+def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
+    """W&B's summary is `summary.json`, not the last interval's figures; its config is the run's."""
+    (folder,) = wandb_runs(learned_mlp)
+    shown, config = json.loads(inspect(folder, "--summary")), learned_mlp.config
+    for group in ("environment", "data", "architecture", "plan", "objective"):
+        assert shown["config"][group] == config[group], group
+    # Flags stand on top, so that each is a column of W&B's table of runs.
+    for name, value in config["config"].items():
+        assert shown["config"][name] == value, name
+    assert "given" not in shown["config"]
+    for name, value in learned_mlp.summary.items():
+        assert shown["summary"][name] == pytest.approx(value), name
+
+
+def test_wandb_has_the_metrics_of_the_run(learned_mlp: Finished) -> None:
+    """W&B's file holds the metrics of `metrics.jsonl` under the same names, by global step."""
+    (folder,) = wandb_runs(learned_mlp)
+    rows = history(folder)
+    for name in ("train/loss", "test/accuracy", "train/learning_rate"):
+        logged = {step: values[name] for step, values in rows.items() if name in values}
+        assert logged == pytest.approx(learned_mlp.series(name)), name
+
+
+def test_unreachable_server_does_not_stop_training(unreachable: Finished) -> None:
+    """With a key and a server that does not answer, W&B is offline and nothing is lost."""
+    assert "offline" in unreachable.output
+    assert "does not answer" in unreachable.output
+    assert list(unreachable.series("train/loss")) == [2, 4, 6]
+    assert list(unreachable.series("test/loss")) == [3, 6]
+    assert unreachable.config["environment"]["world_size"] == 2
+
+
+def test_two_processes_log_once(unreachable: Finished) -> None:
+    """Two processes make one W&B run, one line a log interval, and one block on the terminal."""
+    (folder,) = wandb_runs(unreachable)
+    assert folder.name.startswith("offline-run-")
+    assert unreachable.output.count("recipe  mnist_mlp") == 1
+    assert unreachable.output.count("step 2/6") == 1
+    assert unreachable.output.count("2 processes") == 2  # of the device and of the batch
+    steps = [line["progress/global_step"] for line in unreachable.metrics]
+    assert len(steps) == len(set(steps))
+
+
+def test_key_is_written_nowhere(unreachable: Finished) -> None:
+    """A key is in no file of the run, of W&B or of its folders, and not on the terminal."""
+    launches, run = unreachable.directory.parents[1], unreachable.directory.parent
+    caches = [path for path in launches.iterdir() if path.name.startswith("wandb-")]
+    files = {path for folder in (run, *caches) for path in folder.rglob("*") if path.is_file()}
+    assert any(path.suffix == ".wandb" for path in files)
+    assert {unreachable.directory, unreachable.wandb_folder} <= {*run.iterdir()}
+    for path in files:
+        assert SECRET.encode() not in read_if_there(path), path
+    assert SECRET not in unreachable.output + unreachable.errors
+
+
+def test_project_name_and_tags_reach_wandb(unreachable: Finished) -> None:
+    """`--project`, `--run-name` and `--tags` are those of the W&B run."""
+    (folder,) = wandb_runs(unreachable)
+    records = inspect(folder)
+    assert "some-project" in records
+    assert "some-run" in records
+    assert "first" in records
+    assert "second" in records
+
+
+@pytest.fixture(scope="session")
+def presented(runner: Runner, odd_images: Path) -> Finished:
+    """A run with a group, notes, tags of its own and one by variable, and its model kept."""
+    return runner.shared(
+        *(
+            "mnist_mlp",
+            "--dataset",
+            odd_images,
+            "--batch-size",
+            64,
+            "--max-steps",
+            6,
+            "--log-every",
+            1,
+        ),
+        *("--eval-every", 2, "--learning-rate", 1e-5, "--group", "seeds", "--notes", "why it is"),
+        *("--tags", "mine", "--log-model"),
+        launcher="python",
+        environment={"WANDB_TAGS": "theirs,mine", "WANDB_NAME": "a-name"},
+    )
+
+
+def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None:
+    """Group, type, notes, name and tags are in W&B's file; `WANDB_*` variables are honoured."""
+    shown = records(presented)["run"]
+    assert shown["run_group"] == "seeds"
+    assert shown["job_type"] == "train"
+    assert shown["notes"] == "why it is"
+    assert shown["display_name"] == "a-name"
+    precision = presented.config["environment"]["mixed_precision"].replace("no", "fp32")
+    data = presented.config["data"]["name"]
+    assert shown["tags"] == ["mnist_mlp", data, precision, "cpu", "mine", "theirs"]
+    assert "run_group" not in records(unreachable)["run"]
+
+
+def test_metrics_have_an_axis_and_a_best_value(presented: Finished) -> None:
+    """Each chart is over the update; W&B is told which of loss and accuracy is the best."""
+    metrics = records(presented)["metric"]
+    assert metrics["*"]["step_metric"] == "progress/global_step"
+    for name in ("val/accuracy", "test/accuracy"):
+        assert metrics[name]["summary"] == {"max": True}
+    for name in ("val/loss", "test/loss", "train/loss"):
+        assert metrics[name]["summary"] == {"min": True}
+        assert metrics[name]["step_metric"] == "progress/global_step"
+
+
+def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
+    """Under a metric's name is what `summary.json` has; `.max` and `.min` are the best."""
+    summary = records(presented)["summary"]
+    for name, value in presented.summary.items():
+        assert summary[name] == pytest.approx(value), name
+    for name, best, choose in (
+        ("val/accuracy", "max", max),
+        ("val/loss", "min", min),
+        ("train/loss", "min", min),
+    ):
+        values = presented.series(name).values()
+        assert summary[f"{name}.{best}"] == pytest.approx(choose(values)), name
+
+
+def test_final_evaluation_has_panels(presented: Finished) -> None:
+    """A confusion matrix of all samples, and wrong predictions with their images."""
+    found = records(presented)
+    last = found["history"][-1]
+    for name in ("test/confusion_table", "test/classes", "test/mistakes", "memory/plan"):
+        assert last[f"{name}._type"] == "table-file"
+    (folder,) = wandb_runs(presented)
+    table = json.loads((folder / "files" / last["test/confusion_table.path"]).read_text())
+    assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
+    assert sum(row[2] for row in table["data"]) == presented.summary["test/count"]
+    right = sum(row[2] for row in table["data"] if row[0] == row[1])
+    count, accuracy = presented.summary["test/count"], presented.summary["test/accuracy"]
+    assert right / count == pytest.approx(accuracy)
+    wrong = json.loads((folder / "files" / last["test/mistakes.path"]).read_text())
+    assert wrong["columns"] == ["sample", "content", "label", "prediction"]
+    assert len(wrong["data"]) == min(32, count - right)
+    assert all(row[2] != row[3] for row in wrong["data"])
+    # The table in the run's folder says "Image"; the artifact that W&B shows has the files.
+    tables = [
+        {entry["path"] for entry in artifact["manifest"]["contents"]}
+        for artifact in found["artifact"]["run_table"]
+    ]
+    (mistakes,) = [names for names in tables if "test/mistakes.table.json" in names]
+    assert len(mistakes) > 2
+    assert all(name.startswith("media/images/") for name in mistakes - {"test/mistakes.table.json"})
+
+
+def test_memory_plan_is_kept(presented: Finished) -> None:
+    """Before training in `config.json` and on the terminal; after it beside what was measured."""
+    plan = presented.config["memory_plan"]
+    assert records(presented)["config"]["memory_plan"] == pytest.approx(plan)
+    parameters = presented.config["architecture"]["parameters"]
+    assert plan["weights_mib"] == pytest.approx(4 * parameters / 2**20, rel=0.1)
+    memory = presented.read("memory.json")
+    for part in ("weights", "gradients", "optimizer_state"):
+        assert memory[part]["planned_mib"] == pytest.approx(memory[part]["measured_mib"], rel=0.1)
+    assert memory["activations"]["measured_mib"] > 0
+    lines = presented.output.splitlines()
+    assert sum(line.startswith("memory  weights") for line in lines) == 1
+    assert sum(line.startswith("memory  activations") for line in lines) == 1
+
+
+def test_model_is_kept_on_request(presented: Finished, learned_mlp: Finished) -> None:
+    """`--log-model` keeps the files of `model/` as an artifact; without it there is none."""
+    (artifact,) = records(presented)["artifact"]["model"]
+    kept = {entry["path"] for entry in artifact["manifest"]["contents"]}
+    assert kept == {path.name for path in (presented.directory / "model").iterdir()}
+    assert "model" not in records(learned_mlp)["artifact"]
+
+
+def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> None:
+    """`--evaluate-only` is another type of job, with panels of its own."""
+    run = runner.run(
+        *("mnist_mlp", "--evaluate-only", "--init-from", presented.directory),
+        launcher="python",
+    )
+    found = records(run)
+    assert found["run"]["job_type"] == "evaluate"
+    assert "test/confusion_table._type" in found["history"][-1]
+    assert not (run.directory / "memory.json").exists()
+
+
+def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished, runner: Runner) -> None:
+    """Tokens are turned back into the words that were read."""
+    run = runner.run(
+        *("bert", "--evaluate-only", "--init-from", learned_bert.directory),
+        *("--tracker", "wandb"),
+        launcher="python",
+    )
+    (folder,) = wandb_runs(run)
+    last = records(run)["history"][-1]
+    wrong = json.loads((folder / "files" / last["test/mistakes.path"]).read_text())
+    assert wrong["columns"] == ["sample", "content", "label", "prediction"]
+    # Words with spaces between, not tokens: some docstrings are one long word.
+    assert sum(len(row[1].split()) > 2 for row in wrong["data"]) > len(wrong["data"]) / 2
+
+
+def test_command_line_is_not_sent_to_wandb(learned_mlp: Finished) -> None:
+    """W&B gets neither the command line, which may hold a token, nor code."""
+    (folder,) = wandb_runs(learned_mlp)
+    names = {path.name for path in folder.rglob("*")}
+    assert "wandb-metadata.json" not in names
+    assert not any(name.endswith((".py", ".patch")) for name in names)
+
+
+def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: Finished) -> None:
+    """`--tracker none` leaves the run's own files and no other."""
+    for run in (whole_mlp, distributed_mlp):
+        assert not run.wandb_folder.exists()
+        names = {path.name for path in run.directory.iterdir()} - {".lock"}
+        files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "memory.json"}
+        assert names == files | {"model", "checkpoints"}
+        assert not (run.directory.parent / "wandb").exists()

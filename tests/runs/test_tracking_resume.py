@@ -1,0 +1,42 @@
+"""W&B over kills and resumptions: one run, and nothing of `metrics.jsonl` is missing from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.jobs import MLP, Job, newest_step
+from tests.launch import Runner
+from tests.runs.test_tracking import history
+
+FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
+
+
+def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: Path) -> None:
+    """kill -9 before the first checkpoint and after: the same id, and all rows together."""
+    directory, parent = tmp_path / "run", tmp_path / "wandb"
+    job = Job(runner, "mnist_mlp", *FLAGS, "--output-dir", directory, directory=directory)
+    job.wait_until(lambda: any(parent.glob("offline-run-*/*.wandb")))
+    job.kill()
+    first = newest_step(directory)
+    job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
+    job.wait_for_step(max(first, 0) + 12)
+    job.kill()
+    job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
+    assert job.end() == 0, job.said()
+    folders = sorted(parent.glob("offline-run-*"))
+    assert len(folders) == 3
+    (run_id,) = {folder.name.rpartition("-")[2] for folder in folders}
+    assert job.read("config.json")["wandb_run_id"] == run_id
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
+    steps = [row["progress/global_step"] for row in rows]
+    assert steps == sorted(set(steps))
+    # Every third update, and the last of each of the 12 epochs.
+    assert set(steps) == {step for step in range(1, 133) if step % 3 == 0 or step % 11 == 0}
+    held: dict[int, dict[str, float]] = {}
+    for folder in folders:
+        held |= history(folder)
+    for row in rows:
+        logged = held[row["progress/global_step"]]
+        for name, value in row.items():
+            assert logged[name] == value, (row["progress/global_step"], name)

@@ -1,0 +1,253 @@
+"""The final model on disk: whole, used again, and refused in words where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from common.checkpoints import export
+from common.checkpoints.export import (
+    ImagePreprocessor,
+    load_model,
+    load_weights,
+    model_folder,
+    save_model,
+)
+from common.errors import UserError
+
+FACTS = {
+    "arguments": {"in_features": 12, "hidden_sizes": [5], "classes": 3, "dropout": 0.5},
+    "class_names": ["a", "b", "c"],
+    "channels": 3,
+    "image_size": 2,
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.5, 0.25, 0.2],
+}
+
+
+class MLP(nn.Module):
+    """A model that is built from arguments, as a recipe's."""
+
+    def __init__(
+        self, in_features: int, hidden_sizes: list[int], classes: int, dropout: float
+    ) -> None:
+        super().__init__()
+        sizes = [in_features, *hidden_sizes]
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
+        self.body = nn.Sequential(*layers, nn.ReLU(), nn.Dropout(dropout))
+        self.head = nn.Linear(sizes[-1], classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images.flatten(1)))
+
+
+class Convolutions(nn.Module):
+    """A model with kernels and batch norm."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2)
+        )
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images).mean((2, 3)))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
+    """A run's directory with a model in it, and the model."""
+    torch.manual_seed(0)
+    model = MLP(12, [5], 3, 0.5)
+    save_model(tmp_path / "model", model, FACTS)
+    return tmp_path, model
+
+
+def test_model_predicts_after_loading(saved: tuple[Path, nn.Module]) -> None:
+    """Loaded from the run or from its `model` folder, a model gives the same outputs."""
+    directory, model = saved
+    images = torch.randn(4, 3, 2, 2)
+    for path in (directory, directory / "model", str(directory)):
+        loaded, preprocess = load_model(MLP, path)
+        assert not loaded.training
+        assert torch.equal(loaded(images), model.eval()(images))
+        assert preprocess.class_names == ["a", "b", "c"]
+
+
+def test_weights_of_kernels_are_plain(tmp_path: Path) -> None:
+    """Weights in the layout of convolutions on a CPU are saved and read again."""
+    model = Convolutions(3, 4).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    arguments = {"channels": 3, "classes": 4}
+    model(torch.randn(8, 3, 8, 8))  # batch norm's statistics are part of it
+    save_model(tmp_path / "model", model, FACTS | {"arguments": arguments})
+    loaded, _ = load_model(Convolutions, tmp_path)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(loaded(images), model.eval()(images))
+
+
+def test_preprocessing_is_that_of_training() -> None:
+    """An image of any size and mode becomes the normalised batch of one."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 2, 3), dtype=np.uint8)
+    preprocess = ImagePreprocessor(FACTS)
+    batch = preprocess(Image.fromarray(pixels))
+    expected = (pixels / 255 - np.array(FACTS["mean"])) / np.array(FACTS["std"])
+    assert batch.dtype == torch.float32
+    np.testing.assert_allclose(batch[0].permute(1, 2, 0).numpy(), expected, rtol=1e-5)
+    for other in (Image.new("L", (30, 20)), Image.new("RGBA", (1, 9)), Image.new("1", (2, 2))):
+        assert preprocess(other).shape == (1, 3, 2, 2)
+
+
+def test_damaged_weights_are_named(saved: tuple[Path, nn.Module]) -> None:
+    """A truncated file ends in a message with its path."""
+    directory, model = saved
+    path = directory / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError) as error:
+        load_weights(model, directory)
+    assert f"{path} can't be read" in error.value.message
+
+
+def test_another_architecture_is_named(saved: tuple[Path, nn.Module]) -> None:
+    """Weights that don't fit end in a message with the tensor and both shapes."""
+    directory, _ = saved
+    with pytest.raises(UserError) as error:
+        load_weights(MLP(12, [6], 3, 0.5), directory)
+    assert "body.0" in error.value.message
+    assert "5" in error.value.message
+    assert "6" in error.value.message
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "model.json"])
+def test_unfinished_run_has_no_model(saved: tuple[Path, nn.Module], missing: str) -> None:
+    """A run that did not finish is refused with what would do."""
+    directory, _ = saved
+    (directory / "model" / missing).unlink()
+    with pytest.raises(UserError) as error:
+        model_folder(directory)
+    assert "--init-from" in error.value.message
+    assert str(directory) in error.value.message
+
+
+def test_facts_are_json(saved: tuple[Path, nn.Module]) -> None:
+    """What is beside the weights can be read by any program."""
+    directory, _ = saved
+    assert json.loads((directory / "model" / "model.json").read_text()) == FACTS
+
+
+class TiedModel(nn.Module):
+    """Two names of one weight, and one frozen under an adapter."""
+
+    def __init__(self, is_tied: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.head = nn.Linear(4, 7, bias=False)
+        if is_tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        return self.head(self.base(hidden) + self.up(self.down(hidden)))
+
+
+def test_tied_weights_and_adapters_are_whole(tmp_path: Path) -> None:
+    """Stored once, tied again by the model itself; the frozen weights are there, too."""
+    model, tokens = TiedModel(), torch.arange(7)
+    save_model(tmp_path / "model", model, {"class_names": []})
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    assert stored.keys() == model.state_dict().keys() - {"head.weight"}
+    loaded = TiedModel()
+    load_weights(loaded, tmp_path)
+    assert loaded.head.weight is loaded.embedding.weight
+    assert torch.equal(loaded(tokens), model(tokens))
+    with pytest.raises(UserError, match=r"head\.weight has the shape None there"):
+        load_weights(TiedModel(is_tied=False), tmp_path)
+
+
+def test_weights_that_are_not_tied_load_into_tied_ones_that_agree(tmp_path: Path) -> None:
+    """As of a file that another program wrote, with either name or both."""
+    model = TiedModel()
+    save_model(tmp_path / "model", model, {})
+    path = tmp_path / "model" / "model.safetensors"
+    stored = load_file(path)
+    weight = stored.pop("embedding.weight")
+    for names in (("head.weight",), ("head.weight", "embedding.weight")):
+        save_file(stored | {name: weight.clone() for name in names}, path)
+        loaded = TiedModel()
+        load_weights(loaded, tmp_path)
+        assert torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_files_lie_beside_the_model(tmp_path: Path) -> None:
+    """As a tokenizer's; where they were taken from is not told."""
+    tokenizer = tmp_path / "tokenizer"
+    (tokenizer / "deep").mkdir(parents=True)
+    (tokenizer / "vocab.txt").write_text("[PAD]")
+    (tokenizer / "deep" / "merges.txt").write_text("a b")
+    (tokenizer / "model.json").write_text("not this one")
+    save_model(tmp_path / "model", nn.Linear(1, 1), {"name": "tiny", "files": tokenizer})
+    assert (tmp_path / "model" / "vocab.txt").read_text() == "[PAD]"
+    assert (tmp_path / "model" / "deep" / "merges.txt").read_text() == "a b"
+    assert json.loads((tmp_path / "model" / "model.json").read_text()) == {"name": "tiny"}
+    save_model(tmp_path / "plain", nn.Linear(1, 1), {"files": None})
+    assert len([*(tmp_path / "plain").iterdir()]) == 2
+
+
+def test_transformers_model_with_tied_weights(tmp_path: Path) -> None:
+    """`save_pretrained`'s folder is read by `from_pretrained` and by `load_weights`."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                        intermediate_size=8, max_position_embeddings=8)  # fmt: skip
+    model = BertForMaskedLM(config).eval()
+    save_model(tmp_path / "model", model, {})
+    tokens = torch.arange(6)[None]
+    other = BertForMaskedLM(config).eval()
+    load_weights(other, tmp_path)
+    for loaded in (other, BertForMaskedLM.from_pretrained(tmp_path / "model").eval()):
+        assert (
+            loaded.cls.predictions.decoder.weight is loaded.bert.embeddings.word_embeddings.weight
+        )
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_model_is_whole_or_not_there(
+    saved: tuple[Path, nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is written, the one before it stays; the next attempt replaces it."""
+    directory, model = saved
+    newer = MLP(12, [5], 3, 0.5)
+
+    def fail(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("write_tensors", "sync_folder"):
+        with monkeypatch.context() as patch:
+            patch.setattr(export, name, lambda path, *rest: fail(path))
+            with pytest.raises(OSError, match="No space"):
+                save_model(directory / "model", newer, FACTS)
+        assert torch.equal(load_model(MLP, directory)[0].body[0].weight, model.body[0].weight)
+    with pytest.raises(TypeError):
+        save_model(directory / "model", newer, {"names": object()})
+    save_model(directory / "model", newer, FACTS)
+    assert torch.equal(load_model(MLP, directory)[0].body[0].weight, newer.body[0].weight)
+    assert [path.name for path in directory.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff\xfe", b"{"])
+def test_damaged_facts_are_named(saved: tuple[Path, nn.Module], text: bytes) -> None:
+    """A sentence with the path."""
+    directory, _ = saved
+    (directory / "model" / "model.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"model\.json (can.t be read|is not what)"):
+        load_model(MLP, directory)

@@ -1,0 +1,535 @@
+"""Named parts: kept and put back bit for bit, told apart by kind, refused where they don't fit."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from common.checkpoints.state import Parts, RandomState, restore_newest
+from common.checkpoints.store import Checkpoints, newest_whole, read_manifest
+from common.errors import UserError
+from common.files import read_tensors
+
+CPU = torch.device("cpu")
+
+
+class Counts:
+    """A part with a state of its own, such as early stopping's."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state
+
+
+class Sums(Counts):
+    """One of which each rank has a part."""
+
+    def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
+        self.values = {"total": sum(state["total"] for state in states)}
+
+
+class Tied(nn.Module):
+    """A model with tied weights and batch norm."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, width)
+        self.body = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.2))
+        self.head = nn.Linear(width, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embedding(tokens)))
+
+
+class Training:
+    """Two networks with optimizers and schedules, an average of one, and a few counts."""
+
+    def __init__(self, seed: int, optimizer: str = "adamw") -> None:
+        torch.manual_seed(seed)
+        self.model, self.critic = Tied(), nn.Sequential(nn.Conv2d(2, 3, 3), nn.PReLU())
+        self.critic = self.critic.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        kinds: dict[str, Any] = {
+            "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+            "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, fused=True),
+            "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=True),
+            "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+            "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+            "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
+        }
+        self.optimizer = kinds[optimizer](self.model.parameters())
+        self.critic_optimizer = kinds[optimizer](self.critic.parameters())
+        self.scheduler = lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
+        self.critic_scheduler = lr_scheduler.ReduceLROnPlateau(self.critic_optimizer, patience=0)
+        self.counts = Counts(best=float("-inf"), history=[], mean=torch.zeros(2))
+        self.parts = Parts(rank=0)
+        for name, part in vars(self).items():
+            if name != "parts":
+                self.parts.add(name, part)
+        self.parts.add("random", RandomState(CPU), shared=False)
+
+    def step(self) -> tuple[float, float]:
+        loss = self.model(torch.randint(5, (8,))).square().mean() * (1 + random.random())
+        critic_loss = self.critic(torch.randn(2, 2, 5, 5)).square().mean() + np.random.rand()
+        (loss + critic_loss).backward()
+        for optimizer in (self.optimizer, self.critic_optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+        self.scheduler.step()
+        self.critic_scheduler.step(critic_loss.item())
+        self.ema.update_parameters(self.model)
+        self.counts.values["history"].append(loss.item())
+        self.counts.values["mean"] += loss.item()
+        return loss.item(), critic_loss.item()
+
+
+def save(folder: Path, step: int, *ranks: Parts) -> Path:
+    """Write a checkpoint of all ranks and return its path."""
+    checkpoints = [Checkpoints(folder, rank, len(ranks), 3, 60) for rank in range(len(ranks))]
+    for one, parts in zip(checkpoints, ranks, strict=True):
+        one.save(step, parts.collect(), {"global_step": step})
+    for one in checkpoints:
+        one.wait()
+        assert one.failure is None
+    return folder / f"step-{step:08d}"
+
+
+def restore(path: Path, parts: Parts, world_size: int = 1) -> None:
+    assert newest_whole(path.parent, path.name) == (path, [])
+    parts.restore(path, read_manifest(path), world_size)
+
+
+def bytes_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "amsgrad", "adafactor", "nadam", "rprop"])
+def test_training_goes_on_with_the_same_bits(tmp_path: Path, optimizer: str) -> None:
+    """Second network and optimizer, average of weights, schedules, counts, random numbers."""
+    unbroken = Training(0, optimizer)
+    for _ in range(3):
+        unbroken.step()
+    path = save(tmp_path, 3, unbroken.parts)
+    expected = [unbroken.step() for _ in range(4)]
+    resumed = Training(1, optimizer)
+    held = {id(p) for group in resumed.optimizer.param_groups for p in group["params"]}
+    random.random(), np.random.rand(), torch.rand(1)
+    restore(path, resumed.parts)
+    assert {id(p) for p in resumed.model.parameters()} == held
+    assert {id(p) for group in resumed.optimizer.param_groups for p in group["params"]} == held
+    assert resumed.model.head.weight is resumed.model.embedding.weight
+    assert [resumed.step() for _ in range(4)] == expected
+    for name in ("model", "critic", "ema"):
+        assert_equal(weights_of(getattr(resumed, name)), weights_of(getattr(unbroken, name)))
+    assert resumed.ema.n_averaged == 7
+    assert resumed.counts.values["history"] == unbroken.counts.values["history"]
+    assert torch.equal(resumed.counts.values["mean"], unbroken.counts.values["mean"])
+    assert resumed.counts.values["best"] == float("-inf")
+    assert resumed.scheduler.state_dict() == unbroken.scheduler.state_dict()
+    assert resumed.critic_scheduler.state_dict() == unbroken.critic_scheduler.state_dict()
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    """Under their first name, as plain safetensors that any program reads."""
+    training = Training(0)
+    path = save(tmp_path, 1, training.parts)
+    stored = read_tensors(path / "model.safetensors")
+    assert stored.keys() == dict(training.model.named_parameters()).keys()
+    assert "head.weight" not in stored
+    assert torch.equal(stored["embedding.weight"], training.model.embedding.weight)
+
+
+def test_fused_optimizers_get_the_strides_of_their_parameters(tmp_path: Path) -> None:
+    """Files hold rows after rows; kernels walk a parameter and its state side by side."""
+    training = Training(0)
+    training.step()
+    path = save(tmp_path, 1, training.parts)
+    resumed = Training(1)
+    restore(path, resumed.parts)
+    kernel = resumed.critic[0].weight
+    assert not kernel.is_contiguous()
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert resumed.critic_optimizer.state[kernel][name].stride() == kernel.stride()
+
+
+def test_optimizer_state_of_another_type_is_exact(tmp_path: Path) -> None:
+    """`load_state_dict` alone would round the moments to the type of the weights."""
+    parameter = nn.Parameter(torch.randn(3, 3, dtype=torch.bfloat16))
+    moments = torch.randn(3, 3)
+    optimizers = [torch.optim.AdamW([parameter]) for _ in range(2)]
+    optimizers[0].state[parameter] = {"step": torch.tensor(3.0), "exp_avg": moments.clone()}
+    parts = [Parts(0), Parts(0)]
+    for one, optimizer in zip(parts, optimizers, strict=True):
+        one.add("optimizer", optimizer)
+    restore(save(tmp_path, 1, parts[0]), parts[1])
+    assert torch.equal(optimizers[1].state[parameter]["exp_avg"], moments)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: lr_scheduler.OneCycleLR(o, 0.1, 20),
+        lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, scale_fn=lambda x: 0.5 * x),
+        lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 5]),
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+        lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
+        lambda o: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.LambdaLR(o, lambda step: 0.9**step)]
+        ),
+        lambda o: lr_scheduler.SequentialLR(
+            o,
+            [lr_scheduler.LambdaLR(o, lambda e: 0.1 * e), lr_scheduler.MultiStepLR(o, [2, 3])],
+            [4],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_schedules_go_on(tmp_path: Path, make: Any, is_wrapped: bool) -> None:
+    """Those of torch, also with functions in them, which the recipe states again."""
+
+    def started() -> tuple[Any, Any, Parts]:
+        optimizer: Any = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        scheduler = make(optimizer)
+        if is_wrapped:
+            accelerator = Accelerator(cpu=True)
+            optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+        parts = Parts(0)
+        parts.add("optimizer", optimizer)
+        parts.add("scheduler", scheduler)
+        return optimizer, scheduler, parts
+
+    def rates(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
+        taken = []
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+            taken.append(optimizer.param_groups[0]["lr"])
+        return taken
+
+    optimizer, scheduler, parts = started()
+    rates(optimizer, scheduler, 3)
+    path = save(tmp_path, 3, parts)
+    expected = rates(optimizer, scheduler, 6)
+    optimizer, scheduler, parts = started()
+    restore(path, parts)
+    assert rates(optimizer, scheduler, 6) == expected
+
+
+def frozen_model() -> nn.Sequential:
+    """Return a model of which 99 % is frozen."""
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2), nn.BatchNorm1d(2))
+    model[0].requires_grad_(False)
+    return model
+
+
+def test_frozen_weights_are_not_written_at_each_step(tmp_path: Path) -> None:
+    """A checkpoint has the bytes of what is trained; the rest is there once, verified with it."""
+    model, parts = frozen_model(), Parts(0)
+    parts.add("model", model)
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    saved = []
+    for step in (1, 2):
+        nn.init.constant_(model[1].weight, step)
+        model[2].running_mean.fill_(step)
+        checkpoints.save(step, parts.collect(), {})
+        checkpoints.wait()
+        assert checkpoints.failure is None
+        saved.append(weights_of(model))
+    frozen = tmp_path / "frozen-model.safetensors"
+    assert read_tensors(frozen).keys() == {"0.weight", "0.bias"}
+    assert frozen.stat().st_size > 0.99 * whole
+    for step in (1, 2):
+        path = tmp_path / f"step-{step:08d}"
+        assert bytes_of(path) < 0.02 * whole
+        assert "../frozen-model.safetensors" in read_manifest(path)["files"]
+        resumed, parts = frozen_model(), Parts(0)
+        parts.add("model", resumed)
+        restore(path, parts)
+        assert_equal(weights_of(resumed), saved[step - 1])
+        # It goes on without writing them anew.
+        written = frozen.stat().st_mtime_ns
+        later = save(tmp_path, 10 + step, parts)
+        assert bytes_of(later) < 0.02 * whole
+        assert frozen.stat().st_mtime_ns == written
+        assert newest_whole(tmp_path) == (later, [])
+        assert not parts.collect().files["model.safetensors"].keys() & {"0.weight", "0.bias"}
+
+
+def test_unfrozen_weights_are_written_from_then_on(tmp_path: Path) -> None:
+    """And come back from the checkpoint, not from the file of the frozen ones."""
+    model, parts = frozen_model(), Parts(0)
+    parts.add("model", model)
+    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints.save(1, parts.collect(), {})
+    model[0].bias.requires_grad_(True)
+    nn.init.constant_(model[0].bias, 7.0)
+    checkpoints.save(2, parts.collect(), {})
+    checkpoints.wait()
+    path = tmp_path / "step-00000002"
+    assert "0.bias" in read_tensors(tmp_path / "frozen-model.safetensors")
+    assert "0.bias" in read_tensors(path / "model.safetensors")
+    assert "0.weight" not in read_tensors(path / "model.safetensors")
+    # Frozen or not where it is restored: it is in the next checkpoint, too.
+    for is_frozen in (True, False):
+        resumed, parts = frozen_model(), Parts(0)
+        resumed[0].bias.requires_grad_(not is_frozen)
+        parts.add("model", resumed)
+        restore(path, parts)
+        assert_equal(weights_of(resumed), weights_of(model))
+        assert "0.bias" in parts.collect().files["model.safetensors"]
+        assert "0.weight" not in parts.collect().files["model.safetensors"]
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_average_of_weights_without_gradients_is_not_taken_for_frozen(
+    tmp_path: Path, through_data: bool
+) -> None:
+    """`requires_grad_(False)` on what changes all the same, by whatever way."""
+    model, parts = nn.Linear(4, 4), Parts(0)
+    average = copy.deepcopy(model).requires_grad_(False)
+    parts.add("ema", average)
+
+    def update() -> None:
+        for mine, its in zip(average.parameters(), model.parameters(), strict=True):
+            nn.init.normal_(its)
+            (mine.data if through_data else mine).lerp_(its.detach(), 0.5)
+
+    for step in range(1, 4):
+        update()
+        path = save(tmp_path, step, parts)
+        resumed, again = nn.Linear(4, 4).requires_grad_(False), Parts(0)
+        again.add("ema", resumed)
+        restore(path, again)
+        assert_equal(weights_of(resumed), weights_of(average))
+    # A resumed run finds out, too.
+    average, parts = resumed, again
+    update()
+    restored, again = nn.Linear(4, 4).requires_grad_(False), Parts(0)
+    again.add("ema", restored)
+    restore(save(tmp_path, 4, parts), again)
+    assert_equal(weights_of(restored), weights_of(average))
+
+
+def ranks_of(count: int) -> list[tuple[nn.Module, Sums, Counts, Parts]]:
+    """Return what each of some ranks keeps; batch norm's statistics differ."""
+    made = []
+    for rank in range(count):
+        torch.manual_seed(0)
+        model, sums, guard = Tied(), Sums(total=rank + 1), Counts(seen=torch.tensor([rank]))
+        model.body[1].running_mean.fill_(rank)
+        parts = Parts(rank)
+        parts.add("model", model)
+        parts.add("sums", sums, shared=False)
+        parts.add("guard", guard, shared=False)
+        parts.add("random", RandomState(CPU), shared=False)
+        made.append((model, sums, guard, parts))
+    return made
+
+
+def test_each_rank_gets_its_own_state_back(tmp_path: Path) -> None:
+    """Rank 0's weights, and what is each rank's own."""
+    before = ranks_of(2)
+    path = save(tmp_path, 1, *(rank[3] for rank in before))
+    for rank, (model, sums, guard, parts) in enumerate(ranks_of(2)):
+        model.body[1].running_mean.fill_(9)
+        sums.values, guard.values = {}, {}
+        restore(path, parts, 2)
+        assert model.body[1].running_mean.eq(rank).all()
+        assert sums.values == {"total": rank + 1}
+        assert guard.values["seen"].tolist() == [rank]
+        assert torch.equal(model.head.weight, before[0][0].head.weight)
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 2), (2, 3)])
+def test_another_number_of_processes(tmp_path: Path, old: int, new: int) -> None:
+    """All ranks' sums, rank 0's buffers, and random generators as the caller seeded them."""
+    path = save(tmp_path, 1, *(rank[3] for rank in ranks_of(old)))
+    for model, sums, guard, parts in ranks_of(new):
+        seeded = torch.get_rng_state()
+        restore(path, parts, new)
+        assert torch.equal(torch.get_rng_state(), seeded)
+        assert model.body[1].running_mean.eq(0).all()
+        assert sums.values == {"total": sum(range(1, old + 1))}
+        assert guard.values["seen"].tolist() == [0]
+
+
+def test_random_numbers_go_on(tmp_path: Path) -> None:
+    """torch's, NumPy's and Python's, in the middle of a pair of normal numbers, too."""
+
+    def draw() -> list[float]:
+        return [torch.rand(()).item(), np.random.randn(), random.gauss(), random.random()]
+
+    parts = Parts(0)
+    parts.add("random", RandomState(CPU), shared=False)
+    draw()
+    path = save(tmp_path, 1, parts)
+    expected = [draw() for _ in range(3)]
+    restore(path, parts)
+    assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_training_on_cuda_goes_on(tmp_path: Path) -> None:
+    """Its generator and the optimizer's state on the device, frozen weights among them."""
+    device = torch.device("cuda")
+
+    def started() -> tuple[nn.Module, torch.optim.Optimizer, Parts]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)).to(device)
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model[2].parameters(), fused=True)
+        parts = Parts(0)
+        parts.add("model", model)
+        parts.add("optimizer", optimizer)
+        parts.add("random", RandomState(device), shared=False)
+        return model, optimizer, parts
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        loss = model(torch.ones(3, 4, device=device)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    model, optimizer, parts = started()
+    step(model, optimizer)
+    path = save(tmp_path, 1, parts)
+    expected = [step(model, optimizer) for _ in range(5)]
+    model, optimizer, parts = started()
+    restore(path, parts)
+    assert [step(model, optimizer) for _ in range(5)] == expected
+    assert all(p.is_cuda for p in model.parameters())
+
+
+def test_accelerates_wrappers_are_looked_through(tmp_path: Path) -> None:
+    """A prepared model and optimizer, and modules that only this rank has."""
+    accelerator = Accelerator(cpu=True)
+    bare = nn.Linear(3, 3)
+    model, optimizer = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), 0.1, 0.9))
+    parts = Parts(0)
+    parts.add("model", model)
+    parts.add("optimizer", optimizer)
+    parts.add("own", nn.Linear(2, 2), shared=False)
+    bare(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    path = save(tmp_path, 1, parts)
+    assert sorted(read_tensors(path / "model.safetensors")) == ["bias", "weight"]
+    assert sorted(read_tensors(path / "rank-0.safetensors")) == ["own.bias", "own.weight"]
+    buffer = optimizer.optimizer.state[bare.weight]["momentum_buffer"].clone()
+    optimizer.optimizer.state[bare.weight]["momentum_buffer"].zero_()
+    restore(path, parts)
+    assert torch.equal(optimizer.optimizer.state[bare.weight]["momentum_buffer"], buffer)
+
+
+def test_what_cannot_be_kept_is_said_when_it_is_named() -> None:
+    """At the start of a run, not at its first checkpoint."""
+    with pytest.raises(TypeError, match=r"^ema\.decay_fn: a function can't be kept$"):
+        Parts(0).add("ema", Counts(decay_fn=lambda step: 0.9))
+
+
+@pytest.mark.parametrize("name", ["model", "", "a/b", "rank-0", "frozen-model", "a b", ".."])
+def test_names_that_no_part_can_have(name: str) -> None:
+    """Taken, or no name of a file."""
+    parts = Parts(0)
+    parts.add("model", nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="can't be named"):
+        parts.add(name, Counts())
+
+
+def parts_of(**things: Any) -> Parts:
+    parts = Parts(0)
+    for name, thing in things.items():
+        parts.add(name, thing)
+    return parts
+
+
+def with_buffer(size: int, name: str = "mean") -> nn.Module:
+    module = nn.Linear(1, 1)
+    module.register_buffer(name, torch.zeros(size))
+    return module
+
+
+def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
+    groups = [{"params": [nn.Parameter(torch.zeros(size))]} for size in sizes]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 4)}, "its net.bias does not fit"),
+        ({"net": Tied(6)}, {"net": Tied(7)}, "its net.body.0.bias does not fit"),
+        ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 3, bias=False)}, "its net.bias does not"),
+        ({"net": nn.Linear(2, 3, bias=False)}, {"net": nn.Linear(2, 3)}, "its net.bias does not"),
+        ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 3).double()}, "its net.bias does not fit"),
+        ({"net": with_buffer(2)}, {"net": with_buffer(3)}, "its net does not fit"),
+        ({"net": with_buffer(2)}, {"net": with_buffer(2, "other")}, "its net does not fit"),
+        ({"opt": optimizer_of(1, 1)}, {"opt": optimizer_of(1)}, "its opt does not fit"),
+        (
+            {"net": nn.Linear(1, 1)},
+            {"critic": nn.Linear(1, 1)},
+            "it and this recipe differ in critic, net",
+        ),
+        ({"net": nn.Linear(1, 1)}, {"net": Counts()}, "it and this recipe differ in net"),
+        (
+            {"ema": nn.Linear(1, 1), "a": Counts()},
+            {"a": Counts()},
+            "it and this recipe differ in ema",
+        ),
+    ],
+)
+def test_another_model_is_refused_by_name(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    """The path, and the first thing that does not fit."""
+    path = save(tmp_path, 1, parts_of(**before))
+    with pytest.raises(UserError) as error:
+        restore(path, parts_of(**now))
+    assert f"{path} is of another model: {said}" in error.value.message
+
+
+def test_errors_of_a_parts_own_are_not_hidden(tmp_path: Path) -> None:
+    """What a recipe's `load_state_dict` raises keeps its traceback."""
+
+    class Broken(Counts):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise RuntimeError("of my own")
+
+    path = save(tmp_path, 1, parts_of(mine=Counts()))
+    with pytest.raises(RuntimeError, match="of my own"):
+        restore(path, parts_of(mine=Broken()))
+
+
+@pytest.mark.parametrize("is_main_process", [True, False])
+def test_a_wrong_name_is_refused_on_all_ranks(tmp_path: Path, is_main_process: bool) -> None:
+    """Before any of them waits for what rank 0 would choose."""
+    accelerator: Any = SimpleNamespace(is_main_process=is_main_process)
+    with pytest.raises(UserError, match="step-old is no checkpoint's name"):
+        restore_newest(accelerator, tmp_path, "step-old", Parts(0), {})

@@ -1,0 +1,501 @@
+"""Checkpoints on disk: whole or not there, whatever stops a save, breaks a file, or is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from common import files
+from common.checkpoints import store
+from common.checkpoints.store import (
+    Checkpoints,
+    Contents,
+    damage,
+    newest_whole,
+    read_manifest,
+    remove_unfinished,
+    step_folders,
+    supersede,
+)
+from common.errors import LostProcessError, UserError
+from common.files import read_tensors
+
+
+def contents_of(step: int, rank: int = 0) -> Contents:
+    """Return what a rank would save: shared files of rank 0, its own, and weights of all steps."""
+    values = torch.full((3,), float(step))
+    contents = Contents(of_rank={"meters": {"seen": step, "rank": rank}})
+    contents.files[f"rank-{rank}.safetensors"] = {"mine": values + rank}
+    if rank == 0:
+        contents.files["model.safetensors"] = {"weight": values}
+        contents.shared["log"] = {"step": step}
+        contents.once["frozen-model.safetensors"] = {"frozen": torch.arange(5.0)}, None
+    return contents
+
+
+def opened(folder: Path, rank: int = 0, world_size: int = 1, keep: int = 2) -> Checkpoints:
+    return Checkpoints(folder, rank, world_size, keep, patience=5)
+
+
+def save(folder: Path, step: int, keep: int = 2) -> Checkpoints:
+    """Write a checkpoint of one rank."""
+    checkpoints = opened(folder, keep=keep)
+    checkpoints.save(step, contents_of(step), {"global_step": step})
+    checkpoints.wait()
+    return checkpoints
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_two_ranks_make_one_checkpoint(tmp_path: Path) -> None:
+    """Files and JSON of both are in the manifest; frozen weights are written once."""
+    ranks = [opened(tmp_path, rank, 2) for rank in range(2)]
+    for step in (3, 6):
+        for rank in reversed(range(2)):
+            ranks[rank].save(
+                step, contents_of(step, rank), {"global_step": step} if not rank else {}
+            )
+    for checkpoints in ranks:
+        checkpoints.wait()
+        assert checkpoints.failure is None
+    assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000003", "step-00000006"]
+    newest, problems = newest_whole(tmp_path)
+    assert newest == tmp_path / "step-00000006"
+    assert problems == []
+    manifest = read_manifest(newest)
+    assert manifest["global_step"] == 6
+    assert manifest["parts"] == {"log": {"step": 6}}
+    assert manifest["ranks"] == [{"meters": {"seen": 6, "rank": rank}} for rank in range(2)]
+    written = {"model.safetensors", "rank-0.safetensors", "rank-1.safetensors"}
+    assert manifest["files"].keys() == written | {"../frozen-model.safetensors"}
+    assert {*names_in(newest)} == written | {"manifest.json"}
+    assert read_tensors(newest / "rank-1.safetensors")["mine"].tolist() == [7, 7, 7]
+
+
+def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they copied again; a run that goes on from a checkpoint takes its receipt."""
+    checkpoints = save(tmp_path, 3)
+    written: list[str] = []
+
+    def noted(path: Path, tensors: Any) -> dict[str, Any]:
+        written.append(path.name)
+        return files.write_tensors(path, tensors)
+
+    monkeypatch.setattr(store, "write_tensors", noted)
+    checkpoints.save(6, contents_of(6), {})
+    checkpoints.wait()
+    resumed = contents_of(9)
+    receipt = read_manifest(tmp_path / "step-00000006")["files"]["../frozen-model.safetensors"]
+    frozen, _ = resumed.once["frozen-model.safetensors"]
+    resumed.once["frozen-model.safetensors"] = frozen, receipt
+    later = opened(tmp_path)
+    later.save(9, resumed, {})
+    later.wait()
+    assert "frozen-model.safetensors" not in written
+    assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000006", "step-00000009"]
+    assert newest_whole(tmp_path) == (tmp_path / "step-00000009", [])
+
+
+def test_state_is_that_of_the_call(tmp_path: Path) -> None:
+    """What training changes while it is written is not in the checkpoint."""
+    checkpoints, contents = opened(tmp_path), contents_of(3)
+    facts: dict[str, Any] = {"list": [1], "loss": float("nan")}
+    checkpoints.save(3, contents, facts)
+    for tensors in contents.files.values():
+        for tensor in tensors.values():
+            tensor.zero_()
+    facts["list"].append(2)
+    checkpoints.wait()
+    newest = tmp_path / "step-00000003"
+    assert read_tensors(newest / "model.safetensors")["weight"].tolist() == [3, 3, 3]
+    assert read_manifest(newest)["list"] == [1]
+    assert read_manifest(newest)["loss"] is None  # JSON has no word for it
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    """A signal at a step that the plan saves anyway."""
+    checkpoints = save(tmp_path, 3)
+    written = (tmp_path / "step-00000003").stat().st_mtime_ns
+    checkpoints.save(3, contents_of(4), {})
+    checkpoints.wait()
+    assert (tmp_path / "step-00000003").stat().st_mtime_ns == written
+
+
+def test_going_on_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path) -> None:
+    """Nothing takes them for the newest again; they stay until a new checkpoint is whole."""
+    for step in (3, 6, 9):
+        save(tmp_path, step, keep=3)
+    old = step_folders(tmp_path)[0]
+    assert newest_whole(tmp_path, named="step-00000006")[0] == tmp_path / "step-00000006"
+    supersede(tmp_path, old)
+    assert newest_whole(tmp_path) == (old, [])
+    assert len([*tmp_path.glob("*.superseded")]) == 2
+    save(tmp_path, 4, keep=1)
+    assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000004"]
+
+
+def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
+    """Also those with more digits than the name has room for."""
+    for step in (99_999_999, 100_000_000):
+        save(tmp_path, step)
+    assert newest_whole(tmp_path)[0] == tmp_path / "step-100000000"
+    supersede(tmp_path, tmp_path / "step-99999999")
+    assert newest_whole(tmp_path)[0] == tmp_path / "step-99999999"
+
+
+@pytest.mark.parametrize("name", ["step-3", "step-00000003.superseded", "step-old"])
+def test_what_is_no_checkpoints_name_is_refused(tmp_path: Path, name: str) -> None:
+    """Rather than taken for the start of the run, which would put all checkpoints aside."""
+    save(tmp_path, 3)
+    with pytest.raises(UserError, match=f"{name} is no checkpoint's name"):
+        newest_whole(tmp_path, named=name)
+
+
+def in_turn(path: Path) -> Iterator[bytes | None]:
+    """Yield what may have become of a file: flipped bits, cut, longer, other content, nothing."""
+    whole, chance = path.read_bytes(), random.Random(path.name)
+    places = {0, 1, 7, 8, 9, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(60))}
+    for place in sorted(places):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << chance.randrange(8)
+        yield bytes(flipped)
+    yield from (whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0", b"\xff\xfe", b"{}", b"[]")
+    yield from (b"null", b'{"files": 3, "sha256": "0"}', b"[" * 100_000, None)
+
+
+def test_every_damage_to_every_file_is_found_and_named(tmp_path: Path) -> None:
+    """Byte by byte (sampled): the file is named, and the checkpoint before is used."""
+    for step in (3, 6):
+        save(tmp_path, step)
+    old, new = step_folders(tmp_path)
+    for path in sorted(new.iterdir()):
+        whole = path.read_bytes()
+        for broken in in_turn(path):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            found, problems = newest_whole(tmp_path)
+            same = path.suffix == ".json" and says_the_same(broken, whole)
+            assert found == (new if same else old)
+            assert same or str(path) in problems[0]
+            path.write_bytes(whole)
+    assert newest_whole(tmp_path) == (new, [])
+
+
+def says_the_same(broken: bytes | None, whole: bytes) -> bool:
+    """Whether a manifest means the same after a change, as a blank that became a tab."""
+    try:
+        return json.loads(broken or b"") == json.loads(whole)
+    except (ValueError, RecursionError):
+        return False
+
+
+def test_damaged_frozen_weights_damage_all_that_name_them(tmp_path: Path) -> None:
+    """They are verified as the files of the checkpoint are."""
+    for step in (3, 6):
+        save(tmp_path, step)
+    path = tmp_path / "frozen-model.safetensors"
+    whole = path.read_bytes()
+    for broken in in_turn(path):
+        path.unlink() if broken is None else path.write_bytes(broken)
+        found, problems = newest_whole(tmp_path)
+        assert found is None
+        assert len(problems) == 2
+        assert all(str(path) in problem for problem in problems)
+        path.write_bytes(whole)
+    # A run that starts anew writes them anew.
+    path.write_bytes(b"")
+    supersede(tmp_path, None)
+    save(tmp_path, 1)
+    assert newest_whole(tmp_path) == (tmp_path / "step-00000001", [])
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", ["ranks", "parts", "files", "rank", "receipt", "size", "none"])
+def test_manifest_with_other_content_is_damaged(tmp_path: Path, change: str) -> None:
+    """Also where its digest is right: said, without a traceback."""
+    save(tmp_path, 3)
+    path = tmp_path / "step-00000003" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if change in manifest:
+        manifest[change] = 3
+    elif change == "rank":
+        manifest["ranks"] = [None]
+    elif change == "none":
+        manifest["ranks"] = []
+    else:
+        manifest["files"]["model.safetensors"] = 3 if change == "receipt" else {"size": "x"}
+    manifest["sha256"] = store.digest_of(manifest)
+    path.write_text(json.dumps(manifest))
+    found, problems = newest_whole(tmp_path)
+    assert found is None
+    assert str(path.parent) in problems[0]
+
+
+def test_files_of_a_checkpoints_name_are_passed_over_and_go(tmp_path: Path) -> None:
+    """Neither choosing, nor putting aside, nor cleaning up, nor saving stumbles over them."""
+    save(tmp_path, 3)
+    for name in ("step-00000009", "step-00000001", "step-00000005.unfinished", "step-notes"):
+        (tmp_path / name).write_text("a file")
+    (tmp_path / "step-00000004.superseded").write_text("a file")
+    found, problems = newest_whole(tmp_path)
+    assert found == tmp_path / "step-00000003"
+    assert problems == [f"{tmp_path}/step-00000009/manifest.json does not exist"]
+    remove_unfinished(tmp_path)
+    supersede(tmp_path, found)
+    checkpoints = save(tmp_path, 9, keep=1)
+    assert checkpoints.failure is None
+    assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000009", "step-notes"]
+
+
+def test_folder_that_is_a_file_is_a_failure_that_is_told(tmp_path: Path) -> None:
+    """Nor does the thread that writes die of it."""
+    (tmp_path / "checkpoints").write_text("a file")
+    checkpoints = save(tmp_path / "checkpoints", 3)
+    assert "rank 0" in (checkpoints.failure or "")
+    assert newest_whole(tmp_path / "checkpoints") == (None, [])
+
+
+class Killed(BaseException):
+    """What nothing catches, as nothing does anything after kill -9."""
+
+
+# All that changes the disk. Of each call, the moment before it and the one after it are moments
+# at which a run can be killed.
+SAVE_FILE = safetensors.torch.save_file
+STEPS: list[tuple[Any, str]] = [
+    *((os, name) for name in ("mkdir", "open", "fsync", "replace", "rename", "unlink", "rmdir")),
+    (shutil, "rmtree"),
+    (safetensors.torch, "save_file"),
+]
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], None]) -> bool:
+    """Do some work that is killed before (even moments) or after its `moment // 2`-th step."""
+    count = 0
+
+    def counting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            here, count = count, count + 1
+            if here == moment // 2 and moment % 2 == 0:
+                if real is SAVE_FILE:  # in the middle of it
+                    arguments[1].write_bytes(b"half a file")
+                raise Killed
+            try:
+                return real(*arguments, **named)
+            finally:
+                if here == moment // 2:
+                    raise Killed
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for module, name in STEPS:
+            patch.setattr(module, name, counting(getattr(module, name)))
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+def test_killed_at_any_step_of_a_save_the_older_checkpoint_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the new one is; and the run that goes on from it saves as if nothing had been."""
+    template = tmp_path / "template"
+    for step in (3, 6):
+        save(template, step)
+    shutil.copytree(template / "step-00000006", template / "step-00000008.superseded")
+    for moment in range(1000):
+        folder = tmp_path / str(moment)
+        shutil.copytree(template, folder)
+        checkpoints, unfinished = opened(folder), folder / "step-00000009.unfinished"
+        # Frozen weights are among what it writes: it knows of no receipt.
+        write = partial(checkpoints.write, unfinished, contents_of(9), {"global_step": 9})
+        was_killed = killed_at(monkeypatch, moment, write)
+        found, problems = newest_whole(folder)
+        assert problems == []
+        assert found in (folder / "step-00000006", folder / "step-00000009")
+        assert read_manifest(found)["global_step"] == int(found.name[-1])
+        if not was_killed:
+            assert found.name == "step-00000009"
+            break
+        remove_unfinished(folder)
+        supersede(folder, found)
+        save(folder, 12)
+        assert newest_whole(folder) == (folder / "step-00000012", [])
+        assert names_in(folder) == ["frozen-model.safetensors", found.name, "step-00000012"]
+        shutil.rmtree(folder)
+    assert moment > 50
+
+
+def test_names_are_on_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of power finds a finished checkpoint with all its files, or none of that name."""
+    calls: list[str] = []
+
+    def noted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(f"{name} {' '.join(Path(one).name for one in arguments[:2] if one)}")
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((store, "sync_folder"), (os, "rename"), (os, "replace")):
+        noted(module, name)
+    save(tmp_path / "run", 3)
+    assert calls == [
+        "replace frozen-model.safetensors frozen-model.safetensors",
+        "sync_folder run",
+        "replace receipt-0.part receipt-0.json",
+        "sync_folder step-00000003.unfinished",
+        "rename step-00000003.unfinished step-00000003",
+        "sync_folder run",
+    ]
+
+
+def test_killed_while_checkpoints_are_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the run goes on from is whole at each moment."""
+    for moment in range(1000):
+        folder = tmp_path / str(moment)
+        for step in (3, 6, 9):
+            save(folder, step, keep=3)
+        chosen = folder / "step-00000003"
+        if not killed_at(monkeypatch, moment, partial(supersede, folder, chosen)):
+            break
+        assert newest_whole(folder, named=chosen.name) == (chosen, [])
+        supersede(folder, chosen)
+        assert newest_whole(folder) == (chosen, [])
+    assert moment >= 4
+
+
+@pytest.mark.parametrize("module_and_name", STEPS, ids=lambda step: step[1])
+def test_any_failure_to_write_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module_and_name: tuple[Any, str]
+) -> None:
+    """Whichever call fails: the training asks for `failure`, and the older checkpoint is there."""
+    module, name = module_and_name
+    save(tmp_path, 3, keep=1)
+    real = getattr(module, name)
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(module, name, real)
+        raise OSError(28, "No space left on device")
+
+    checkpoints = opened(tmp_path, keep=1)
+    monkeypatch.setattr(module, name, fail)
+    checkpoints.save(6, contents_of(6), {})
+    checkpoints.wait()
+    assert "No space left on device" in (checkpoints.failure or "")
+    found, problems = newest_whole(tmp_path)
+    assert found is not None
+    assert problems == []
+    checkpoints.save(9, contents_of(9), {})  # the training is about to end: nothing more
+    assert checkpoints.writer is None
+
+
+def test_failures_of_memory_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only those of the disk."""
+
+    def fail(path: Path, tensors: object) -> dict[str, Any]:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(store, "write_tensors", fail)
+    checkpoints = save(tmp_path, 3)
+    assert "can't allocate memory" in (checkpoints.failure or "")
+    assert not step_folders(tmp_path)
+
+
+def test_damaged_receipt_of_another_rank_is_told(tmp_path: Path) -> None:
+    """In words, by the rank that read it; it makes no checkpoint of a half."""
+    checkpoints = opened(tmp_path, world_size=2)
+    unfinished = tmp_path / "step-00000003.unfinished"
+    unfinished.mkdir()
+    (unfinished / "receipt-1.json").write_bytes(b"\xff")
+    checkpoints.save(3, contents_of(3), {})
+    checkpoints.wait()
+    assert "receipt-1.json can't be read" in (checkpoints.failure or "")
+    assert not step_folders(tmp_path)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_is_heard_of_by_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """It does not wait out its patience, and no checkpoint is made of a half."""
+
+    def written(path: Path, tensors: Any) -> dict[str, Any]:
+        if path.name == f"rank-{failing}.safetensors":
+            raise OSError(28, "No space left on device")
+        return files.write_tensors(path, tensors)
+
+    monkeypatch.setattr(store, "write_tensors", written)
+    ranks = [opened(tmp_path, rank, 2) for rank in range(2)]
+    for rank, checkpoints in enumerate(ranks):
+        checkpoints.patience = 600
+        checkpoints.save(3, contents_of(3, rank), {})
+    for checkpoints in ranks:
+        checkpoints.wait()
+    assert "No space left" in (ranks[failing].failure or "")
+    assert f"rank {failing} could not write its part" in (ranks[1 - failing].failure or "")
+    assert not step_folders(tmp_path)
+
+
+@pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
+def test_a_rank_that_writes_nothing_is_named_in_time(tmp_path: Path, rank: int, other: int) -> None:
+    """The end of a run waits for a checkpoint no longer than for a collective."""
+    checkpoints = Checkpoints(tmp_path, rank, world_size=2, keep=1, patience=0.1)
+    checkpoints.save(1, contents_of(1, rank), {})
+    with pytest.raises(LostProcessError, match=f"rank {other} timed out"):
+        checkpoints.wait()
+    assert not step_folders(tmp_path)
+
+
+def test_after_a_failure_elsewhere_nobody_is_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hurry` also ends a wait that has begun."""
+    monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
+    checkpoints = Checkpoints(tmp_path, 0, world_size=2, keep=1, patience=600)
+    checkpoints.save(1, contents_of(1), {})
+    checkpoints.hurry()
+    with pytest.raises(LostProcessError):
+        checkpoints.wait()
+
+
+class Payload:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mknod, (str(self.marker),)
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    """What is not safetensors is never executed, also where the manifest vouches for it."""
+    save(tmp_path, 3)
+    marker = tmp_path / "executed"
+    for path in (tmp_path / "step-00000003").iterdir():
+        path.write_bytes(pickle.dumps(Payload(marker)))
+        assert damage(path.parent) is not None
+        with pytest.raises(UserError):
+            read_tensors(path)
+    assert not marker.exists()

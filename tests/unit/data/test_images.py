@@ -1,0 +1,164 @@
+"""Local images of any layout: read right, or refused in one clear sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.local_data import (
+    grey_images,
+    sentences,
+    write_csv,
+    write_image_folder,
+    write_image_parquet,
+    write_parquet,
+)
+from tests.unit.data.loading import images, refusal
+
+
+def test_folder_of_images(tmp_path: Path) -> None:
+    """Colour images of different sizes: classes by folder, one size, 10 % held out and said."""
+    folder = write_image_folder(tmp_path / "Pets", ["cat", "dog"], per_class=30)
+    data = images(folder)
+    assert data.class_names == ["cat", "dog"]
+    assert data.channels == 3
+    assert data.source.name == "pets"
+    sizes = [min(12 + index % 5, 16 + number) for number in range(2) for index in range(30)]
+    assert abs(data.image_size - np.median(sizes)) <= 1
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 54,
+        "validation": 6,
+    }
+    assert any("held out 6 of 60" in note for note in data.notes)
+    assert any("resized" in note for note in data.notes)
+    # Each class in proportion.
+    assert np.bincount(data.splits["validation"].labels).tolist() == [3, 3]
+    assert np.bincount(data.splits["train"].labels).tolist() == [27, 27]
+    resized = images(folder, image_size=9)
+    assert resized.splits["train"].images.shape == (54, 9, 9, 3)
+
+
+def test_held_out_rows_are_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held out of train does not change between runs."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
+    first = images(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    second = images(folder)
+    for split in ("train", "validation"):
+        assert np.array_equal(first.splits[split].images, second.splits[split].images)
+
+
+def test_grey_parquet_with_missing_values(tmp_path: Path) -> None:
+    """Rows without an image or a label are left out and said; grey images have one channel."""
+    train, test = grey_images(40, 1), grey_images(10, 2)
+    train["image"][3] = None
+    train["label"][5] = None
+    train["label"][7] = None
+    test["image"][0] = None
+    folder = write_image_parquet(tmp_path / "grey", {"train": train, "test": test})
+    data = images(folder)
+    assert data.channels == 1
+    assert data.image_size == 8
+    assert data.class_names == ["a", "b", "c"]
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 37, "test": 9}
+    notes = " ".join(data.notes)
+    assert "2 of 40 rows have no label" in notes
+    assert "train: 1 rows without an image" in notes
+    assert "held out" not in notes
+    expected = [value for row, value in enumerate(train["label"]) if row not in (3, 5, 7)]
+    assert data.splits["train"].labels.tolist() == expected
+
+
+def test_pixels_are_normalised(tmp_path: Path) -> None:
+    """Batches have mean 0 and deviation 1 over the training split, channels first."""
+    folder = write_image_parquet(tmp_path / "grey", {"train": grey_images(60, 1)})
+    data = images(folder)
+    split = data.splits["train"]
+    split.place(torch.device("cpu"))
+    batch = split.gather(torch.arange(len(split)), None)["images"]
+    assert batch.shape == (54, 1, 8, 8)
+    assert batch.mean().item() == pytest.approx(0, abs=1e-4)
+    assert batch.std().item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("1", 1), ("L", 1), ("I;16", 1), ("P", 3), ("RGBA", 3), ("CMYK", 3)]
+)
+def test_images_of_any_mode(mode: str, channels: int, tmp_path: Path) -> None:
+    """Black and white, 16-bit, palette, transparent and print images are decoded."""
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 10), dtype=np.uint8)
+    if mode == "I;16":
+        image = Image.fromarray(pixels.astype(np.uint16) * 256)
+    else:
+        image = Image.fromarray(pixels).convert("RGB").convert(mode)
+    suffix = "tiff" if mode == "CMYK" else "png"
+    for label in ("x", "y"):
+        for index in range(6):
+            path = tmp_path / "modes" / "train" / label / f"{index}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+    data = images(tmp_path / "modes")
+    assert data.channels == channels
+    expected = pixels if channels == 1 else np.asarray(image.convert("RGB"))
+    if mode != "1":  # which is dithered
+        decoded = data.splits["train"].images[0]
+        assert np.array_equal(decoded.reshape(expected.shape), expected)
+
+
+def test_two_image_columns_need_a_name(tmp_path: Path) -> None:
+    """With two columns of images the message names the flag and the columns."""
+    from datasets import ClassLabel, Features
+    from datasets import Image as ImageType
+
+    columns = grey_images(12, 0)
+    both = {"left": columns["image"], "right": columns["image"], "label": columns["label"]}
+    features = Features(
+        {"left": ImageType(), "right": ImageType(), "label": ClassLabel(names=["a", "b", "c"])}
+    )
+    write_parquet(tmp_path / "pairs" / "train.parquet", both, features)
+    message = refusal(lambda: images(tmp_path / "pairs"))
+    assert "--image-column" in message
+    assert "left" in message
+    assert "right" in message
+    assert len(images(tmp_path / "pairs", image_column="right").splits["train"]) == 11
+    message = refusal(lambda: images(tmp_path / "pairs", image_column="middle"))
+    assert "middle" in message
+
+
+def test_text_is_no_image(tmp_path: Path) -> None:
+    """Data without images are refused with the columns that there are."""
+    write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
+    message = refusal(lambda: images(tmp_path / "words"))
+    assert "no images" in message
+    assert "sentence" in message
+
+
+@pytest.mark.parametrize("kind", ["truncated", "no image"])
+def test_corrupt_image_is_named(kind: str, tmp_path: Path) -> None:
+    """An image that can't be decoded is named, and no cache is left."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=10)
+    path = folder / "train" / "dog" / "003.png"
+    path.write_bytes(path.read_bytes()[:120] if kind == "truncated" else b"not an image")
+    message = refusal(lambda: images(folder))
+    assert "003.png" in message
+    caches = (tmp_path / "cache" / "accelerate-recipes").glob("pets-*")
+    assert not [c for c in caches if c.is_dir() and not c.name.endswith(".unfinished")]
+    path.unlink()
+    assert len(images(folder).splits["train"]) > 10
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG broken", b""])
+def test_corrupt_image_in_parquet_is_named(content: bytes, tmp_path: Path) -> None:
+    """Of an image inside a file, at least the split and the data set are named."""
+    columns = grey_images(12, 0)
+    columns["image"][4] = {"bytes": content, "path": None}
+    folder = write_image_parquet(tmp_path / "inside", {"train": columns})
+    message = refusal(lambda: images(folder))
+    assert "inside" in message
+    assert "train" in message or "validation" in message

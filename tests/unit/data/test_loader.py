@@ -1,0 +1,165 @@
+"""Batches: the same from memory and from workers, augmented by sample and epoch alone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from common.data.batch import Batch
+from common.data.images import ImageSamples, reflected
+from common.data.loader import Loader
+from common.data.order import EvaluationOrder, TrainingOrder
+
+CPU = torch.device("cpu")
+
+
+def samples(count: int = 103, size: int = 8, channels: int = 3) -> ImageSamples:
+    """Return images of which no two are alike, augmented in training."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
+    labels = np.arange(count) % 5
+    split = ImageSamples(images, labels, [0.5] * channels, [0.25] * channels, torch.float32)
+    split.flip, split.crop_padding = True, 2
+    return split
+
+
+def training_batches(
+    placement: Literal["device", "workers"],
+    workers: int,
+    split: tuple[int, int, int] = (8, 1, 1),
+    rank: int = 0,
+    first_update: int = 0,
+) -> list[Batch]:
+    """Return the batches of epoch 2 for one rank."""
+    order = TrainingOrder(103, *split, rank, seed=3)
+    loader = Loader(samples(), order, CPU, placement, workers)
+    return [batch for batch, _ in loader.epoch(2, first_update)]
+
+
+def assert_same(first: list[Batch], second: list[Batch]) -> None:
+    """Check that batches agree to the last bit."""
+    assert len(first) == len(second) > 0
+    for batch, other in zip(first, second, strict=True):
+        assert batch.keys() == other.keys() == {"images", "labels"}
+        assert all(torch.equal(batch[name], other[name]) for name in batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_make_the_batches_of_the_device(workers: int) -> None:
+    """Where a batch is made changes nothing in it, augmentation included."""
+    assert_same(training_batches("device", 0), training_batches("workers", workers))
+
+
+@pytest.mark.parametrize("gather_bytes", [1, 5_000, 10**9])
+def test_gathering_several_batches_changes_nothing(
+    gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many batches are made in one go is a matter of speed alone."""
+    expected = training_batches("device", 0)
+    monkeypatch.setattr("common.data.loader.GATHER_BYTES", gather_bytes)
+    assert_same(training_batches("device", 0), expected)
+
+
+def test_augmentation_does_not_depend_on_the_split() -> None:
+    """An image is shifted and mirrored alike in micro-batches of two ranks and in one batch."""
+    whole = torch.cat([batch["images"] for batch in training_batches("device", 0)])
+    ranks = [training_batches("device", 0, (2, 2, 2), rank) for rank in range(2)]
+    micro = [batch["images"] for pair in zip(*ranks, strict=True) for batch in pair]
+    assert torch.equal(torch.cat(micro), whole)
+
+
+def test_seeking_gives_the_rest_of_the_epoch() -> None:
+    """Starting at an update yields what an uninterrupted epoch yields from there on."""
+    assert_same(training_batches("device", 0, first_update=5), training_batches("device", 0)[5:])
+
+
+def test_each_epoch_is_augmented_anew() -> None:
+    """An image is augmented otherwise in the next epoch, and the same when asked again."""
+    split = samples()
+    split.place(CPU)
+    chosen = torch.arange(100)
+    first, again = split.gather(chosen, 0)["images"], split.gather(chosen, 0)["images"]
+    later = split.gather(chosen, 1)["images"]
+    assert torch.equal(first, again)
+    same = (first == later).flatten(1).all(1).float().mean()
+    assert same < 0.1
+
+
+def test_evaluation_is_not_augmented() -> None:
+    """Evaluation sees the images as they are, each once, in order."""
+    split = samples()
+    loader = Loader(split, EvaluationOrder(103, 10, 1, 0), CPU, "device")
+    batches = list(loader)
+    assert [len(batch["labels"]) for batch in batches] == [10] * 10 + [3]
+    images = torch.cat([batch["images"] for batch in batches])
+    expected = (torch.from_numpy(split.images).float() / 255 - 0.5) / 0.25
+    torch.testing.assert_close(images, expected.permute(0, 3, 1, 2))
+    assert torch.cat([batch["labels"] for batch in batches]).tolist() == split.labels.tolist()
+
+
+def test_shifts_and_mirrors_are_those_asked_for() -> None:
+    """A training image is one of the shifted and mirrored versions, and all of them occur."""
+    split = samples(count=4000, size=6, channels=1)
+    split.images[:] = split.images[0]
+    split.flip, split.crop_padding = True, 1
+    split.place(CPU)
+    made = split.gather(torch.arange(4000), 7)["images"].mul(0.25).add(0.5).mul(255).round().byte()
+    padded = np.pad(split.images[0, :, :, 0], 1, mode="reflect")
+    versions = {}
+    for top in range(3):
+        for left in range(3):
+            crop = padded[top : top + 6, left : left + 6]
+            versions[crop.tobytes()] = (top, left, False)
+            # Mirrored, and then shifted.
+            mirrored = np.pad(split.images[0, :, ::-1, 0], 1, mode="reflect")
+            versions[mirrored[top : top + 6, left : left + 6].tobytes()] = (top, left, True)
+    counts: dict[tuple[int, int, bool], int] = {}
+    for image in made[:, 0].numpy():
+        version = versions[image.tobytes()]
+        counts[version] = counts.get(version, 0) + 1
+    assert len(counts) == 18
+    assert min(counts.values()) > 4000 / 18 / 1.6
+    assert max(counts.values()) < 4000 / 18 * 1.6
+
+
+def test_reflection_is_that_of_numpy() -> None:
+    """Positions outside of an image are mirrored at its border, which is not repeated."""
+    positions = torch.arange(-3, 8)
+    expected = np.pad(np.arange(5), 3, mode="reflect")
+    assert reflected(positions, 5).tolist() == expected.tolist()
+
+
+def test_batches_come_in_the_type_of_the_model() -> None:
+    """Batches are made in the type that the model computes in, and channels last."""
+    split = samples()
+    split.dtype = torch.bfloat16
+    split.place(CPU)
+    images = split.gather(torch.arange(4), 0)["images"]
+    assert images.dtype == torch.bfloat16
+    assert images.shape == (4, 3, 8, 8)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_loader_leaves_random_generators_alone() -> None:
+    """Making batches draws nothing from the generator that dropout uses."""
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    training_batches("workers", 0)
+    training_batches("device", 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("fits", "placement"), [(True, "device"), (False, "workers")])
+def test_placement_follows_memory(
+    fits: bool, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` keeps samples on the device while they take less than half of its free memory."""
+    split = samples()
+    free = split.num_bytes * (3 if fits else 1)
+    monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
+    loader = Loader(split, EvaluationOrder(103, 10, 1, 0), CPU, "auto", 1)
+    assert loader.placement == placement
+    assert loader.num_workers == (0 if fits else 1)

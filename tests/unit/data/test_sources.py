@@ -1,0 +1,96 @@
+"""Where data come from, and where they are cached."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from common.data.sources import PUBLIC, cache_folder, find_named
+from tests.launch import UNREACHABLE
+from tests.local_data import (
+    grey_images,
+    sentences,
+    write_csv,
+    write_image_folder,
+    write_image_parquet,
+)
+from tests.unit.data.loading import images, refusal
+
+
+def test_shares_are_cached_apart(tmp_path: Path) -> None:
+    """A run that holds rows out never meets the cache of one that does not."""
+    splits = {"train": grey_images(60, 1), "test": grey_images(10, 2)}
+    source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
+    folders = {
+        cache_folder(dataclasses.replace(source, validation_share=share))
+        for share in (None, 0.1, 0.2)
+    }
+    assert len(folders) == 3
+
+
+def test_changed_data_is_decoded_again(tmp_path: Path) -> None:
+    """A cache is used while the folder's files are the same, and no longer."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=10)
+    assert len(images(folder).splits["train"]) == 18
+    caches = list((tmp_path / "cache" / "accelerate-recipes").glob("pets-*"))
+    assert len([path for path in caches if path.is_dir()]) == 1
+    write_image_folder(folder, ["cat", "dog", "emu"], per_class=10)
+    data = images(folder)
+    assert data.class_names == ["cat", "dog", "emu"]
+    assert len(data.splits["train"]) == 27
+
+
+def test_cache_depends_on_what_it_holds(tmp_path: Path) -> None:
+    """Another size, column or data set has a cache of its own."""
+    source = find_named("digits", None)
+    assert cache_folder(source, size=8) == cache_folder(source, size=8)
+    assert cache_folder(source, size=8) != cache_folder(source, size=9)
+    other = dataclasses.replace(source, fingerprint="other")
+    assert cache_folder(source, size=8) != cache_folder(other, size=8)
+
+
+def test_file_is_no_folder(tmp_path: Path) -> None:
+    """A file given for a folder is refused with what to pass."""
+    write_csv(tmp_path / "train.csv", sentences(5, 0))
+    assert "folder" in refusal(lambda: find_named(str(tmp_path / "train.csv"), None))
+
+
+@pytest.mark.parametrize("name", ["mnist", "nobody/nothing", "./no-such-folder"])
+def test_missing_data_set_is_never_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named data set that can't be had ends in a message that names what is built in."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", UNREACHABLE)
+    message = refusal(lambda: find_named(name, None))
+    assert name in message
+    assert "digits" in message
+    assert "docstrings" in message
+
+
+def test_cached_data_set_is_found_without_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the Hub's cache holds is used where the Hub does not answer; names have their ids."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", UNREACHABLE)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name, (location, configuration) in PUBLIC.items():
+        reference = tmp_path / f"datasets--{location.replace('/', '--')}" / "refs" / "main"
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text("0123abcd\n")
+        source = find_named(name, None)
+        assert (source.location, source.configuration) == (location, configuration)
+        assert (source.name, source.fingerprint) == (name, "0123abcd")
+
+
+@pytest.mark.parametrize("name", ["synthetic", "digits", "docstrings"])
+def test_folder_is_never_taken_for_built_in_data(name: str, tmp_path: Path) -> None:
+    """A local folder is read, also where it is called as data that are built in."""
+    data = images(write_image_folder(tmp_path / name, ["cat", "dog"], per_class=10))
+    assert data.class_names == ["cat", "dog"]
+    assert data.source.location == str(tmp_path / name)

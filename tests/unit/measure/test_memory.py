@@ -1,0 +1,130 @@
+"""Memory: what a block of code takes, and what training is planned to take."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.measure import memory
+from common.measure.memory import MemoryTracker, device_memory
+from common.measure.memory import peaks as peaks_of
+
+SIZE = 256  # MiB
+
+
+def touched(mebibytes: int) -> torch.Tensor:
+    """Return a tensor whose pages have all been written to."""
+    return torch.ones(mebibytes * 2**18)
+
+
+@pytest.fixture(params=["kernel", "samples"])
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to find the peak of a process: the kernel's, and a thread that looks."""
+    if request.param == "samples":
+        monkeypatch.setattr(memory, "CLEAR_REFS", Path("/proc/self/no-such-file/clear_refs"))
+        return "samples every 2 ms"
+    return "high-water mark"
+
+
+def test_tracker_sees_what_is_kept(method: str) -> None:
+    """A tensor that outlives the block: peak, delta and what is kept are its size."""
+    before = memory.resident_bytes() / 2**20
+    with MemoryTracker("cpu") as tracked:
+        tensor = touched(SIZE)
+    assert tracked.method == method
+    assert tracked.delta_mib == pytest.approx(SIZE, rel=0.05)
+    assert tracked.kept_mib == pytest.approx(SIZE, rel=0.05)
+    assert tracked.peak_mib == pytest.approx(before + SIZE, rel=0.05)
+    assert len(tensor)
+
+
+def test_tracker_sees_a_peak_that_is_gone(method: str) -> None:
+    """A tensor freed within the block counts in peak and delta, and is not kept."""
+    with MemoryTracker("cpu") as tracked:
+        tensor = touched(SIZE)
+        tensor.add_(1)
+        del tensor
+    assert tracked.method == method
+    assert tracked.delta_mib == pytest.approx(SIZE, rel=0.05)
+    assert tracked.kept_mib == pytest.approx(0, abs=0.05 * SIZE)
+
+
+def test_trackers_do_not_see_what_was_before() -> None:
+    """An earlier, higher peak is not the block's, and is still the process's."""
+    touched(2 * SIZE)
+    highest = peaks_of(torch.device("cpu"))[0]
+    with MemoryTracker("cpu") as tracked:
+        touched(SIZE // 4)
+    assert tracked.delta_mib == pytest.approx(SIZE // 4, rel=0.1)
+    assert peaks_of(torch.device("cpu"))[0] >= highest
+
+
+def test_trackers_nest() -> None:
+    """A block within a block resets the peak, and the outer one loses nothing."""
+    with MemoryTracker("cpu") as outer:
+        touched(SIZE)
+        with MemoryTracker("cpu") as inner:
+            touched(SIZE // 4)
+    assert inner.delta_mib == pytest.approx(SIZE // 4, rel=0.1)
+    assert outer.delta_mib == pytest.approx(SIZE, rel=0.05)
+
+
+def test_tracker_ends_with_an_error() -> None:
+    """An error in the block is passed on, and the figures are there."""
+    tracked, tensors = MemoryTracker("cpu"), []
+
+    def fail() -> None:
+        with tracked:
+            tensors.append(touched(SIZE))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert tracked.delta_mib == pytest.approx(SIZE, rel=0.05)
+    assert not MemoryTracker.active
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tracker_on_a_gpu() -> None:
+    """The allocator's own figures; the run's peak survives the reset."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.empty(2 * SIZE * 2**18, device=device)
+    with MemoryTracker() as tracked:
+        kept = torch.empty(SIZE * 2**17, device=device)
+        torch.empty(SIZE * 2**17, device=device)
+    assert tracked.method == "allocator"
+    assert tracked.delta_mib == pytest.approx(SIZE, rel=0.01)
+    assert tracked.kept_mib == pytest.approx(SIZE / 2, rel=0.01)
+    assert memory.memory_used(device)["memory/peak_allocated_mib"] >= 2 * SIZE
+    assert len(kept)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker of one name resets the peak, and the metrics of the other still have it."""
+    peaks = {"now": 700, "reserved": 900}
+    monkeypatch.setattr(MemoryTracker, "earlier", {})
+    for function, answer in {
+        "current_device": lambda: 0,
+        "memory_allocated": lambda device: 100 * 2**20,
+        "max_memory_allocated": lambda device: peaks["now"] * 2**20,
+        "max_memory_reserved": lambda device: peaks["reserved"] * 2**20,
+        "reset_peak_memory_stats": lambda device: peaks.update(now=100, reserved=100),
+    }.items():
+        monkeypatch.setattr(torch.cuda, function, answer)
+    with MemoryTracker(name) as outer:
+        peaks["now"] = 300
+        with MemoryTracker("cuda:0" if name == "cuda" else "cuda"):
+            peaks["now"] = 150
+    assert (outer.peak_mib, outer.delta_mib, outer.kept_mib) == (300, 200, 0)
+    for device in (torch.device("cuda"), torch.device("cuda", 0)):
+        used = memory.memory_used(device)
+        assert used["memory/peak_allocated_mib"] == 700
+        assert used["memory/peak_reserved_mib"] == 900
+
+
+def test_device_memory_is_known() -> None:
+    """The CPU's memory is that of the machine at most."""
+    assert 2**28 < device_memory(torch.device("cpu")) < 2**50

@@ -1,0 +1,143 @@
+"""The memory plan: what is planned before training is what exists after an update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from common.measure.memory_plan import (
+    MemoryPlan,
+    SavedStorages,
+    distinct_bytes,
+    optimizer_state_bytes,
+    plan_text,
+    state_tensors,
+)
+from common.training.optim import decay_groups, start_momentum
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def adamw_fused(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the MLP and of BERT."""
+    return torch.optim.AdamW(decay_groups(model, 0.01), lr=1e-3, fused=True)
+
+
+def sgd_momentum(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of ResNet, before its buffers are started."""
+    groups = decay_groups(model, 5e-4)
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, fused=True)
+
+
+def sgd_started(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of ResNet, as `Run.start` leaves it."""
+    optimizer = sgd_momentum(model)
+    start_momentum(optimizer)
+    return optimizer
+
+
+def sgd_plain(model: nn.Module) -> torch.optim.Optimizer:
+    """No state at all."""
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class FakeAccelerator:
+    """What the plan needs of an Accelerator, for one process."""
+
+    device = torch.device("cpu")
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run the backward pass."""
+        loss.backward()
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """A network with weights, biases, batch norm's buffers, and one frozen layer."""
+    layers = nn.Sequential(
+        nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 8)
+    )
+    layers[3].requires_grad_(False)
+    return layers
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("make", [adamw_fused, sgd_momentum, sgd_started, sgd_plain])
+def test_plan_is_what_exists_after_an_update(
+    make: MakeOptimizer, precision: str, model: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights, gradients, optimizer state and buffers are planned within 10 % of what they are."""
+    optimizer = make(model)
+    accelerator: Any = FakeAccelerator()
+    plan = MemoryPlan(accelerator, model, optimizer)
+    plan.measure_first_step()
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(torch.randn(32, 64)).float().square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        gradients = sum(p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
+        optimizer.zero_grad()
+    rows = {name: (planned, measured) for name, planned, measured in plan.finish()}
+    exact = {
+        "weights": sum(p.numel() * 4 for p in model.parameters()),
+        "gradients": gradients,
+        "optimizer_state": sum(t.numel() * t.element_size() for t in state_tensors(optimizer)),
+        "buffers": 2 * 256 * 4 + 8,
+    }
+    for name, size in exact.items():
+        assert rows[name][0] == pytest.approx(size / 2**20, rel=0.1), name
+        assert rows[name][1] == pytest.approx(size / 2**20, rel=0.1), name
+    assert rows["activations"][0] == rows["activations"][1]
+    assert rows["activations"][1]
+    assert capsys.readouterr().out.count("memory  activations") == 1
+    assert "backward" not in vars(accelerator)
+    # The text names each part, and the whole.
+    text = plan_text(plan.facts())
+    for word in ("weights", "gradients", "optimizer state", "buffers", "MiB of"):
+        assert word in text
+
+
+def test_activations_are_the_distinct_storages_that_backward_needs() -> None:
+    """Input, hidden activations and their ReLU share or count as their storages do."""
+    first, second = nn.Linear(64, 128), nn.Linear(128, 8)
+    saved = SavedStorages([*first.parameters(), *second.parameters()])
+    images = torch.randn(32, 64)
+    with saved:
+        hidden = torch.relu(first(images))
+        second(hidden).sum()
+    torch.relu(hidden * 2)  # not seen any more
+    # The input of each linear layer; the output of ReLU is the second one's.
+    assert sum(saved.sizes.values()) == 4 * (32 * 64 + 32 * 128)
+
+
+def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
+    """State that can't be worked out is called unknown, and the optimizer is left as it was."""
+    optimizer = torch.optim.Adafactor(model.parameters())
+    assert optimizer_state_bytes(optimizer) is None
+    assert not optimizer.state
+    accelerator: Any = FakeAccelerator()
+    plan = MemoryPlan(accelerator, model, optimizer)
+    assert "optimizer state unknown" in plan_text(plan.facts())
+    assert {name: planned for name, planned, _ in plan.finish()}["optimizer_state"] is None
+
+
+def test_planning_changes_nothing(model: nn.Module) -> None:
+    """Neither weights, gradients nor random numbers are touched by planning."""
+    optimizer = adamw_fused(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    generator = torch.get_rng_state()
+    optimizer_state_bytes(optimizer)
+    assert not optimizer.state
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert torch.equal(generator, torch.get_rng_state())
+    assert all(group["fused"] for group in optimizer.param_groups)
+
+
+def test_tied_weights_count_once() -> None:
+    """Two names of one tensor are one tensor's bytes."""
+    weight = torch.ones(16, 16)
+    assert distinct_bytes([weight, weight.t(), weight[0]]) == 4 * 256

@@ -1,0 +1,72 @@
+"""The stopwatch: what it leaves out, and what a checkpoint holds of it."""
+
+import json
+
+import pytest
+import torch
+
+from common.data.batch import Work
+from common.measure.flops import TrainingFlops
+from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
+
+
+def test_paused_stopwatch_counts_nothing() -> None:
+    """What is profiled has neither time nor samples, and an evaluation can't end the pause."""
+    now = [0.0]
+    stopwatch = Stopwatch(lambda: None, lambda: now[0])
+
+    def train(updates: int, seconds: float) -> None:
+        for _ in range(updates):
+            now[0] += seconds
+            stopwatch.count(Work(8), 0.1 * seconds, True)
+
+    stopwatch.start()
+    train(FIRST_UPDATES + 5, 1)
+    stopwatch.pause()
+    train(4, 50)
+    stopwatch.stop()
+    stopwatch.start()  # as around an evaluation
+    train(4, 50)
+    assert stopwatch.lap().updates == 5
+    train(1, 50)
+    assert stopwatch.lap().updates == 0
+    stopwatch.resume()
+    train(5, 1)
+    assert stopwatch.lap().updates == 5
+    whole = stopwatch.whole_run
+    assert (whole.updates, whole.samples, whole.seconds) == (10, 80, 10)
+
+
+@pytest.mark.parametrize("updates", [1, FIRST_UPDATES, FIRST_UPDATES + 4])
+def test_stopwatch_goes_on_from_a_checkpoint(updates: int) -> None:
+    """A resumed stopwatch counts as the one that was never stopped; its state is plain JSON."""
+    now = [0.0]
+    whole = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 2 * now[0])
+
+    def train(stopwatch: Stopwatch, updates: int) -> None:
+        for number in range(updates):
+            now[0] += 1 + number
+            stopwatch.count(Work(8, 80, 800), 0.25, True)
+
+    whole.start()
+    train(whole, updates)
+    whole.stop()
+    half = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 2 * now[0])
+    half.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    results = []
+    for stopwatch in (whole, half):
+        stopwatch.start()
+        train(stopwatch, 5)
+        lap = stopwatch.lap()
+        results.append((lap, stopwatch.whole_run, stopwatch.train_seconds))
+        assert stopwatch.useful_seconds > 0
+    assert results[0] == results[1]
+    assert results[0][1].joules == 2 * results[0][1].seconds
+
+
+def test_unknown_peak_has_no_mfu() -> None:
+    """Operations a second are known without a peak; their share of it is not."""
+    rows = torch.tensor([[*vars(Interval(seconds=2.0, updates=4, samples=8)).values()]])
+    values = throughput(rows.double(), TrainingFlops(1e12), peak=0.0)
+    assert values["perf/tflops_per_device"] == pytest.approx(4)
+    assert "perf/mfu" not in values

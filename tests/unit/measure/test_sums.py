@@ -1,0 +1,150 @@
+"""What is averaged and summed: every element of every rank, each once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common.measure.classification import ClassificationSums
+from common.measure.sums import Evaluation, Sums, TrainingSums, of_all_ranks
+
+
+def alone() -> Any:
+    """Return what stands for an Accelerator of one process on a CPU."""
+    return SimpleNamespace(
+        device=torch.device("cpu"),
+        num_processes=1,
+        reduce=lambda tensor, _: tensor,
+    )
+
+
+@pytest.mark.parametrize("micro_batches", [1, 31, 32, 33, 70])
+def test_training_sums_are_those_of_all_micro_batches(micro_batches: int) -> None:
+    """Loss and metrics of any shape and type are summed over an interval, however it is folded."""
+    generator = torch.Generator().manual_seed(0)
+    sums = TrainingSums(torch.device("cpu"), accumulation=2)
+    losses, hits, errors = [], [], []
+    for number in range(micro_batches):
+        hits.append(torch.rand(8, generator=generator) < 0.5)
+        errors.append(torch.rand(2, 3 + number % 4, generator=generator))
+        losses.append(torch.rand((), generator=generator))
+        sums.add(losses[-1], {"hits": hits[-1], "errors": errors[-1]})
+    expected = {
+        "train/loss": float(torch.stack(losses).double().mean()),
+        "train/hits": float(torch.cat(hits).double().mean()),
+        "train/errors": float(torch.cat([e.flatten() for e in errors]).double().mean()),
+    }
+    taken = sums.take()
+    assert sums.means(taken[None]) == pytest.approx(expected)
+    last = torch.stack(losses[-2:]).mean()
+    assert sums.last_loss() == pytest.approx(float(last))
+    assert sums.means(sums.take()[None]) == {}
+
+
+def test_training_sums_are_weighed_by_elements_over_ranks() -> None:
+    """Two ranks with other numbers of elements: the mean over all of them, not of two means."""
+    ranks = []
+    for values in ([1.0, 1.0, 1.0], [5.0]):
+        sums = TrainingSums(torch.device("cpu"), accumulation=1)
+        sums.add(torch.tensor(values[0]), {"value": torch.tensor(values)})
+        ranks.append(sums.take())
+    assert sums.means(torch.stack(ranks)) == {"train/loss": 3.0, "train/value": 2.0}
+
+
+def test_training_sums_go_on_from_their_state() -> None:
+    """Split anywhere into two, also with other ranks' sums added: the same totals."""
+    batches = [torch.rand(4, generator=torch.Generator().manual_seed(n)) for n in range(9)]
+
+    def filled(part: list[torch.Tensor], *states: Any) -> TrainingSums:
+        sums = TrainingSums(torch.device("cpu"), accumulation=2)
+        sums.load_from_ranks(states)
+        for values in part:
+            sums.add(values.mean(), {"value": values})
+        return sums
+
+    whole = filled(batches)
+    for cut in range(len(batches) + 1):
+        resumed = filled(batches[cut:], filled(batches[:cut]).state_dict())
+        assert resumed.last_loss() == whole.last_loss()
+        taken, expected = resumed.take(), filled(batches).take()
+        assert torch.allclose(taken, expected, rtol=1e-12)
+
+
+def test_training_sums_keep_no_graph() -> None:
+    """What is held between log lines is detached: neither activations nor logits stay."""
+    sums = TrainingSums(torch.device("cpu"), accumulation=1)
+    weight = torch.ones(2, 2, requires_grad=True)
+    logits = torch.ones(4, 2) @ weight
+    sums.add(logits.sum(), {"mean": logits.mean(), "each": logits})
+    held = [*sums.held[0].values(), sums.last_update[-1]]
+    assert len(held) == 4
+    assert not any(tensor.requires_grad for tensor in held)
+
+
+def test_sums_of_any_shape_are_finished_by_the_recipe() -> None:
+    """Totals of vectors and scalars reach `finish` as the sums over all batches."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def finish(totals: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.update(totals)
+        return {"rmse": (totals["squares"].sum() / totals["count"]).sqrt()}
+
+    sums = Sums(alone(), finish)
+    sums.add(2, squares=torch.tensor([1.0, 3.0]))
+    sums.add(1, squares=torch.tensor([2.0, 6.0], dtype=torch.float16))
+    assert sums.result() == {"rmse": pytest.approx(2.0), "count": 3}
+    assert seen["squares"].tolist() == [3.0, 9.0]
+
+
+def test_figures_of_one_s_own_are_averaged_over_ranks() -> None:
+    """A plain dictionary may hold each rank's own values; what `Sums` returns is of all already."""
+    two: Any = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=2, reduce=lambda mine, how: mine + 1
+    )
+    assert of_all_ranks(two, {"a": torch.tensor(2.0), "b": 5}) == {"a": 3.0, "b": 6.0}
+    assert of_all_ranks(two, Evaluation(a=2.0)) == {"a": 2.0}
+    assert of_all_ranks(alone(), {"a": 2}) == {"a": 2.0}
+
+
+def evaluated(predicted: list[int], labels: list[int], classes: int, size: int) -> dict[str, float]:
+    """Evaluate predictions in batches of `size`, with a loss of 1, 2, … for each batch."""
+    sums = ClassificationSums(alone(), [str(index) for index in range(classes)])
+    pairs = zip(torch.tensor(predicted).split(size), torch.tensor(labels).split(size), strict=True)
+    for number, (guesses, truth) in enumerate(pairs, start=1):
+        logits = torch.nn.functional.one_hot(guesses, classes).float()
+        sums.add(torch.tensor(float(number)), logits, truth)
+    return sums.result()
+
+
+def test_evaluation_weighs_each_sample_alike() -> None:
+    """A last, smaller batch counts by its samples, not as a batch."""
+    result = evaluated([0, 1, 2, 0, 1], [0, 1, 2, 1, 1], classes=3, size=4)
+    assert result["loss"] == pytest.approx((4 * 1 + 1 * 2) / 5)
+    assert result["accuracy"] == pytest.approx(0.8)
+    assert result["count"] == 5
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_figures_of_classes_are_scikit_learn_s(classes: int) -> None:
+    """Two classes have an F1 of the second one, as GLUE defines it; more the mean over classes."""
+    from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+    generator = torch.Generator().manual_seed(classes)
+    labels = torch.randint(0, classes, (97,), generator=generator).tolist()
+    predicted = torch.randint(0, classes, (97,), generator=generator).tolist()
+    result: Any = evaluated(predicted, labels, classes, size=10)
+    name, average = ("f1", "binary") if classes == 2 else ("macro_f1", "macro")
+    assert result[name] == pytest.approx(f1_score(labels, predicted, average=average))
+    expected = zip(*precision_recall_fscore_support(labels, predicted), strict=True)
+    for (_, *found), figures in zip(result.by_class(), expected, strict=True):
+        assert found == pytest.approx([*map(float, figures)])
+    assert evaluated([0, 0], [1, 1], 2, 2)["f1"] == 0
+
+
+def test_torchmetrics_work_as_they_are() -> None:
+    """What one of its metrics computes is logged as it is."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+    metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+    metric.update(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0]))
+    assert of_all_ranks(alone(), {"accuracy": metric.compute()}) == {"accuracy": 0.75}

@@ -1,0 +1,53 @@
+"""`--compile`: what is compiled, and what runs as it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from common.config import TrainingConfig
+from common.models.compile import as_written, compile_model, is_compiled
+
+
+class Small(torch.nn.Module):
+    """A model of one's own: a layer of torch's by itself is never compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = torch.nn.Linear(3, 2), torch.nn.Dropout(0.5)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a linear map, dropped in part while training."""
+        return self.dropout(self.layer(values))
+
+
+def test_evaluation_of_a_compiled_model_compiles_nothing() -> None:
+    """Neither for evaluation mode nor for a smaller last batch; training's code is kept."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = Small()
+    model.compile(dynamic=False, backend=backend)
+    assert is_compiled(model)
+    model(torch.ones(4, 3))
+    assert len(graphs) == 1
+    model.eval()
+    with torch.inference_mode(), as_written(model):
+        for size in (4, 3):
+            values = torch.ones(size, 3)
+            assert torch.equal(model(values), model.layer(values))
+    model.train()
+    model(torch.ones(4, 3))
+    assert len(graphs) == 1
+
+
+def test_model_compiled_for_the_host_takes_no_graphs_of_a_gpu() -> None:
+    """On a CPU it is compiled in the default mode, whatever the accumulation is."""
+    for accumulation in (1, 2):
+        model = Small()
+        compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
+        assert is_compiled(model)

@@ -1,0 +1,285 @@
+"""`--profile`: which updates are looked at, what is written, and that training goes on."""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, create_autospec
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from common.config import TrainingConfig
+from common.data.batch import Work
+from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
+from common.profile import profiler as module
+from common.profile.profiler import Profiler, Window, choose_window
+from common.profile.verdict import DATA
+
+
+@pytest.mark.parametrize("every", [7, 11, 25, 60, 1000])
+@pytest.mark.parametrize("first", [0, 5, 44])
+def test_window_lies_between_evaluations(first: int, every: int) -> None:
+    """No evaluation falls among the profiled updates, which follow timed ones."""
+    window = choose_window(first, first + 200, lambda step: step % every == 0)
+    assert window is not None
+    assert FIRST_UPDATES < window.warm_up < window.record < window.end <= 200
+    assert not [n for n in range(window.warm_up + 1, window.end) if (first + n) % every == 0]
+
+
+def test_window_is_as_large_as_the_run_allows() -> None:
+    """Ten updates timed and ten profiled; fewer in a short run; none where there is no room."""
+    assert FIRST_UPDATES == 3
+    assert choose_window(0, 1000, lambda _: False) == Window(13, 15, 25)
+    assert choose_window(0, 16, lambda _: False) == Window(8, 10, 15)
+    assert choose_window(0, 6, lambda _: False) == Window(4, 5, 6)
+    assert choose_window(0, 5, lambda _: False) is None
+    assert choose_window(100, 105, lambda _: False) is None
+
+
+def test_window_of_a_run_that_evaluates_after_each_update() -> None:
+    """Where it can't be avoided, an evaluation is profiled too."""
+    assert choose_window(0, 100, lambda _: True) is not None
+
+
+class Training:
+    """A run in this process, whose time is its own: a batch takes 30 s, an update 10 s."""
+
+    updates_per_epoch = 20
+
+    def __init__(self, folder: Path, *, total_steps: int = 40, **settings: Any) -> None:
+        self.now, self.total_steps, self.global_step = 0.0, total_steps, 0
+        self.paused_while_waiting: list[bool] = []
+        self.attached: list[Any] = []
+        accelerator: Any = SimpleNamespace(
+            device=torch.device(settings.pop("device", "cpu")),
+            is_main_process=settings.pop("is_main_process", True),
+            wait_for_everyone=self.wait_for_everyone,
+            mixed_precision="no",
+            num_processes=1,
+        )
+        self.at_once = settings.pop("at_once", 1)
+        self.config = TrainingConfig(**{"profile": True} | settings)
+        self.stopwatch = Stopwatch(lambda: None, lambda: self.now)
+        self.profiler = Profiler(
+            self.config,
+            folder / "profile",
+            accelerator,
+            self.stopwatch,
+            self,  # type: ignore[arg-type]
+            lambda *call: self.attached.append(call),
+        )
+        self.model = nn.Linear(16, 16)
+
+    def evaluates(self, step: int) -> bool:
+        return False
+
+    saves = evaluates
+
+    def wait_for_everyone(self) -> None:
+        """Be the first rank, which writes files for long."""
+        self.now += 1000
+        self.paused_while_waiting.append(self.stopwatch.paused)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Make `at_once` batches in one waiting, fewer at the end of an epoch."""
+        count = self.updates_per_epoch * self.config.gradient_accumulation_steps
+        for number in range(count):
+            if number % self.at_once == 0:
+                self.now += 30 * min(self.at_once, count - number)
+            yield torch.ones(8, 16)
+
+    def run(self) -> None:
+        """Train to the end; no lap is taken before it."""
+        loader: Any = SimpleNamespace(placement="device", batches_per_gather=self.at_once)
+        self.stopwatch.start()
+        while self.global_step < self.total_steps:
+            batches = self.profiler.watch(self.batches(), loader, self.global_step)
+            for number, batch in enumerate(batches, start=1):
+                self.model(batch).relu().sum().backward()
+                self.now += 10 / self.config.gradient_accumulation_steps
+                is_update = number % self.config.gradient_accumulation_steps == 0
+                self.stopwatch.count(Work(8), 0.0, is_update)
+                if is_update:
+                    self.global_step += 1
+                    self.profiler.step(self.global_step)
+                if self.global_step == self.total_steps:
+                    break
+        self.stopwatch.lap()
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what makes a run; the profiler's clock is the run's."""
+
+    def make(**settings: Any) -> Training:
+        made = Training(tmp_path, **settings)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(("at_once", "accumulation"), [(1, 1), (1, 2), (7, 1), (16, 2)])
+def test_update_costs_what_it_takes(
+    at_once: int, accumulation: int, training: Any, tmp_path: Path
+) -> None:
+    """Waiting for data is that of an update's batches, however many are made in one waiting."""
+    run = training(at_once=at_once, gradient_accumulation_steps=accumulation)
+    run.run()
+    verdict = json.loads((tmp_path / "profile" / "verdict.json").read_text())
+    milliseconds = verdict["milliseconds_per_update"]
+    assert verdict["verdict"] == "data-bound"
+    assert milliseconds["data"] == pytest.approx(30_000 * accumulation)
+    assert milliseconds["total"] == pytest.approx(10_000 + 30_000 * accumulation)
+
+
+def test_profile_files_can_be_read(
+    training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trace is one of Chrome's, the tables name operations, the picture is one."""
+    training().run()
+    folder = tmp_path / "profile"
+    names = {"trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
+    assert {path.name for path in folder.iterdir()} == names | {"verdict.json"}
+    with gzip.open(folder / "trace.json.gz", "rt") as file:
+        trace = [item.get("name") for item in json.load(file)["traceEvents"]]
+    assert {"aten::addmm", DATA} <= set(trace)
+    # The updates that were kept, and none of those that warm the profiler up.
+    assert len({name for name in trace if name and name.startswith("ProfilerStep")}) == 10
+    with (folder / "top_operations.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["name"]: row["calls"] for row in rows}["aten::addmm"] == "10"
+    times = [float(row["self_cpu_microseconds"]) for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert "aten::addmm" in (folder / "top_operations.txt").read_text()
+    with Image.open(folder / "memory.png") as picture:
+        assert picture.size == (1200, 480)
+        assert len(set(picture.convert("L").resize((60, 24)).tobytes())) > 5
+    said = capsys.readouterr().out
+    assert "profile data-bound: of" in said
+    assert "updates 14 to 25 are left out of perf/" in said
+
+
+@pytest.mark.parametrize("is_main_process", [True, False])
+def test_profiled_updates_are_in_no_ranks_figures(
+    is_main_process: bool, training: Any, tmp_path: Path
+) -> None:
+    """All ranks leave them out, with the time that others wait for the one that looks."""
+    run = training(is_main_process=is_main_process)
+    run.run()
+    assert run.global_step == 40
+    assert run.paused_while_waiting == [True]
+    assert run.stopwatch.total.updates == 40 - 12
+    assert run.stopwatch.train_seconds == pytest.approx(40 * (40 - 12))
+    assert (tmp_path / "profile" / "verdict.json").is_file() == is_main_process
+    assert len(run.attached) == is_main_process
+
+
+def test_short_run_says_that_it_is_not_profiled(
+    training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without room for it trains as it would without the flag, and says so once."""
+    run = training(total_steps=5)
+    run.updates_per_epoch = 2
+    run.run()
+    assert run.global_step == run.stopwatch.total.updates == 5
+    assert capsys.readouterr().out.count("--profile needs 6 updates") == 1
+    assert not (tmp_path / "profile").exists()
+
+
+def test_run_without_the_flag_gets_its_batches_as_they_are(training: Any) -> None:
+    """Nothing is wrapped around them."""
+    run = training(profile=False)
+    batches = run.batches()
+    assert run.profiler.watch(batches, SimpleNamespace(), 0) is batches
+    run.run()
+    assert run.stopwatch.total.updates == 40
+
+
+@pytest.mark.parametrize("place", ["start", "step", "write"])
+def test_failing_profile_never_stops_a_run(
+    place: str,
+    training: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An error of the profiler is said, and is the end of profiling alone."""
+
+    def fail(*others: Any) -> None:
+        raise RuntimeError("no such device")
+
+    if place == "write":
+        monkeypatch.setattr(module, "write_profile", fail)
+    else:
+        monkeypatch.setattr(torch.profiler.profile, place, fail)
+    run = training()
+    run.run()
+    assert run.global_step == 40
+    assert not run.stopwatch.paused
+    assert capsys.readouterr().out.count("--profile failed (RuntimeError: no such device)") == 1
+    assert not (tmp_path / "profile" / "verdict.json").exists()
+    assert not run.attached
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Pretend that there is a GPU; return what turns its history of allocations on and off."""
+    recorder = create_autospec(torch.cuda.memory._record_memory_history)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorder)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).touch())
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**20)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    return recorder
+
+
+# Of a longer run, that is cut short within the window.
+PLAN = {
+    "total_steps": 40,
+    "updates_per_epoch": 20,
+    "evaluates": lambda step: False,
+    "saves": lambda step: False,
+}
+
+
+def calls(history: MagicMock) -> list[dict[str, Any]]:
+    return [call.kwargs for call in history.call_args_list]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_history_of_a_gpus_memory_is_short_and_kept(
+    history: MagicMock, training: Any, tmp_path: Path
+) -> None:
+    """It holds stacks of Python alone, since those of C++ take minutes to write, and ends."""
+    training(device="cuda").run()
+    (start, stop) = calls(history)
+    assert start["stacks"] == "python"
+    assert stop == {"enabled": None}
+    assert (tmp_path / "profile" / "memory_snapshot.pickle").is_file()
+    assert (tmp_path / "profile" / "verdict.json").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("end", ["error", "stop"])
+def test_history_of_a_gpus_memory_always_ends(
+    end: str, history: MagicMock, training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where writing fails, and where the run ends before its profile does."""
+    run = training(device="cuda")
+    if end == "error":
+        monkeypatch.setattr(module, "write_profile", MagicMock(side_effect=OSError("full")))
+        run.run()
+    else:
+        run.profiler.plan = SimpleNamespace(**PLAN)
+        run.total_steps = 20
+        run.run()
+        assert len(calls(history)) == 1
+        run.profiler.stop()
+    assert calls(history)[-1] == {"enabled": None}
+    assert len(calls(history)) == 2

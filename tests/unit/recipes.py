@@ -1,0 +1,87 @@
+"""The recipes' command lines, read in process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from common.config import TrainingConfig, parse_config
+
+Parse = Callable[..., Any]
+
+
+def config_class(recipe: str) -> type[TrainingConfig]:
+    """Return the configuration of a recipe."""
+    return import_module(f"recipes.{recipe}").Config
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, recipe: str, *flags: object) -> Any:
+    """Read a command line as a recipe does."""
+    monkeypatch.setattr(sys, "argv", [f"{recipe}.py", *map(str, flags)])
+    return parse_config(config_class(recipe), "What it does.")
+
+
+def write_run(
+    directory: Path,
+    config: TrainingConfig,
+    recipe: str = "mnist_mlp",
+    *,
+    given: TrainingConfig | None = None,
+    status: str | None = "running",
+    processes: int = 1,
+) -> Path:
+    """Write what a run leaves at once, and return its directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    effective = config.batch_size * config.gradient_accumulation_steps * processes
+    facts = {
+        "recipe": recipe,
+        "config": dataclasses.asdict(config),
+        "given": dataclasses.asdict(given or config),
+        "environment": {"effective_batch_size": effective, "world_size": processes},
+    }
+    (directory / "config.json").write_text(json.dumps(facts))
+    if status is not None:
+        value = {"status": status, "resumable": True, "reason": None, "global_step": 7}
+        (directory / "status.json").write_text(json.dumps(value))
+    return directory
+
+
+def status_of(directory: Path) -> dict[str, Any]:
+    """Return a run's `status.json`."""
+    return json.loads((directory / "status.json").read_text())
+
+
+def kind_of(config: type[TrainingConfig], name: str) -> Any:
+    """Return a flag's type, without None."""
+    hint = get_type_hints(config)[name]
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if kinds and get_origin(hint) not in (Literal, tuple) else hint
+
+
+def other_value(config: TrainingConfig, name: str) -> Any:
+    """Return a value that a flag may have, and has not."""
+    value, kind = getattr(config, name), kind_of(type(config), name)
+    if get_origin(kind) is Literal:
+        return next(choice for choice in get_args(kind) if choice != value)
+    if get_origin(kind) is tuple:
+        return (get_args(kind)[0](9),)
+    if kind is bool:
+        return not value
+    if kind is int:
+        return (value or 0) + 5
+    return "other" if kind is str else 0.5 if value != 0.5 else 0.25
+
+
+def words(owner: type[TrainingConfig], name: str, value: Any) -> list[object]:
+    """Return a flag and its value as they are on the command line."""
+    spelled = name.replace("_", "-")
+    if get_type_hints(owner)[name] is bool:  # one that may be None takes a value
+        return [f"--{spelled}" if value else f"--no-{spelled}"]
+    return [f"--{spelled}", *(value if isinstance(value, tuple) else [value])]

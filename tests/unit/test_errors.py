@@ -1,0 +1,87 @@
+"""What an error means for the run that it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.errors import (
+    LostProcessError,
+    Outcome,
+    Preempted,
+    TrainingError,
+    UserError,
+    is_out_of_memory,
+    outcome_of,
+)
+
+OF_OTHERS = [
+    LostProcessError("rank 1 timed out"),
+    RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"),
+    RuntimeError("NCCL communicator was aborted on rank 1"),
+    RuntimeError("Timed out waiting 5000ms for recv operation to complete"),
+    RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+    RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+    torch.distributed.DistBackendError("what a backend says"),
+]
+OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    MemoryError(),
+]
+OF_ITS_OWN = [
+    *OF_MEMORY,
+    ValueError("gloo, peer and timed out are words that a value may have"),
+    RuntimeError("shapes differ"),
+    KeyError("labels"),
+    KeyboardInterrupt(),
+]
+
+
+@pytest.mark.parametrize("error", OF_OTHERS, ids=str)
+def test_a_lost_process_is_mended_by_a_restart(error: Exception) -> None:
+    """In the words of gloo, NCCL and torch's loader."""
+    outcome = outcome_of(error, rank=3)
+    assert (outcome.status, outcome.resumable) == ("failed", True)
+    assert outcome.reason == f"rank 3: {type(error).__name__}: {error}"
+    assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", OF_ITS_OWN, ids=repr)
+def test_any_other_error_would_come_again(error: BaseException) -> None:
+    """The reason has its type and, where it is told, its rank."""
+    assert outcome_of(error) == Outcome("failed", False, f"{type(error).__name__}: {error}")
+    assert is_out_of_memory(error) == (error in OF_MEMORY)
+
+
+@pytest.mark.parametrize("kind", [UserError, TrainingError])
+def test_a_mistake_is_its_own_sentence(kind: type[UserError]) -> None:
+    """Neither rank nor type: the same on all ranks."""
+    assert outcome_of(kind("no such data"), rank=1) == Outcome("failed", False, "no such data")
+
+
+def test_a_request_to_stop_is_no_failure() -> None:
+    """Status 75 tells a shell to try again."""
+    error = Preempted("stopped after update 3")
+    assert outcome_of(error, rank=1) == Outcome("preempted", True, "stopped after update 3")
+    assert error.code == 75
+
+
+def test_one_rank_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks meet the same mistake, and end; what one alone can see, it says."""
+    assert UserError("wrong").code == "error: wrong"
+    monkeypatch.setenv("RANK", "1")
+    assert UserError("wrong").code == 1
+    assert UserError("wrong").message == "wrong"
+    assert UserError("wrong", every_rank=True).code == "error: wrong"
+
+
+def test_what_reads_runs_does_not_wait_for_torch() -> None:
+    """A comparison needs files, errors, flags and objectives, and starts at once."""
+    names = "machine, errors, files, flags, objective, console"
+    code = f"import sys; from common import {names}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,212 @@
+"""Files are whole or not there, what is damaged is a sentence, and nothing in them is executed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import UserError
+from common.files import (
+    json_safe,
+    read_json,
+    read_json_if_there,
+    read_lines,
+    read_tensors,
+    sync_folder,
+    write_json,
+    write_synced,
+    write_tensors,
+    write_text,
+    writing,
+)
+
+VALUE = {"name": "größer", "list": [1, 2.5, None, True], "object": {"a": "b"}}
+
+
+def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """UTF-8, replaced whole, with nothing left beside it."""
+    path = tmp_path / "value.json"
+    write_json(path, {"other": 1})
+    write_json(path, VALUE)
+    assert read_json(path) == read_json_if_there(path) == VALUE
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_numbers_that_json_has_not_are_missing(tmp_path: Path) -> None:
+    """NaN and infinities are null in what is written, and None in what others wrote."""
+    path = tmp_path / "value.json"
+    held = {"a": float("nan"), "b": [float("inf"), 1.0], "c": {"d": (-float("inf"), 2)}}
+    expected = {"a": None, "b": [None, 1.0], "c": {"d": [None, 2]}}
+    assert json_safe(held) == expected
+    write_json(path, held)
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == expected
+    path.write_text('{"a": NaN, "b": [Infinity, -Infinity]}\n')
+    assert read_json(path) == {"a": None, "b": [None, None]}
+    assert read_lines(path) == [{"a": None, "b": [None, None]}]
+
+
+def test_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    """Also where a file stands in the place of a folder."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "none.json", tmp_path / "file" / "none.json"):
+        assert read_json_if_there(path) is None
+        assert read_lines(path) == []
+        with pytest.raises(UserError, match=r"none\.json does not exist"):
+            read_json(path)
+    with pytest.raises(UserError, match="can't be read"):
+        read_json_if_there(tmp_path)
+    with pytest.raises(UserError, match="can't be read"):
+        read_lines(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"\x00", b"\xff{}", b"[" * 10**5])
+def test_what_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
+    """Each with the file's name."""
+    path = tmp_path / "value.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"value\.json"):
+        read_json_if_there(path)
+
+
+def test_damage_anywhere_is_a_sentence_or_another_object(tmp_path: Path) -> None:
+    """Cut at each byte, and with bytes changed at random: never another exception."""
+    path, chance = tmp_path / "value.json", random.Random(0)
+    whole = json.dumps(VALUE).encode()
+    damaged = [whole[:length] for length in range(len(whole))]
+    for _ in range(500):
+        changed = bytearray(whole)
+        changed[chance.randrange(len(whole))] = chance.randrange(256)
+        damaged.append(bytes(changed))
+    taken = 0
+    for content in damaged:
+        path.write_bytes(content)
+        with contextlib.suppress(UserError):
+            assert isinstance(read_json(path), dict)
+            taken += 1
+    assert taken < 500
+
+
+def test_lines_are_read_to_the_first_that_is_broken(tmp_path: Path) -> None:
+    """As a run leaves them that is being written, or was killed: cut at each byte."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"step": step, "text": "ü"} for step in range(4)]
+    lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
+    whole = b"".join(lines)
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        found = read_lines(path)
+        # A line that lacks nothing but its end is as good as a whole one.
+        assert found == rows[: (whole[:length] + b"\n").count(b"}\n")]
+    path.write_bytes(lines[0] + b"[1]\n" + lines[1])
+    assert read_lines(path) == rows[:2]
+
+
+def test_failure_to_write_keeps_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence has the file and the system's reason, and no part of a file stays."""
+    path = tmp_path / "value.json"
+    write_json(path, VALUE)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UserError, match=r"value\.json .*No space left on device"):
+        write_text(path, "other")
+    assert [*tmp_path.iterdir()] == [path]
+    assert read_json(path) == VALUE
+
+
+@pytest.mark.parametrize("path", ["/proc/self/none", "/dev/null/none", "x" * 300])
+def test_place_that_takes_no_file_is_a_sentence(path: str) -> None:
+    """Whatever the system's reason is."""
+    with pytest.raises(UserError, match="can't be made or written"):
+        write_text(Path(path), "text")
+
+
+def test_advice_follows_the_reason() -> None:
+    """What can be done, where the caller knows it."""
+    with pytest.raises(UserError) as refused, writing("runs/a", "free some space"):
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/a/b")
+    assert refused.value.message == (
+        "runs/a can't be made or written ([Errno 28] No space left on device: 'runs/a/b'): "
+        "free some space"
+    )
+    with pytest.raises(ValueError, match="its own"), writing("runs/a"):
+        raise ValueError("its own")
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """In their types and values, not contiguous ones too; with the file's size and SHA-256."""
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        "a": torch.arange(6, dtype=torch.float32).view(2, 3).t(),
+        "b": torch.tensor([1, -1], dtype=torch.int64),
+        "c": torch.ones(2, dtype=torch.bfloat16),
+        "d": torch.tensor(3.0),
+    }
+    facts = write_tensors(path, tensors)
+    data = path.read_bytes()
+    assert facts == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    found = read_tensors(path)
+    assert found.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+
+
+def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
+    """Missing, cut at many places, or something else: the file is named."""
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, {"a": torch.ones(100)})
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
+            read_tensors(path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
+        read_tensors(path)
+
+
+class Payload:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mknod, (str(self.marker),)
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    """What is not safetensors is refused."""
+    marker, path = tmp_path / "executed", tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(UserError):
+        read_tensors(path)
+    assert not marker.exists()
+    pickle.loads(path.read_bytes())  # it would have worked
+    assert marker.exists()
+
+
+def test_checkpoints_hear_of_a_full_disk_as_an_os_error(tmp_path: Path) -> None:
+    """A thread writes them, which a `SystemExit` would end without a word."""
+    with pytest.raises(OSError, match="none"):
+        write_tensors(tmp_path / "none" / "model.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(OSError, match="none"):
+        write_synced(tmp_path / "none" / "receipt.json", b"{}")
+    write_synced(tmp_path / "receipt.json", b"{}")
+    sync_folder(tmp_path)
+    assert (tmp_path / "receipt.json").read_bytes() == b"{}"

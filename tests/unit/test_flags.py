@@ -1,0 +1,127 @@
+"""Limits and roles: stated once at a flag's field, and kept by everything that reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.flags import ROLES, check_limits, flag, from_json, role_of, spelled, stated
+from tests.launch import RECIPES
+from tests.unit.recipes import config_class, kind_of
+
+CLASSES = [TrainingConfig, *map(config_class, RECIPES)]
+FIELDS = [
+    pytest.param(owner, field.name, id=f"{owner.__module__}-{field.name}")
+    for owner in CLASSES
+    for field in dataclasses.fields(owner)
+]
+NUMBERS = [
+    case for case in FIELDS
+    if kind_of(*case.values) in (int, float, tuple[int, ...])  # type: ignore[arg-type]
+]  # fmt: skip
+ROLE_OF_FLAGS = {
+    "data": "dataset dataset_config label_column validation_share init_from image_column "
+    "text_columns",
+    "pace": "batch_size gradient_accumulation_steps num_workers num_threads data_placement "
+    "log_every eval_every checkpoint_every",
+    "record": "tracker project group tags log_model target keep_checkpoints collective_timeout",
+    "once": "config output_dir resume run_name notes profile",
+    "kind": "evaluate_only",
+}
+
+
+def with_value(owner: type[TrainingConfig], name: str, number: Any) -> TrainingConfig:
+    """Return the defaults with one flag's number."""
+    default = getattr(owner(), name)
+    value = (*default, number) if isinstance(default, tuple) else number
+    return dataclasses.replace(owner(), **{name: value})
+
+
+@pytest.mark.parametrize(("owner", "name"), NUMBERS)
+def test_limits_are_kept(owner: type[TrainingConfig], name: str) -> None:
+    """What is at a limit is taken, and what is beyond it refused with the flag and its limits."""
+    least, most = stated(owner, name)["limits"]
+    is_whole = kind_of(owner, name) is not float
+    assert not is_whole or None not in (least, most), "a whole number needs both"
+    beyond: list[Any] = [10**20, -(10**20)] if is_whole else [math.nan, math.inf, -math.inf]
+    for limit, outwards in ((least, -math.inf), (most, math.inf)):
+        if limit is not None:
+            check_limits(with_value(owner, name, limit))
+            step = math.copysign(1, outwards)
+            beyond.append(limit + step if is_whole else math.nextafter(limit, outwards))
+    for number in beyond:
+        number = int(number) if is_whole else number
+        with pytest.raises(UserError) as refused:
+            check_limits(with_value(owner, name, number))
+        assert refused.value.message.startswith(f"{spelled(name)} {number} can't work: give ")
+
+
+@pytest.mark.parametrize(("owner", "name"), FIELDS)
+def test_roles_are_as_agreed(owner: type[TrainingConfig], name: str) -> None:
+    """A recipe's own default does not change what is done with a flag."""
+    role = next((r for r, names in ROLE_OF_FLAGS.items() if name in names.split()), "learning")
+    assert role_of(owner, name) == ROLES[role]
+
+
+@pytest.mark.parametrize("owner", CLASSES)
+def test_defaults_are_within_their_limits(owner: type[TrainingConfig]) -> None:
+    """None is, wherever it is the default."""
+    check_limits(owner())
+
+
+@dataclass
+class Base:
+    rate: float = flag(0.5, least=0, most=1, role="pace")
+    sizes: tuple[int, ...] = flag((1,), least=1)
+    name: str = "x"
+
+
+@dataclass
+class Own(Base):
+    rate: float = 0.25
+    name: str = flag("y", role="data")
+    choice: Literal["a", "b"] = "a"
+    maybe: int | None = None
+
+
+def test_a_default_that_a_class_overrides_keeps_limits_and_role() -> None:
+    """Unless the class states others."""
+    assert Own().rate == 0.25
+    assert role_of(Own, "rate") == ROLES["pace"]
+    assert role_of(Own, "name") == ROLES["data"]
+    assert role_of(Base, "name") == role_of(Own, "choice") == ROLES["learning"]
+    with pytest.raises(UserError, match="--rate 2 can't work: give 0 to 1"):
+        check_limits(Own(rate=2))
+    with pytest.raises(UserError, match="--sizes 0 can't work: give 1 or more"):
+        check_limits(Own(sizes=(3, 0)))
+
+
+def test_json_has_lists_for_tuples() -> None:
+    """And whole numbers for others."""
+    values = {"rate": 1, "sizes": [1, 2], "name": "x", "choice": "b", "maybe": None}
+    found = from_json(Own, values, "file")
+    assert found == {**values, "sizes": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("rate", value) for value in ("0.5", None, [0.5], {})],
+        *[("sizes", value) for value in (3, ["a"], [1, None], [1.5], None)],
+        *[("name", value) for value in (3, None, ["x"])],
+        *[("choice", value) for value in ("c", None, 1)],
+        *[("maybe", value) for value in ("3", 1.5, [])],
+    ],
+)
+def test_another_type_is_refused_by_name(name: str, value: Any) -> None:
+    """A file that was edited is not taken for a command line."""
+    with pytest.raises(UserError) as refused:
+        from_json(Own, {name: value}, "some/config.json")
+    assert refused.value.message.startswith("some/config.json has ")
+    assert f"for --{name}: " in refused.value.message

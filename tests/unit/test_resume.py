@@ -1,0 +1,207 @@
+"""Which run `--resume` means, and what a command may change of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from common.flags import role_of
+from tests.launch import RECIPES
+from tests.unit.recipes import config_class, other_value, parse, words, write_run
+
+MLP = config_class("mnist_mlp")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for `runs/` in a folder of the test's own."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_learned_can_not_change_and_the_rest_can(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each flag, by its role: refused by name with the run's value, or taken."""
+    resolved = dataclasses.replace(config_class(recipe)(), epochs=20, init_from="there")
+    run = write_run(tmp_path / "run", resolved, recipe)
+    for field in dataclasses.fields(resolved):
+        name = field.name
+        if name in ("config", "resume", "output_dir", "batch_size", "gradient_accumulation_steps"):
+            continue
+        value = other_value(resolved, name)
+        flags = ("--resume", run, *words(type(resolved), name, value))
+        if role_of(type(resolved), name).free:
+            assert getattr(parse(monkeypatch, recipe, *flags), name) == value
+        else:
+            with pytest.raises(UserError) as refused:
+                parse(monkeypatch, recipe, *flags)
+            spelled = f"--{name.replace('_', '-')} {value}"
+            assert f"{spelled} (the run has {getattr(resolved, name)})" in refused.value.message
+
+
+def test_resumed_run_has_its_own_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that were resolved, where flags repeat what was given, or are left out."""
+    given = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
+    resolved = dataclasses.replace(given, dataset="digits", epochs=20, mixed_precision="bf16")
+    run = write_run(tmp_path / "run", resolved, given=given)
+    for flags in ((), ("--dataset", "auto"), ("--dataset", "digits", "--hidden-sizes", 9, 9)):
+        config = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
+        expected = dataclasses.replace(resolved, resume=str(run), output_dir=str(run))
+        assert config == expected
+    auto = ("--output-dir", run, "--resume", "auto", "--hidden-sizes", 9, 9, "--log-every", 5)
+    config = parse(monkeypatch, "mnist_mlp", *auto)
+    assert config == dataclasses.replace(expected, log_every=5)
+
+
+def test_a_checkpoint_is_gone_on_from_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In its run's directory, without a `status.json` too; the newest stands in for none."""
+    run = write_run(tmp_path / "run", MLP(), status=None)
+    checkpoint = run / "checkpoints" / "step-00000003"
+    checkpoint.mkdir(parents=True)
+    config = parse(monkeypatch, "mnist_mlp", "--resume", checkpoint)
+    assert (config.resume, config.output_dir) == (str(checkpoint), str(run))
+    for missing in (checkpoint.with_name("step-00000999"), tmp_path, "x" * 300, "nowhere"):
+        with pytest.raises(UserError, match="is neither a run's directory nor one of its"):
+            parse(monkeypatch, "mnist_mlp", "--resume", missing)
+    assert parse(
+        monkeypatch, "mnist_mlp", "--resume", run, "--output-dir", tmp_path / "work" / ".." / "run"
+    ).output_dir == str(run)
+    with pytest.raises(UserError, match="leave --output-dir out"):
+        parse(monkeypatch, "mnist_mlp", "--resume", run, "--output-dir", tmp_path / "other")
+
+
+def test_run_of_another_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both are named."""
+    run = write_run(tmp_path / "run", MLP())
+    with pytest.raises(UserError, match="is a run of mnist_mlp, and this is resnet"):
+        parse(monkeypatch, "resnet", "--resume", run)
+
+
+@pytest.mark.parametrize("asked", ["auto", "name"])
+def test_finished_run_is_left_alone(
+    asked: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status 0, so that a supervisor's loop ends."""
+    run = write_run(tmp_path / "run", MLP(), status="finished")
+    flags = ("--resume", run) if asked == "name" else ("--resume", "auto", "--output-dir", run)
+    with pytest.raises(SystemExit) as end:
+        parse(monkeypatch, "mnist_mlp", *flags)
+    assert end.value.code == 0
+    assert "is finished: nothing to resume" in capsys.readouterr().out
+
+
+def age(run: Path, seconds: int) -> Path:
+    """Make a run look older."""
+    os.utime(run / "config.json", (10**9 - seconds, 10**9 - seconds))
+    return run
+
+
+def test_auto_takes_the_newest_unfinished_run_of_the_same_flags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finished, damaged, other recipes' and other flags' runs are passed over."""
+    config = MLP(seed=3)
+    fresh = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto")
+    assert fresh == config
+    age(write_run(Path("runs/older"), config), 9)
+    age(write_run(Path("runs/wanted"), dataclasses.replace(config, epochs=20), given=config), 8)
+    age(write_run(Path("runs/finished"), config, status="finished"), 7)
+    age(write_run(Path("runs/other-recipe"), config, "other"), 6)
+    age(write_run(Path("runs/other-seed"), MLP()), 5)
+    for index, content in enumerate((b"", b"[]", b'{"given": 3}', b'{"given": {"seed": "a"}}')):
+        damaged = write_run(Path(f"runs/damaged-{index}"), config)
+        (damaged / "config.json").write_bytes(content)
+    found = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto", "--log-every", 9)
+    assert (found.output_dir, found.resume) == ("runs/wanted", "runs/wanted")
+    assert (found.epochs, found.log_every) == (20, 9)
+
+
+def test_auto_with_a_directory_of_no_run_is_a_fresh_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the settings of `--config`, where there is one; runs elsewhere do not matter."""
+    write_run(Path("runs/other"), MLP())
+    earlier = write_run(tmp_path / "earlier", MLP(hidden_sizes=(7,), batch_size=64))
+    flags = ("--config", earlier, "--max-steps", 2, "--resume", "auto", "--output-dir", tmp_path)
+    config = parse(monkeypatch, "mnist_mlp", *flags)
+    assert (config.resume, config.output_dir) == (None, str(tmp_path))
+    assert (config.hidden_sizes, config.batch_size, config.max_steps) == ((7,), 64, 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_effective_batch_is_kept(
+    processes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By accumulation on another number of processes, or by flags that multiply to the same."""
+    config = MLP(batch_size=32, gradient_accumulation_steps=2)
+    run = write_run(tmp_path / "run", config, processes=2)  # 128 an update
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    found = parse(monkeypatch, "mnist_mlp", "--resume", run)
+    assert (found.batch_size, found.gradient_accumulation_steps) == (32, 4 // processes)
+    flags = ("--batch-size", 16, "--gradient-accumulation-steps", 8 // processes)
+    found = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
+    assert (found.batch_size, found.gradient_accumulation_steps) == (16, 8 // processes)
+    for flags in (("--batch-size", 7), ("--gradient-accumulation-steps", 3)):
+        with pytest.raises(UserError, match="has an effective batch of 128"):
+            parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
+
+
+def test_more_processes_than_samples_of_an_update_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With what the product is, and what it should be."""
+    run = write_run(tmp_path / "run", MLP(batch_size=32))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="32 × 1 accumulated × 3 processes is 96"):
+        parse(monkeypatch, "mnist_mlp", "--resume", run)
+
+
+def damaged(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an object without each of its parts, and with each of another type."""
+    found = []
+    for name in value:
+        found.append({key: held for key, held in value.items() if key != name})
+        found += [value | {name: other} for other in (3, None, [], "x")]
+    return found
+
+
+def test_damaged_config_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever part of it is missing or of another type, and wherever it is cut."""
+    run = write_run(tmp_path / "run", MLP())
+    path = run / "config.json"
+    text = path.read_text()
+    contents = [json.dumps(value) for value in damaged(json.loads(text))]
+    contents += [text[:length] for length in range(0, len(text), 101)]
+    for content in contents:
+        path.write_text(content)
+        with pytest.raises(UserError) as refused:
+            parse(monkeypatch, "mnist_mlp", "--resume", run)
+        assert str(run) in refused.value.message
+
+
+def test_run_of_an_older_version_is_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Flags that it has not get their defaults, and those that are no more are left."""
+    run = write_run(tmp_path / "run", MLP(seed=4))
+    path = run / "config.json"
+    facts = json.loads(path.read_text())
+    for group in ("config", "given"):
+        del facts[group]["num_threads"]
+        facts[group]["target_accuracy"] = 0.5
+    path.write_text(json.dumps(facts))
+    config = parse(monkeypatch, "mnist_mlp", "--resume", run)
+    assert (config.seed, config.num_threads) == (4, None)

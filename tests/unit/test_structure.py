@@ -1,0 +1,194 @@
+"""The house: imports run downward only, each room says what it is for, and all stays small."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch import REPOSITORY
+
+COMMON = REPOSITORY / "common"
+MOST_LINES = 7900  # of `common` in all
+MOST_LINES_OF_A_RECIPE = 215
+
+# From the ground up: a room may import those below it, and within a package its neighbours.
+LEVELS = (
+    ("machine",),
+    ("errors",),
+    ("files", "console", "flags", "objective"),
+    ("directory",),
+    ("resume",),
+    ("command_line",),
+    ("config",),
+    ("data",),
+    ("checkpoints",),
+    ("models",),
+    ("measure",),
+    ("training",),
+    ("track",),
+    ("profile",),
+    ("run",),
+)
+LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
+BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
+TRACKS = {f"common.track.{module}" for module in ("names", "trackers")}
+# These stand beside the house: what each may import besides itself.
+BESIDE = {
+    "common.compare": BASE | TRACKS,
+    "common.tune": BASE | TRACKS | {"common.compare"},
+}
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file of the repository."""
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_of(path): path for path in sorted(COMMON.rglob("*.py"))}
+ROOMS = {name: path for name, path in FILES.items() if path.name != "__init__.py"}
+OTHERS = [
+    path
+    for folder in ("recipes", "tests", "benchmarks")
+    for path in sorted((REPOSITORY / folder).rglob("*.py"))
+]
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of `common` that a file imports, wherever in it, also for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            # A name that is taken from a package may be a module of it.
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = names & FILES.keys()
+            found |= modules
+            if len(modules) < len(names):
+                found.add(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            raise AssertionError(f"{path}: line {node.lineno} imports relative to itself")
+    return {name for name in found if name.split(".")[0] == "common" and name != "common"}
+
+
+IMPORTS = {name: imported(path) for name, path in FILES.items()}
+
+
+def room_of(module: str) -> str:
+    """Return what a module belongs to: common.data for common.data.order."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_imports_name_modules_that_are_there() -> None:
+    """Else the tests below would not see them."""
+    assert len(ROOMS) > 30
+    for name, modules in IMPORTS.items():
+        assert modules <= FILES.keys(), (name, modules - FILES.keys())
+
+
+def test_every_room_has_its_level() -> None:
+    """A new one is given its place above."""
+    assert {room_of(name) for name in ROOMS} == LEVEL.keys() | BESIDE.keys()
+
+
+@pytest.mark.parametrize("module", [*FILES])
+def test_imports_run_downward_only(module: str) -> None:
+    """Also inside functions, and for types alone."""
+    room = room_of(module)
+    for other in IMPORTS[module]:
+        if room_of(other) == room:
+            continue
+        if room in BESIDE:
+            assert {other, room_of(other)} & BESIDE[room], f"{module} imports {other}"
+        elif room in LEVEL:
+            assert LEVEL.get(room_of(other), 99) < LEVEL[room], f"{module} imports {other}"
+
+
+def circles() -> Iterator[list[str]]:
+    """Yield each circle of imports that a walk through the modules meets."""
+    done: set[str] = set()
+
+    def walk(module: str, way: list[str]) -> Iterator[list[str]]:
+        if module in way:
+            yield [*way[way.index(module) :], module]
+        elif module not in done:
+            for other in sorted(IMPORTS.get(module, set())):
+                yield from walk(other, [*way, module])
+            done.add(module)
+
+    for module in FILES:
+        yield from walk(module, [])
+
+
+def test_no_circles() -> None:
+    """No module imports itself by way of others."""
+    assert [*circles()] == []
+
+
+def test_only_recipes_run() -> None:
+    """Nothing in `common` imports `common.run`, or so much as names its class."""
+    for module, path in FILES.items():
+        if module == "common.run":
+            continue
+        assert "common.run" not in IMPORTS[module], module
+        for node in ast.walk(ast.parse(path.read_text())):
+            # An annotation may be a string.
+            words = (
+                getattr(node, "id", ""),
+                getattr(node, "attr", ""),
+                node.value if isinstance(node, ast.Constant) else "",
+            )
+            assert "Run" not in words, f"{module}, line {getattr(node, 'lineno', '?')}"
+
+
+@pytest.mark.parametrize("module", [*ROOMS])
+def test_room_says_what_it_is_for(module: str) -> None:
+    """The first line of each module is a sentence, and no module is called after nothing."""
+    lines = ROOMS[module].read_text().splitlines()
+    assert lines[0].startswith('"""'), module
+    assert len(lines[0]) > 20, module
+    assert not {"utils", "util", "helpers", "misc"} & set(module.split("."))
+
+
+def test_common_is_small() -> None:
+    """Its lines in all, with comments and empty ones."""
+    lines = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
+    rooms: dict[str, int] = {}
+    for name, count in lines.items():
+        rooms[room_of(name)] = rooms.get(room_of(name), 0) + count
+    assert sum(lines.values()) <= MOST_LINES, rooms
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "recipes").glob("*.py")), ids=lambda p: p.stem
+)
+def test_recipes_are_short(path: Path) -> None:
+    """What is copied is read first."""
+    assert len(path.read_text().splitlines()) <= MOST_LINES_OF_A_RECIPE
+
+
+@pytest.mark.parametrize("module", [*FILES])
+def test_common_knows_no_recipe(module: str) -> None:
+    """What is shared never imports a recipe, unpickles, or trusts code from the Hub."""
+    text = FILES[module].read_text()
+    for node in ast.walk(ast.parse(text)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            assert name.split(".")[0] not in ("recipes", "tests", "benchmarks", "pickle"), module
+    for forbidden in ("torch.load(", "weights_only=False", "trust_remote_code=True"):
+        assert forbidden not in text, module
+
+
+def test_other_code_imports_what_is_there() -> None:
+    """Recipes, tests and benchmarks name modules of `common` that exist."""
+    for path in OTHERS:
+        unknown = {name for name in imported(path) if name not in FILES}
+        assert not unknown, (path, unknown)

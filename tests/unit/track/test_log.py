@@ -1,0 +1,87 @@
+"""Trackers that fail, modes of W&B, and what its panels show, without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common.objective import Objective
+from common.track.log import Log
+from common.track.media import confusion
+from common.track.trackers import wandb_mode
+
+KEY = "0badc0de" * 5  # of the length that W&B expects of a key
+
+
+class Refusing:
+    """A tracker that takes nothing."""
+
+    commands: list[str] = []
+    run = object()
+
+    def log(self, row: object) -> None:
+        """Fail."""
+        raise ConnectionError("no route")
+
+
+def refuse(wandb_run: object, panel: str) -> None:
+    """Fail otherwise."""
+    raise ValueError(f"{panel} is too large")
+
+
+def log_with(tracker: Any, folder: Path) -> Log:
+    """Return an open log at its first step."""
+    accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1)
+    log = Log(accelerator, folder, Objective.parse("accuracy:max"))
+    log.tracker = tracker
+    log.file = (folder / "metrics.jsonl").open("a")
+    log.position = lambda: {"progress/global_step": 1.0}
+    return log
+
+
+def test_confusion_of_many_classes_lists_pairs() -> None:
+    """Where a matrix would be too large, the pairs that are confused most are listed."""
+    counts = torch.eye(100) * 5
+    counts[3, 4], counts[70, 2] = 2, 9
+    table = confusion(counts, [f"class {i}" for i in range(100)])
+    assert table.data == [["class 70", "class 2", 9], ["class 3", "class 4", 2]]
+
+
+def test_what_cannot_be_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A panel that fails costs nothing else: metrics go on."""
+    tracker = Refusing()
+    log = log_with(tracker, tmp_path)
+    log.attach(refuse, "picture")
+    assert log.tracker is tracker
+    assert "picture is too large" in capsys.readouterr().out
+    log.finish({})
+
+
+@pytest.mark.parametrize("mode", ["disabled", "offline", "online"])
+def test_wandb_mode_is_honoured(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`WANDB_MODE` decides, with or without a key."""
+    monkeypatch.setenv("WANDB_MODE", mode)
+    for key in ("", KEY):
+        monkeypatch.setenv("WANDB_API_KEY", key)
+        assert wandb_mode()[0] == mode
+
+
+def test_failing_tracker_never_stops_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tracker that raises while logging is left out from then on; the file goes on."""
+    log = log_with(Refusing(), tmp_path)
+    log.add({"train/loss": 1.0})
+    log.flush()
+    assert log.tracker is None
+    log.add({"train/loss": float("nan")})
+    log.flush()
+    log.finish({})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [line["train/loss"] for line in lines] == [1.0, None]
+    assert "no route" in capsys.readouterr().out

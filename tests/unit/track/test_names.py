@@ -1,0 +1,40 @@
+"""How metrics are called and written, and how a run's facts look at W&B."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.track.names import METRICS, describe, flat, unflat
+
+
+@pytest.mark.parametrize(
+    ("name", "heading", "value", "text"),
+    [
+        ("val/accuracy", "accuracy", 0.5, "0.5000"),
+        ("test/f1", "F1", 1, "1.0000"),
+        ("val/best_accuracy", "best accuracy", 0.25, "0.2500"),
+        ("perf/samples_per_second", "throughput, samples/s", 1234.5, "1,234"),
+        ("perf/mfu", "MFU", 0.123, "12.3%"),
+        ("time/train_seconds", "training time", 1200.0, "20.0 min"),
+        ("time/total_seconds", "total time", 0.0, "0.0 s"),
+        ("val/macro_recall", "macro recall", -1, "-1.0000"),
+        ("loss", "loss", None, "–"),
+    ],
+)
+def test_metric_is_written(name: str, heading: str, value: float | None, text: str) -> None:
+    """Of the table by full name or without the split, and a recipe's own by its name."""
+    assert (describe(name).heading, describe(name).text(value)) == (heading, text)
+
+
+def test_headings_tell_metrics_apart() -> None:
+    """No two panels of a section have one title."""
+    titles = [(metric.panel, metric.heading) for metric in METRICS.values()]
+    assert len(set(titles)) == len(titles)
+
+
+def test_facts_are_flat_at_wandb_and_come_back() -> None:
+    """Flags stand at top level beside the groups; what W&B is not told does not come back."""
+    groups = {"recipe": "r", "objective": "rmse:min", "environment": {"world_size": 2}}
+    facts = {"config": {"seed": 0, "tags": []}, "given": {"seed": 0}, **groups}
+    assert flat(facts) == {"seed": 0, "tags": [], **groups}
+    assert unflat(flat(facts)) == {"config": facts["config"], **groups}

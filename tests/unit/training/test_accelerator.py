@@ -1,0 +1,116 @@
+"""What the Accelerator is built with: device, precision that really runs, threads, processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.track import facts
+from common.training import accelerator
+
+
+class Built(Exception):  # noqa: N818
+    """Raised where the Accelerator would be built, with what it would be built with."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+def arguments_of_accelerator(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what `build_accelerator` would build the Accelerator with."""
+
+    def refuse(**arguments: Any) -> None:
+        raise Built(**arguments)
+
+    monkeypatch.setattr(accelerator, "Accelerator", refuse)
+    with pytest.raises(Built) as built:
+        accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
+    return built.value.arguments
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [(None, False), ("False", False), ("false", False), ("true", True), ("True", True)],
+)
+def test_launcher_decides_between_gpu_and_cpu(
+    variable: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU the CPU is used only if the launcher says true: it says "False" otherwise."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    if variable is None:
+        monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    else:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", variable)
+    assert arguments_of_accelerator(monkeypatch)["cpu"] is expected
+
+
+def test_without_a_gpu_the_cpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the Accelerator is told so: it would start no gloo group otherwise."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert arguments_of_accelerator(monkeypatch)["cpu"] is True
+
+
+def test_process_group_times_out_within_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that hangs ends the job within minutes, not after the default half hour."""
+    handlers = arguments_of_accelerator(monkeypatch)["kwargs_handlers"]
+    (timeout,) = [handler.timeout for handler in handlers if hasattr(handler, "timeout")]
+    assert 0 < timeout.total_seconds() <= 600
+
+
+def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the launcher started more processes than the Accelerator sees, the run ends."""
+    alone = SimpleNamespace(num_processes=1)
+    monkeypatch.setattr(accelerator, "Accelerator", lambda **_: alone)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError) as error:
+        accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
+    assert "multi_cpu.yaml" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "launcher", "has_cuda", "cpu_bf16", "expected"),
+    [
+        ("auto", "no", True, False, "fp16"),
+        ("auto", "no", False, True, "bf16"),
+        ("auto", "no", False, False, "no"),
+        ("auto", "bf16", True, False, "bf16"),
+        ("auto", "fp16", True, False, "fp16"),
+        ("no", "fp16", True, False, "no"),
+        ("bf16", "no", False, False, "bf16"),
+        ("bf16", "fp16", True, True, "bf16"),
+        ("fp16", "no", True, True, "fp16"),
+        ("fp16", "no", False, True, "--mixed-precision bf16"),
+        ("fp16", "no", False, False, "--mixed-precision no"),
+        ("auto", "fp16", False, True, "--mixed-precision bf16"),
+    ],
+)
+def test_precision_is_what_runs(
+    asked: str,
+    launcher: str,
+    has_cuda: bool,
+    cpu_bf16: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`auto` follows the launcher and then the hardware; fp16 without CUDA names what to pass."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: cpu_bf16)
+    if expected.startswith("--"):
+        with pytest.raises(UserError, match=expected):
+            accelerator.choose_precision(asked, use_cpu=not has_cuda)
+    else:
+        assert accelerator.choose_precision(asked, use_cpu=not has_cuda) == expected
+
+
+def test_commit_is_found_in_a_checkout() -> None:
+    """The commit in `config.json` is a full hash, or null outside of a checkout."""
+    commit = facts.git_commit()
+    assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)

@@ -1,0 +1,129 @@
+"""Gradients: clipped, each network's by its own norm, and none applied that is not finite."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+
+from common.errors import TrainingError
+from common.training.accelerator import SharedScaler
+from common.training.guard import GradientGuard
+
+
+def alone(**others: Any) -> Any:
+    """Return what stands for an Accelerator of one process on a CPU."""
+    return SimpleNamespace(
+        device=torch.device("cpu"),
+        num_processes=1,
+        reduce=lambda tensor, _: tensor,
+        scaler=None,
+        unscale_gradients=lambda _: None,
+        **others,
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_update_with_a_broken_gradient_is_not_applied(value: float) -> None:
+    """A gradient that is not finite leaves the weights as they were, and stops the run."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    model = torch.nn.Module()
+    model.weight = parameter
+    optimizer = SimpleNamespace(optimizer=torch.optim.AdamW([parameter], lr=0.1, fused=True))
+    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    parameter.grad = torch.ones(4)
+    guard.clip(model, optimizer)  # type: ignore[arg-type]
+    optimizer.optimizer.step()
+    kept = parameter.detach().clone()
+    assert not torch.equal(kept, torch.ones(4))
+    guard.check(1, 0.5)
+    assert guard.skipped == 0
+    parameter.grad = torch.tensor([1.0, value, 1.0, 1.0])
+    guard.clip(model, optimizer)  # type: ignore[arg-type]
+    optimizer.optimizer.step()
+    assert torch.equal(parameter.detach(), kept)
+    with pytest.raises(TrainingError) as error:
+        guard.check(2, 0.5)
+    assert "update 2" in error.value.message
+    assert "--learning-rate" in error.value.message
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.5, 100.0])
+def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
+    """An update is that of the clipped gradient; 0 turns clipping off; the norm is before it."""
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    model = torch.nn.Module()
+    model.weight = parameter
+    optimizer = SimpleNamespace(optimizer=torch.optim.SGD([parameter], lr=1.0, fused=True))
+    guard = GradientGuard(alone(), max_grad_norm=norm)
+    parameter.grad = torch.full((4,), 2.0)
+    guard.clip(model, optimizer)  # type: ignore[arg-type]
+    optimizer.optimizer.step()
+    expected = 4.0 if norm == 0 else min(4.0, norm)
+    assert float(parameter.detach().norm()) == pytest.approx(expected, rel=1e-4)
+    assert float(guard.grad_norm) == pytest.approx(4.0)
+
+
+def test_each_network_is_clipped_by_its_own_norm() -> None:
+    """A second network's gradients are neither measured nor scaled by the first one's."""
+    networks = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    for network, gradient in zip(networks, (10.0, 0.5), strict=True):
+        optimizer = torch.optim.SGD(network.parameters(), lr=1.0)  # not fused: by hand
+        before = network.weight.detach().clone()
+        network.weight.grad = torch.full((1, 1), gradient)
+        guard.clip(network, optimizer)
+        optimizer.step()
+        moved = float((before - network.weight.detach()).abs())
+        assert moved == pytest.approx(min(gradient, 1.0), rel=1e-4)
+    assert float(guard.grad_norm) == 10.0, "the one that is logged is the first network's"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
+    """Under a loss scaler the norm that counts is the true gradient's, not the scaled one's."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+    model = torch.nn.Module()
+    model.weight = weight
+    optimizer = SimpleNamespace(optimizer=torch.optim.SGD([weight], lr=1.0, fused=fused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    accelerator = alone()
+    accelerator.scaler = scaler
+    accelerator.unscale_gradients = lambda of: scaler.unscale_(of.optimizer)
+    guard = GradientGuard(accelerator, max_grad_norm=10.0)
+    scaler.scale((weight * 3.0).sum()).backward()  # a gradient of 3 each: a norm of 6
+    guard.clip(model, optimizer)  # type: ignore[arg-type]
+    scaler.step(optimizer.optimizer)
+    scaler.update()
+    assert float(guard.grad_norm) == pytest.approx(6.0)
+    assert weight.detach().tolist() == pytest.approx([-3.0] * 4)
+
+
+def test_two_optimizers_share_a_loss_scale() -> None:
+    """Both are clipped, then both step: each is unscaled once, and the scale set anew once."""
+    Accelerator(cpu=True)  # whose state its optimizers ask for
+    scaler = SharedScaler("cpu", init_scale=1024.0, growth_interval=1)
+    accelerator = alone()
+    accelerator.scaler = scaler
+    accelerator.unscale_gradients = lambda of: scaler.unscale_(of.optimizer)
+    guard = GradientGuard(accelerator, max_grad_norm=0.0)
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    models, optimizers = [torch.nn.Module() for _ in weights], []
+    for model, weight in zip(models, weights, strict=True):
+        model.weight = weight
+        optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+        optimizers.append(AcceleratedOptimizer(optimizer, scaler=scaler))
+    for update in (1, 2):
+        loss: Any = sum(weight.sum() for weight in weights)
+        scaler.scale(loss).backward()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            guard.clip(model, optimizer)
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            optimizer.step()
+            assert weight.tolist() == [-update, -update]
+            optimizer.zero_grad()
+        assert scaler.get_scale() == 1024.0 * 2**update  # it doubles without an overflow

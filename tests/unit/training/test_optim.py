@@ -1,0 +1,66 @@
+"""Learning rates by update: warm-up, then decay; and what decays."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from common.training.optim import decay_groups, warmup_decay
+
+
+def rates(shape: Literal["linear", "cosine"], total: int, warmup: int, steps: int) -> list[float]:
+    """Return the rates of the first `steps` updates, at a peak of 1."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = warmup_decay(optimizer, total, warmup, shape)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_linear_rises_and_falls() -> None:
+    """The rate rises evenly to its peak, falls evenly, and no update is made at 0."""
+    expected = [0.2, 0.4, 0.6, 0.8, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
+    assert rates("linear", 10, 4, 10) == pytest.approx(expected)
+
+
+def test_cosine_falls_along_a_cosine() -> None:
+    """The cosine shape has its peak after warm-up and half of it midway."""
+    found = rates("cosine", 12, 2, 12)
+    assert found[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert found[7] == pytest.approx(0.5)
+    assert found[-1] == pytest.approx(0.5 - 0.5 * math.cos(math.pi / 10))
+    assert found[2:] == sorted(found[2:], reverse=True)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+@pytest.mark.parametrize(("total", "warmup"), [(5, 0), (1, 0), (3, 3), (2, 9)])
+def test_short_runs_have_rates_that_work(
+    shape: Literal["linear", "cosine"], total: int, warmup: int
+) -> None:
+    """Without warm-up, and with one as long as the run or longer, each rate is in 0 … 1."""
+    found = rates(shape, total, warmup, total + 3)
+    assert all(0 <= rate <= 1 for rate in found)
+    assert all(rate > 0 for rate in found[:total])
+    if warmup == 0:
+        assert found[0] == 1
+        assert found[total:] == [0, 0, 0]
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    """Weight decay is for matrices and kernels; biases, norms and frozen weights are left out."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    model[3].weight.requires_grad = False
+    decaying, others = decay_groups(model, 0.3)
+    assert decaying["weight_decay"] == 0.3
+    assert others["weight_decay"] == 0
+    assert [tuple(p.shape) for p in decaying["params"]] == [(4, 3, 3, 3)]
+    assert [tuple(p.shape) for p in others["params"]] == [(4,), (4,), (4,), (2,)]
+    (every,) = decay_groups(model, 0.0)
+    assert len(every["params"]) == 5
