@@ -258,7 +258,7 @@ def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
-    shown = {"--help": "--learning-rate", "common.compare": "(baseline)"}
+    shown = {"--help": "--learning-rate", "common.compare ": "(baseline)"}
     shown |= {"common.tune": "best: trial-", "common.compare.view": "train/loss"}
     shown |= {"peers.py": "written: peers.json"}
     for word, said in shown.items():
