@@ -80,7 +80,7 @@ def ask_rank_zero(accelerator: Accelerator, choose: Callable[[], Answer]) -> Ans
 
 def built_in_source(name: str, reason: str) -> DataSource:
     version = platform.python_version() if name == "docstrings" else "1"
-    return DataSource(name, name, None, reason, f"{name}-4-{version}")
+    return DataSource(name, name, None, reason, f"{name}-5-{version}")
 
 
 def find_named(name: str, configuration: str | None) -> DataSource:

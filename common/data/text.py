@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
 SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in the order of BERT's
 ARRAYS = ("tokens", "offsets", "seconds", "labels")
 # From lengths, int64 [batch], and a padded length, both on the host, what a model wants besides.
 TokenPositions = Callable[[torch.Tensor, int], torch.Tensor]
@@ -203,5 +204,11 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     from transformers import BertTokenizer
 
     trained: Any = BertWordPieceTokenizer(lowercase=True)
-    trained.train_from_iterator(texts, vocab_size=SCRATCH_VOCABULARY, show_progress=False)
+    characters = sorted({c for text in texts for c in trained.normalize(text)} - {" "})
+    # The trainer numbers characters inside of words as it meets them in a hash map, and breaks ties
+    # by number: numbered here, the same texts always give the same vocabulary.
+    first = [*SPECIAL_TOKENS, *(f"##{character}" for character in characters)]
+    trained.train_from_iterator(
+        texts, vocab_size=SCRATCH_VOCABULARY, special_tokens=first, show_progress=False
+    )
     return BertTokenizer(vocab=trained.get_vocab(), do_lower_case=True)

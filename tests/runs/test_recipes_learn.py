@@ -290,10 +290,10 @@ def test_image_recipe_reaches_its_accuracy(recipe: str, seeds: int, runner: Runn
 
 @pytest.mark.slow
 def test_bert_reaches_its_accuracy(runner: Runner) -> None:
-    """The default settings learn docstrings: 76 to 82 % of validation texts were seen."""
+    """The default settings learn docstrings: 80.2 to 80.5 % with three seeds, 32 by guessing."""
     flags = ("--dataset", "docstrings", "--tracker", "none")
     run = runner.run("bert", *flags, timeout=1800)
-    assert run.summary["val/accuracy"] >= 0.65  # 0.3 by always guessing one topic
+    assert run.summary["test/accuracy"] >= 0.78
 
 
 @pytest.mark.slow

@@ -208,15 +208,15 @@ def test_built_in_digits_are_stratified() -> None:
 
 
 def test_built_in_docstrings_are_real_text() -> None:
-    """The standard library gives six topics, stratified splits, and no text twice."""
+    """The standard library gives six topics, stratified splits, and no paragraph twice."""
     raw = load_raw(find_named("docstrings", None), None)
     assert len(raw.class_names) == 6
     found = [line for split in raw.splits.values() for line in split["text"][:]]
-    assert len(found) == len(set(found)) > 3500
+    assert len(found) == len(set(found)) > 6500
     shares = {name: np.bincount(labels) / len(labels) for name, labels in raw.labels.items()}
-    for name, share in (("train", 0.7), ("validation", 0.1), ("test", 0.2)):
-        assert len(raw.labels[name]) / len(found) == pytest.approx(share, abs=0.01)
-        assert shares[name] == pytest.approx(shares["train"], abs=0.01)
+    for name, share in (("train", 0.6), ("validation", 0.1), ("test", 0.3)):
+        assert len(raw.labels[name]) / len(found) == pytest.approx(share, abs=0.03)
+        assert shares[name] == pytest.approx(shares["train"], abs=0.05)
         assert shares[name].min() > 0.05
 
 

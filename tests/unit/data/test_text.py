@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from common.data.sources import find_named
+from common.data.text import SPECIAL_TOKENS, train_wordpiece
 from tests.local_data import grey_images, sentences, write_csv, write_image_parquet, write_parquet
 from tests.unit.data.loading import images, refusal, text
 
@@ -124,3 +125,11 @@ def test_synthetic_data_are_images(tmp_path: Path) -> None:
     assert data.splits["train"].images.shape[1:] == (12, 12, 3)
     assert source.name == "synthetic"
     assert "synthetic" in refusal(lambda: text(Path("synthetic")))
+
+
+def test_vocabulary_is_a_function_of_the_texts() -> None:
+    """Trained anew it has the same tokens under the same numbers, those of BERT first."""
+    texts = sentences(200, 0)["sentence"] + sentences(200, 1)["sentence"]
+    first, again = (train_wordpiece(texts).get_vocab() for _ in range(2))
+    assert first == again
+    assert sorted(first, key=first.__getitem__)[:5] == [*SPECIAL_TOKENS]
