@@ -1,0 +1,77 @@
+"""Search for inputs that end in anything but success or one sentence.
+
+python -m tests.fuzz --inputs 1000 --seed 0 [TARGET ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+
+def search(name: str, inputs: int, seed: int, folder: Path) -> int:
+    """Give a target so many inputs, all in one folder; return how many it took.
+
+    Raises:
+        Exception: the smallest input that was found is in its notes.
+    """
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+    from hypothesis import strategies as st
+
+    from tests.fuzz.targets import TARGETS
+
+    count = 0
+
+    @seeded(seed)
+    @settings(
+        max_examples=inputs,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[*HealthCheck],
+    )
+    @given(st.data())
+    def tried(data: st.DataObject) -> None:
+        nonlocal count
+        count += 1
+        TARGETS[name](data, folder)
+
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    try:
+        tried()
+    finally:
+        os.environ.pop("XDG_CACHE_HOME")
+        os.environ |= {} if before is None else {"XDG_CACHE_HOME": before}
+    return count
+
+
+def main() -> None:
+    from tests.fuzz.targets import TARGETS
+
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--inputs", type=int, default=1000, help="for each target (default: 1000)")
+    parser.add_argument("--seed", type=int, default=0)
+    asked, found = parser.parse_args(), 0
+    for name in asked.targets or TARGETS:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                said = f"{search(name, asked.inputs, asked.seed, Path(folder)):,} inputs"
+            except BaseException:
+                traceback.print_exc()
+                found, said = found + 1, "FOUND one, see above"
+        print(f"{name:14} {said}, {time.monotonic() - began:.0f} s", flush=True)
+    raise SystemExit(found > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Inputs that nobody meant: generated from the flags, and by damaging what was whole."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from hypothesis import strategies as st
+
+from tests.unit.recipes import kind_of
+
+ODD_TEXT = (
+    *(
+        "",
+        " ",
+        "-",
+        "--",
+        "x",
+        "auto",
+        "none",
+        "None",
+        "null",
+        "true",
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+    ),
+    *("0", "-0", "-1", "1", "7", "0.5", "1e-400", "1.5", "1e3", "0x10", "1_000", "١٢", "½", "∞"),
+    *(
+        "9" * 20,
+        "1" + "0" * 400,
+        "é",
+        "日本",
+        "\u202e",
+        "a b",
+        "a,b",
+        "a:b",
+        "a=b",
+        "%s",
+        "{}",
+        "$HOME",
+    ),
+    *(
+        "~",
+        ".",
+        "..",
+        "/",
+        "//",
+        "/dev/null",
+        "/dev/null/x",
+        "/proc/self/x",
+        "x" * 300,
+        "x/" * 2000,
+    ),
+    *("\n", "\t", "\x7f", "\udcff", "'", '"', "*", "?", "[", "<", "|", "&", ";", "#"),
+)
+ODD_VALUES = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        7,
+        10**20,
+        -(10**20),
+        0.5,
+        -0.0,
+        1e308,
+        "",
+        "x",
+        "é",
+        "1",
+        "nan",
+    ),
+    *("nan", "../..", "/", "x" * 300, "\x00", "\ud800", [], {}, [1, "a", None], {"a": 1}, [[[[]]]]),
+)
+PATHS = ("whole", "file", "empty", "missing", "missing/below", "file/below", "dangling", "loop")
+
+
+def words_of(config: type) -> st.SearchStrategy[list[str]]:
+    """Generate command lines of a recipe: flags with values that fit, that don't, or without."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return st.lists(
+        st.sampled_from(names).flatmap(lambda name: flag(config, name)), max_size=5
+    ).map(lambda groups: [word for group in groups for word in group])
+
+
+def flag(config: type, name: str) -> st.SearchStrategy[list[str]]:
+    """Generate the words of one flag."""
+    value = st.one_of(
+        fitting(kind_of(config, name)), st.sampled_from(ODD_TEXT), st.text(max_size=8)
+    )
+    value = value.filter(lambda text: "\0" not in text)
+    dashed = f"--{name.replace('_', '-')}"
+    return st.one_of(
+        value.map(lambda text: [dashed, text]),
+        value.map(lambda text: [f"{dashed}={text}"]),
+        st.lists(value, max_size=3).map(lambda texts: [dashed, *texts]),
+        st.sampled_from([[dashed], [dashed.replace("--", "--no-")], [f"--{name}", "1"], [name]]),
+        value.map(lambda text: [dashed[:-1], text]),
+    )
+
+
+def fitting(kind: Any) -> st.SearchStrategy[str]:
+    """Generate values that a flag of a type may have."""
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if kind is bool:
+        return st.sampled_from(["True", "False"])
+    if kind is int:
+        return st.one_of(st.integers(), st.integers(0, 100)).map(str)
+    if kind is float:
+        return st.one_of(st.floats(), st.floats(0, 1)).map(str)
+    return st.sampled_from(PATHS)
+
+
+def make_paths(folder: Path) -> None:
+    """Make what `PATHS` names, but "whole", in a folder."""
+    (folder / "file").write_text("text")
+    (folder / "empty").mkdir()
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "loop").symlink_to("loop")
+
+
+# Damage
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value in a nest of JSON, the whole first."""
+    yield path
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(item, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
+    """Return a copy of `value` in which `change` was made to what holds the end of `path`."""
+    holder = {"": copy.deepcopy(value)}
+    place: Any = holder
+    steps = ("", *path)
+    for step in steps[:-1]:
+        place = place[step]
+    change(place, steps[-1])
+    return holder.get("", {})
+
+
+def replaced(by: Any) -> Callable[[Any, Any], None]:
+    return lambda place, key: place.__setitem__(key, copy.deepcopy(by))
+
+
+def deleted(place: Any, key: Any) -> None:
+    del place[key]
+
+
+def damaged_json(data: st.DataObject, value: Any) -> Any:
+    """Draw a copy of a nest of JSON with another value, or none, at some place."""
+    path = data.draw(st.sampled_from([*places(value)]))
+    others = st.sampled_from(ODD_VALUES).map(replaced)
+    return changed(value, path, data.draw(st.one_of(others, st.just(deleted))))
+
+
+def damaged_bytes(data: st.DataObject, whole: bytes) -> bytes:
+    """Draw a copy of a file's bytes that is cut, flipped, filled, or something else."""
+    at = data.draw(st.integers(0, max(0, len(whole) - 1)))
+    return data.draw(
+        st.sampled_from(
+            [
+                b"",
+                whole[:at],
+                whole[at:],
+                whole + whole,
+                whole[:at] + bytes([whole[at] ^ 1 << at % 8 if whole else 0]) + whole[at + 1 :],
+                whole[:at] + bytes(len(whole) - at),
+                whole[:at] + b"\xff\xfe" + whole[at:],
+                bytes(len(whole)),
+                b"[" * 100_000,
+                b"{}",
+                b"null",
+            ]
+        )
+    )
+
+
+def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None = None) -> Path:
+    """Draw a file under a folder, damage it, and return its path.
+
+    Args:
+        sign: makes JSON that was changed look as if it had been written so.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = data.draw(st.sampled_from(files))
+    kind = data.draw(
+        st.sampled_from(["json", "json", "bytes", "gone", "folder", "dangling", "other"])
+    )
+    if kind == "json" and path.suffix in (".json", ".jsonl"):
+        with contextlib.suppress(ValueError):  # damaged before, so that it is no JSON
+            text = path.read_text(encoding="utf-8")
+            lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+            line = data.draw(st.integers(0, len(lines) - 1))
+            value = damaged_json(data, json.loads(lines[line]))
+            lines[line] = json.dumps(sign(value) if sign is not None else value)
+            path.write_text("\n".join(lines) + "\n")
+            return path
+    if kind in ("json", "bytes"):
+        path.write_bytes(damaged_bytes(data, path.read_bytes()))
+        return path
+    other = data.draw(st.sampled_from(files))
+    content = other.read_bytes()
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "dangling":
+        path.symlink_to(data.draw(st.sampled_from(["nowhere", path.name])))
+    elif kind == "other":
+        path.write_bytes(content)
+    return path
+
+
+def copied(folder: Path, target: Path) -> Path:
+    """Put a copy of `folder` in the place of `target`."""
+    if target.is_symlink() or target.is_file():
+        target.unlink()
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target, symlinks=True)
+    return target
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return what the files under a folder hold."""
+    return {
+        os.path.relpath(path, folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }

@@ -1,0 +1,417 @@
+"""What the inputs are given to, in process; each ends in success or in one sentence.
+
+A target is a function of Hypothesis's `data`, from which it draws, and of a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from common.checkpoints.export import load_weights, save_model
+from common.checkpoints.state import Parts, RandomState, restore_newest
+from common.checkpoints.store import Checkpoints, digest_of
+from common.compare.__main__ import main as compare
+from common.config import parse_config
+from common.data.images import ImageData, load_images
+from common.data.sources import find_named
+from common.data.text import load_text
+from common.directory import RunDirectory
+from common.errors import UserError
+from common.objective import Objective
+from common.track.log import Log
+from common.track.names import STEP
+from common.tune.space import load_recipe, parse_space
+from tests import local_data
+from tests.fuzz import inputs
+from tests.launch import RECIPES, REPOSITORY
+from tests.unit.compare import run_folders
+from tests.unit.recipes import config_class, write_run
+
+Target = Callable[[st.DataObject, Path], None]
+LONGEST = 2000  # characters of a sentence: names may be long
+STEPS = (3, 6, 9)
+
+
+def sentence_of(call: Callable[[], Any]) -> str | None:
+    """Return the sentence that a call ends in; None where it succeeds.
+
+    What is printed counts where the end is a parser's own, whose status is 2. Any other exception
+    goes on: it is what the search is for.
+    """
+    said, ended = io.StringIO(), None
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            call()
+        except SystemExit as end:
+            ended = end
+    if isinstance(ended, UserError):
+        assert ended.message.strip(), "no sentence"
+        assert "Traceback" not in ended.message
+        assert len(ended.message) < LONGEST + sum(map(len, sys.argv)), ended.message
+        return ended.message
+    if ended is None or ended.code == 0:
+        return None
+    assert ended.code == 2
+    assert said.getvalue().strip(), "nothing was printed"
+    return said.getvalue()
+
+
+@contextlib.contextmanager
+def command_line(folder: Path, *words: object) -> Iterator[None]:
+    """Stand in a folder, with these words after the recipe's name."""
+    before = sys.argv, os.getcwd()
+    sys.argv = ["mnist_mlp.py", *map(str, words)]
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        os.chdir(before[1])
+
+
+@functools.cache
+def work(folder: Path) -> Path:
+    """Return a folder with all that `inputs.PATHS` names; "whole" is a run."""
+    work = folder / "work"
+    work.mkdir()
+    inputs.make_paths(work)
+    write_run(work / "whole", config_class("mnist_mlp")())
+    return work
+
+
+# Command lines and paths
+
+
+def flags(data: st.DataObject, folder: Path) -> None:
+    """A command line of any recipe is read, or refused."""
+    recipe = data.draw(st.sampled_from(RECIPES))
+    words = data.draw(inputs.words_of(config_class(recipe)))
+    with command_line(work(folder), *words):
+        sentence_of(lambda: parse_config(config_class(recipe), "What it does."))
+
+
+def space(data: st.DataObject, folder: Path) -> None:
+    """What a search is to try is understood, or refused."""
+    recipe = load_recipe(REPOSITORY / "recipes" / f"{data.draw(st.sampled_from(RECIPES))}.py")
+    names = [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(recipe.config_class)]
+    ends = st.sampled_from(["1", "2", "0", "-1", "0.1", "1e-400", "inf", "nan", "x", "", "9" * 30])
+    value = st.one_of(
+        st.tuples(ends, ends, st.sampled_from(["", ":log", ":", ":x"])).map(
+            lambda parts: f"{parts[0]}:{parts[1]}{parts[2]}"
+        ),
+        st.lists(ends, max_size=3).map(",".join),
+        st.sampled_from(inputs.ODD_TEXT),
+    )
+    pairs = data.draw(st.lists(st.tuples(st.sampled_from(names), value), max_size=4))
+    words = [word for pair in pairs for word in pair if "\0" not in word]
+    with command_line(work(folder)):
+        sentence_of(lambda: parse_space(words, recipe))
+
+
+def directories(data: st.DataObject, folder: Path) -> None:
+    """A directory is made where it was asked for, or the refusal says why not."""
+    asked = data.draw(st.one_of(st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT]), st.text()))
+    if asked.startswith("~") or "runs" in asked or (asked.startswith("/") and "/dev" not in asked):
+        return
+    place = work(folder)
+    with command_line(place):
+        made: list[RunDirectory] = []
+        resume = data.draw(st.booleans())
+        sentence = sentence_of(lambda: made.append(RunDirectory(asked, "mnist_mlp", resume)))
+        if made:
+            made[0].release()
+        else:
+            assert sentence
+
+
+# Files of a run, as the next command reads them
+
+
+@functools.cache
+def whole_run(folder: Path) -> Path:
+    """Return a run's directory, as a recipe with checkpoints left it."""
+    config = dataclasses.replace(config_class("mnist_mlp")(), epochs=3)
+    run = Path(run_folders.write_run(folder / "whole-run", {"recipe": "mnist_mlp"}))
+    facts = json.loads((run / "config.json").read_text())
+    effective = config.batch_size
+    facts |= {"config": dataclasses.asdict(config), "given": dataclasses.asdict(config)}
+    facts["environment"] |= {"effective_batch_size": effective}
+    facts["wandb_run_id"] = "01234567"
+    (run / "config.json").write_text(json.dumps(facts))
+    status = {"status": "failed", "resumable": True, "reason": "killed", "global_step": 9}
+    (run / "status.json").write_text(json.dumps(status))
+    (run / "summary.json").unlink()
+    save_checkpoints(run / "checkpoints")
+    save_model(run / "model", Network(), {"name": "small"})
+    return run
+
+
+class Network(nn.Sequential):
+    """Weights, tied ones, frozen ones, and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2))
+        self[2].weight = self[0].weight
+        self[3].weight.requires_grad = False
+
+
+class Counts:
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = {name: state[name] for name in self.values}
+
+
+class Training:
+    """What a checkpoint of these tests holds."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Network()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-2)
+        self.progress = Counts(global_step=0, seconds=1.0)
+        self.parts = Parts(0)
+        self.parts.add("model", self.model)
+        self.parts.add("optimizer", self.optimizer)
+        self.parts.add("progress", self.progress)
+        self.parts.add("random", RandomState(torch.device("cpu")), shared=False)
+
+    def train(self) -> None:
+        loss = self.model(torch.randn(8, 4)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.progress.values["global_step"] += 1
+
+    def state(self) -> str:
+        """Return a digest of all that is trained."""
+        tensors = [*self.model.state_dict().values()]
+        for state in self.optimizer.state.values():
+            tensors += [torch.as_tensor(value) for value in state.values()]
+        data = b"".join(value.detach().contiguous().numpy().tobytes() for value in tensors)
+        return hashlib.sha256(data).hexdigest()
+
+
+def identity_at(step: int) -> dict[str, Any]:
+    return {
+        "recipe": "mnist_mlp",
+        "model": "small",
+        "global_step": step,
+        "world_size": 1,
+        "mixed_precision": "no",
+        "data": {"sizes": {"train": 8}, "class_names": ["a", "b"]},
+        "versions": {},
+    }
+
+
+# What is shown of a run that goes on.
+SHOWN: dict[str, Any] = {
+    **run_folders.FACTS,
+    "config": {"batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": None, "epochs": 3},
+    "data": {**run_folders.FACTS["data"], "reason": "", "notes": []},
+    "memory_plan": {"total_mib": 1.0, "device_mib": 2.0},
+}
+STATES: set[str] = set()  # of the checkpoints that were saved
+
+
+def save_checkpoints(folder: Path) -> None:
+    training, checkpoints = Training(), Checkpoints(folder, 0, 1, keep=3, patience=5.0)
+    STATES.add(training.state())  # the one to begin with
+    for step in range(1, STEPS[-1] + 1):
+        training.train()
+        if step in STEPS:
+            checkpoints.save(step, training.parts.collect(), identity_at(step))
+            checkpoints.wait()
+            STATES.add(training.state())
+
+
+def signed(value: Any) -> Any:
+    """Return a manifest that says of itself what it should."""
+    return value | {"sha256": digest_of(value)} if isinstance(value, dict) else value
+
+
+def resume(data: st.DataObject, folder: Path) -> None:
+    """A damaged run is gone on with from a whole checkpoint, or refused; nothing whole is lost."""
+    run = inputs.copied(whole_run(folder), folder / "damaged")
+    before, damaged = inputs.contents(run), []
+    for _ in range(data.draw(st.integers(1, 3))):
+        sign = data.draw(st.sampled_from([None, signed]))
+        damaged.append(os.path.relpath(inputs.damage(data, run, sign), run))
+    asked = data.draw(st.sampled_from(["auto", run, run / "checkpoints" / "step-00000006"]))
+    training = Training()
+    with command_line(folder, "--resume", asked, "--output-dir", run, "--tracker", "none"):
+        sentence = sentence_of(lambda: go_on(training))
+    if sentence is None and not any(name.endswith("manifest.json") for name in damaged):
+        assert training.state() in STATES, "what was restored is nothing that was saved"
+    after, lawful = inputs.contents(run), {"status.json", "metrics.jsonl", *damaged}
+    for name, content in before.items():
+        kept = any(after.get(place) == content for place in (name, superseded(name)))
+        assert kept or name in lawful, f"{name} was lost"
+
+
+def go_on(training: Training) -> None:
+    """Do what a recipe does with the files of a run, from the command line to its first update."""
+    config = parse_config(config_class("mnist_mlp"), "What it does.")
+    if config.resume is None:  # damaged so that there is no run: a fresh one begins
+        return
+    directory = RunDirectory(config.output_dir, "mnist_mlp", resume=True)
+    try:
+        single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
+        checkpoints, asked = directory.path / "checkpoints", Path(config.resume).name
+        named = asked if asked.startswith("step-") else None
+        restore_newest(single, checkpoints, named, training.parts, identity_at(0))
+        log = Log(single, directory.path, Objective("accuracy", "max"))
+        log.start(config, SHOWN, lambda: {STEP: training.progress.values["global_step"]})
+        log.finish({})
+    finally:
+        directory.release()
+
+
+def superseded(name: str) -> str:
+    """Return where a checkpoint's file is once an older one was gone on from."""
+    parts = Path(name).parts
+    if len(parts) > 2 and parts[0] == "checkpoints":
+        return str(Path(parts[0], f"{parts[1]}.superseded", *parts[2:]))
+    return name
+
+
+def config_files(data: st.DataObject, folder: Path) -> None:
+    """A damaged `config.json` is repeated by `--config`, or refused."""
+    run = inputs.copied(whole_run(folder), folder / "repeated")
+    path, recipe = run / "config.json", data.draw(st.sampled_from(RECIPES))
+    if data.draw(st.booleans()):
+        path.write_text(json.dumps(inputs.damaged_json(data, json.loads(path.read_text()))))
+    else:
+        path.write_bytes(inputs.damaged_bytes(data, path.read_bytes()))
+    flag = data.draw(st.sampled_from(["--config", "--evaluate-only --init-from"])).split()
+    with command_line(folder, *flag, data.draw(st.sampled_from([path, run]))):
+        sentence_of(lambda: parse_config(config_class(recipe), "What it does."))
+
+
+def models(data: st.DataObject, folder: Path) -> None:
+    """A damaged `model/` is loaded as it was, or refused."""
+    run = inputs.copied(whole_run(folder), folder / "initial")
+    damaged = inputs.damage(data, run / "model")
+    model = Network()
+    sentence = sentence_of(lambda: load_weights(model, run))
+    if damaged.name == "model.safetensors" and sentence is None:
+        weights = [value.numpy().tobytes() for value in model.state_dict().values()]
+        assert all(weights)
+
+
+def comparisons(data: st.DataObject, folder: Path) -> None:
+    """Damaged runs are compared, or refused, in each form."""
+    whole = folder / "compared-whole"
+    if not whole.exists():
+        run_folders.write_run(whole)
+    runs = [inputs.copied(whole, folder / f"compared-{number}") for number in range(2)]
+    for run in runs[: data.draw(st.integers(1, 2))]:
+        inputs.damage(data, run)
+    forms = [["--json"], ["--markdown"], [], ["--target", "0.8"]]
+    words = [*map(str, runs), *data.draw(st.sampled_from(forms))]
+    if data.draw(st.integers(0, 30)) == 30:
+        words += ["--plot", str(folder / "plot.png")]
+    sentence_of(lambda: compare(words))
+
+
+# Data
+
+
+def tables(data: st.DataObject, folder: Path) -> None:
+    """A folder of tables is tokenised, or refused; twice the same."""
+    whole = folder / "texts"
+    if not whole.exists():
+        for split, count in (("train", 12), ("test", 6)):
+            local_data.write_csv(whole / f"{split}.csv", local_data.sentences(count, 0))
+    damaged = inputs.copied(whole, folder / "texts-damaged")
+    inputs.damage(data, damaged)
+    for _ in range(2):
+        sentence_of(
+            lambda: load_text(
+                find_named(str(damaged), None),
+                checkpoint="scratch",
+                max_length=16,
+                text_columns=data.draw(st.sampled_from([(), ("sentence",), ("x",)])),
+                label_column=data.draw(st.sampled_from([None, "label", "sentence"])),
+            )
+        )
+
+
+def images(data: st.DataObject, folder: Path) -> None:
+    """A folder of images is decoded, or refused."""
+    whole = folder / "images"
+    if not whole.exists():
+        for split in ("train", "test"):
+            local_data.write_image_folder(whole, ["a", "b"], 2, split)
+    damaged = inputs.copied(whole, folder / "images-damaged")
+    inputs.damage(data, damaged)
+    sentence_of(lambda: load_folder_of_images(damaged))
+
+
+def caches(data: st.DataObject, folder: Path) -> None:
+    """Of a damaged cache, made again or refused, the samples are what they were."""
+    grey, (cache, before) = folder / "grey", whole_cache(folder)
+    damaged = inputs.damage(data, inputs.copied(folder / "whole-cache", cache))
+    del damaged
+    found: list[str] = []
+    if sentence_of(lambda: found.append(digest_of_samples(grey))) is None:
+        assert found == [before]
+
+
+@functools.cache
+def whole_cache(folder: Path) -> tuple[Path, str]:
+    """Return a cache of prepared data, of which there is a copy, and a digest of its samples."""
+    local_data.write_image_folder(folder / "grey", ["a", "b"], 3)
+    digest = digest_of_samples(folder / "grey")
+    (cache,) = (p for p in caches_folder().iterdir() if p.is_dir() and p.name.startswith("grey-"))
+    inputs.copied(cache, folder / "whole-cache")
+    return cache, digest
+
+
+def caches_folder() -> Path:
+    return Path(os.environ["XDG_CACHE_HOME"], "accelerate-recipes")
+
+
+def digest_of_samples(folder: Path) -> str:
+    data = load_folder_of_images(folder)
+    arrays = [a for split in data.splits.values() for a in (split.images, split.labels)]
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+def load_folder_of_images(folder: Path) -> ImageData:
+    return load_images(
+        find_named(str(folder), None),
+        image_size=8,
+        image_column=None,
+        label_column=None,
+        dtype=torch.float32,
+    )
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        *(flags, space, directories, resume, config_files, models),
+        *(comparisons, tables, images, caches),
+    )
+}

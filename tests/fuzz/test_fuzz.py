@@ -1,0 +1,18 @@
+"""A bounded part of the search in `python -m tests.fuzz`, the same inputs each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.__main__ import search
+from tests.fuzz.targets import TARGETS
+
+SLOW = ("tables", "images", "caches")  # which `datasets` reads, or Pillow decodes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_but_success_or_a_sentence(target: str, tmp_path: Path) -> None:
+    """Whatever is given to it, it does as it says, or says why not."""
+    search(target, 30 if target in SLOW else 100, seed=0, folder=tmp_path)
