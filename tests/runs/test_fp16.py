@@ -1,0 +1,127 @@
+"""fp16 with a loss scale, which users run on GPUs: the same code here on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job, final_weights, learned, newest_step
+from tests.launch import RECIPES, REPOSITORY, Finished, Runner
+
+SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
+QUIET = ("--tracker", "none", "--log-every", 1)
+# A scale that nothing overflows under; and one that overflows at once, and grows soon.
+STEADY, WILD = (1024, 10**6), (2**24, 4)
+
+
+def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
+    """Return flags for a few updates of two micro-batches each."""
+    data = odd_text if recipe == "bert" else odd_images
+    model = ("--hidden-sizes", 64, 48) if recipe == "mnist_mlp" else ()
+    rate = ("--learning-rate", 0.01 if recipe == "resnet" else 1e-3)
+    flags = ("--dataset", data, *model, *rate, "--max-steps", 12, "--epochs", 9)
+    return (*flags, "--batch-size", 8, "--gradient-accumulation-steps", 2, *QUIET)
+
+
+def scaled(recipe: str, scale: tuple[int, int], *flags: object) -> tuple[object, ...]:
+    """Return what the script is told."""
+    path = REPOSITORY / "recipes" / f"{recipe}.py"
+    return (*scale, path, *flags, "--mixed-precision", "fp16")
+
+
+def in_fp16(runner: Runner, recipe: str, scale: tuple[int, int], *flags: object) -> Finished:
+    return runner.shared(SCRIPT, *scaled(recipe, scale, *flags))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_losses_are_near_those_of_fp32(
+    recipe: str, runner: Runner, odd_images: Path, odd_text: Path
+) -> None:
+    """Where nothing overflows; what ran is what is said to have run."""
+    flags = small(recipe, odd_images, odd_text)
+    half = in_fp16(runner, recipe, STEADY, *flags)
+    full = runner.shared(recipe, *flags, "--mixed-precision", "no")
+    assert half.config["environment"]["mixed_precision"] == "fp16"
+    assert half.series("train/loss") == pytest.approx(full.series("train/loss"), rel=0.05)
+    assert half.series("train/loss") != full.series("train/loss")
+    assert set(half.series("train/loss_scale").values()) == {1024}
+    assert half.summary["train/skipped_updates"] == 0
+    # Clipped after they were unscaled: the norm is that of fp32, and not 1,024 times as large.
+    norms = full.series("train/grad_norm")
+    assert half.series("train/grad_norm") == pytest.approx(norms, rel=0.3)
+    kinds = {name: weights.dtype for name, weights in full.weights().items()}
+    assert {name: weights.dtype for name, weights in half.weights().items()} == kinds
+
+
+def assert_scale_follows_overflows(run: Finished) -> None:
+    """Check that each skipped update halved the scale, and four in a row without one doubled it."""
+    scales, skipped = run.series("train/loss_scale"), run.series("train/skipped_updates")
+    before, before_skipped, since = float(WILD[0]), 0, 0
+    for step, scale in scales.items():
+        was_skipped = skipped[step] > before_skipped
+        since = 0 if was_skipped else since + 1
+        grows = since == WILD[1]
+        assert scale == before * (0.5 if was_skipped else 2 if grows else 1), step
+        before, before_skipped, since = scale, skipped[step], 0 if grows else since
+    assert 0 < before_skipped < len(scales)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_overflow_is_skipped_and_halves_the_scale(
+    recipe: str, runner: Runner, odd_images: Path, odd_text: Path
+) -> None:
+    """It doubles after four updates without one; each update counts for the learning rate."""
+    flags = small(recipe, odd_images, odd_text)
+    run = in_fp16(runner, recipe, WILD, *flags)
+    assert_scale_follows_overflows(run)
+    full = runner.shared(recipe, *flags, "--mixed-precision", "no")
+    assert run.series("train/learning_rate") == full.series("train/learning_rate")
+    assert all(loss < 100 for loss in run.series("train/loss").values())
+
+
+def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> None:
+    """Under a scale that always overflows, the weights end as they began."""
+    flags = small("mnist_mlp", odd_images, odd_images)
+    weights = [
+        in_fp16(runner, "mnist_mlp", (2**110, 10**6), *flags, "--max-steps", steps).weights()
+        for steps in (1, 5)
+    ]
+    assert all((values == weights[1][name]).all() for name, values in weights[0].items())
+
+
+@pytest.mark.parametrize("recipe", ["mnist_mlp", "bert"])
+def test_killed_and_resumed_it_ends_bit_equal(
+    recipe: str, runner: Runner, odd_images: Path, odd_text: Path, tmp_path: Path
+) -> None:
+    """With the scale, and how many updates it has not changed for."""
+    flags = (*small(recipe, odd_images, odd_text), "--checkpoint-every", 1)
+    whole = in_fp16(runner, recipe, WILD, *flags)
+    directory = tmp_path / "run"
+    words = scaled(recipe, WILD, *flags, "--output-dir", directory, "--resume", "auto")
+    job = Job(runner, SCRIPT, *words, directory=directory)
+    job.wait_for_step(5)
+    job.kill()
+    assert 0 < newest_step(directory) < 12, "the kill came too late"
+    job = Job(runner, SCRIPT, *words, directory=directory)
+    assert job.end(240) == 0, job.said()
+    assert "resuming" in job.said()
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+
+
+def test_two_processes_make_the_updates_of_one(runner: Runner, odd_images: Path) -> None:
+    """And where a gradient overflows on one of them, both skip the update."""
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--dropout", 0)
+    one = in_fp16(runner, "mnist_mlp", STEADY, *flags)
+    steady, wild = (
+        runner.shared(
+            *(SCRIPT, *scaled("mnist_mlp", scale, *flags, "--gradient-accumulation-steps", 1)),
+            launcher="two",
+        )
+        for scale in (STEADY, WILD)
+    )
+    assert steady.config["environment"]["world_size"] == 2
+    assert one.series("train/loss") == pytest.approx(steady.series("train/loss"), rel=0.02)
+    assert_scale_follows_overflows(wild)
+    assert wild.summary["train/loss"] == pytest.approx(one.summary["train/loss"], rel=0.3)
