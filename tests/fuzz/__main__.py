@@ -52,7 +52,7 @@ def search(name: str, inputs: int, seed: int, folder: Path) -> int:
 
 
 def main() -> None:
-    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.targets import ENDED, TARGETS
 
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description=__doc__, allow_abbrev=False
@@ -62,10 +62,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked, found = parser.parse_args(), 0
     for name in asked.targets or TARGETS:
+        ENDED.clear()
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                said = f"{search(name, asked.inputs, asked.seed, Path(folder)):,} inputs"
+                count = search(name, asked.inputs, asked.seed, Path(folder))
+                ends = ", ".join(f"{n:,} {end}" for end, n in sorted(ENDED.items()))
+                said = f"{count:,} inputs ({ends})"
             except BaseException:
                 traceback.print_exc()
                 found, said = found + 1, "FOUND one, see above"

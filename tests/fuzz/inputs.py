@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import dataclasses
+import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import pyarrow
+import pyarrow.parquet
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.unit.recipes import kind_of
 
@@ -226,12 +231,105 @@ def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None 
     return path
 
 
-def copied(folder: Path, target: Path) -> Path:
-    """Put a copy of `folder` in the place of `target`."""
+# Data
+
+
+FILES = (
+    "train",
+    "test",
+    "validation",
+    "dev",
+    "train-00000-of-00002",
+    "data",
+    "x y",
+    "é",
+    ".hidden",
+)
+COLUMNS = ("text", "label", "sentence1", "sentence2", "idx", "image", "Label", "", "a.b", "path")
+CELLS: dict[str, st.SearchStrategy[Any]] = {
+    "texts": st.one_of(
+        st.text(max_size=20), st.sampled_from(["a cat", "two dogs", "", "NA", "\x00"])
+    ),
+    "classes": st.sampled_from(["a", "b", "c"]),
+    "numbers": st.integers(-2, 2),
+    "large": st.sampled_from([0, 1, 2**62, -(2**63)]),
+    "reals": st.floats(width=32),
+    "flags": st.booleans(),
+    "nothing": st.none(),
+    "lists": st.lists(st.integers(0, 3), max_size=3),
+    "objects": st.fixed_dictionaries({"bytes": st.binary(max_size=9), "path": st.none()}),
+    "raw": st.binary(max_size=9),
+}
+
+
+def write_tables(data: st.DataObject, folder: Path) -> None:
+    """Draw a folder of tables such as a person may pass for a data set, and others."""
+    folder.mkdir()
+    kinds = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
+    for _ in range(data.draw(st.integers(0, 3))):
+        if data.draw(st.integers(0, 9)) == 9:  # a file that is unlike the others
+            kinds = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
+        names = data.draw(st.permutations(COLUMNS))[: len(kinds)]
+        if data.draw(st.booleans()):
+            names = ["text", "label", "idx"][: len(kinds)]
+        count = data.draw(st.integers(0, 12))
+        rows = [
+            {
+                n: data.draw(st.one_of(CELLS[k], CELLS[k], st.none()))
+                for n, k in zip(names, kinds, strict=True)
+            }
+            for _ in range(count)
+        ]
+        form = data.draw(st.sampled_from([".csv", ".jsonl", ".parquet", ".txt", ".json", ".py"]))
+        path = folder / f"{data.draw(st.sampled_from(FILES))}{form}"
+        with contextlib.suppress(pyarrow.ArrowException, UnicodeEncodeError):
+            write_table(path, rows, names)
+
+
+def write_table(path: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> None:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(names)
+            writer.writerows(row.values() for row in rows)
+    else:
+        path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in rows))
+
+
+def write_images(data: st.DataObject, folder: Path) -> None:
+    """Draw a folder of images in folders by class, some of them damaged."""
+    for split in ("train", "test"):
+        for name in data.draw(st.sampled_from([("a", "b"), ("a",), ("a", "b", "é c"), ()])):
+            for number in range(2):
+                mode = data.draw(st.sampled_from(["L", "RGB", "RGBA", "1", "P", "I", "F", "CMYK"]))
+                form = data.draw(
+                    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+                )
+                size = data.draw(st.sampled_from([(8, 8), (1, 1), (5, 9), (300, 2)]))
+                encoded = io.BytesIO()
+                with contextlib.suppress(OSError, ValueError):  # a format has not every mode
+                    Image.new(mode, size).save(encoded, form)
+                content = encoded.getvalue()
+                if data.draw(st.integers(0, 5)) == 5:
+                    content = damaged_bytes(data, content)
+                path = folder / split / name / f"{number}.{form.lower()}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+
+def emptied(target: Path) -> Path:
+    """Remove what is in the place of `target`."""
     if target.is_symlink() or target.is_file():
         target.unlink()
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(folder, target, symlinks=True)
+    return target
+
+
+def copied(folder: Path, target: Path) -> Path:
+    """Put a copy of `folder` in the place of `target`."""
+    shutil.copytree(folder, emptied(target), symlinks=True)
     return target
 
 

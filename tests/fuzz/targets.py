@@ -13,6 +13,7 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from common.compare.__main__ import main as compare
 from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
-from common.data.text import load_text
+from common.data.text import TextData, load_text
 from common.directory import RunDirectory
 from common.errors import UserError
 from common.objective import Objective
@@ -43,6 +44,7 @@ from tests.unit.compare import run_folders
 from tests.unit.recipes import config_class, write_run
 
 Target = Callable[[st.DataObject, Path], None]
+ENDED: Counter[str] = Counter()  # how calls ended: taken or refused
 LONGEST = 2000  # characters of a sentence: names may be long
 STEPS = (3, 6, 9)
 
@@ -59,6 +61,7 @@ def sentence_of(call: Callable[[], Any]) -> str | None:
             call()
         except SystemExit as end:
             ended = end
+    ENDED["refused" if ended is not None and ended.code else "taken"] += 1
     if isinstance(ended, UserError):
         assert ended.message.strip(), "no sentence"
         assert "Traceback" not in ended.message
@@ -338,34 +341,42 @@ def comparisons(data: st.DataObject, folder: Path) -> None:
 
 
 def tables(data: st.DataObject, folder: Path) -> None:
-    """A folder of tables is tokenised, or refused; twice the same."""
-    whole = folder / "texts"
+    """A folder of tables is tokenised, or refused; and twice alike."""
+    inputs.write_tables(data, inputs.emptied(folder / "texts"))
+    columns = data.draw(st.sampled_from([(), (), ("text",), ("x",), ("text", "idx")]))
+    label = data.draw(st.sampled_from([None, None, "label", "text", "x"]))
+    said = [sentence_of(lambda: load_folder_of_text(folder / "texts", columns, label))]
+    said += [sentence_of(lambda: load_folder_of_text(folder / "texts", columns, label))]
+    assert said[0] == said[1]
+
+
+def damaged_tables(data: st.DataObject, folder: Path) -> None:
+    """So is one that was whole before."""
+    whole = folder / "whole-texts"
     if not whole.exists():
         for split, count in (("train", 12), ("test", 6)):
             local_data.write_csv(whole / f"{split}.csv", local_data.sentences(count, 0))
-    damaged = inputs.copied(whole, folder / "texts-damaged")
+            columns = local_data.sentences(count, 1)
+            local_data.write_parquet(whole / f"{split}.parquet", columns)
+    damaged = inputs.copied(whole, folder / "damaged-texts")
+    form = data.draw(st.sampled_from(["csv", "parquet"]))
+    for path in damaged.glob(f"*.{form}"):
+        path.unlink()
     inputs.damage(data, damaged)
-    for _ in range(2):
-        sentence_of(
-            lambda: load_text(
-                find_named(str(damaged), None),
-                checkpoint="scratch",
-                max_length=16,
-                text_columns=data.draw(st.sampled_from([(), ("sentence",), ("x",)])),
-                label_column=data.draw(st.sampled_from([None, "label", "sentence"])),
-            )
-        )
+    sentence_of(lambda: load_folder_of_text(damaged, (), None))
+
+
+def load_folder_of_text(folder: Path, columns: tuple[str, ...], label: str | None) -> TextData:
+    source = find_named(str(folder), None)
+    return load_text(
+        source, checkpoint="scratch", max_length=16, text_columns=columns, label_column=label
+    )
 
 
 def images(data: st.DataObject, folder: Path) -> None:
     """A folder of images is decoded, or refused."""
-    whole = folder / "images"
-    if not whole.exists():
-        for split in ("train", "test"):
-            local_data.write_image_folder(whole, ["a", "b"], 2, split)
-    damaged = inputs.copied(whole, folder / "images-damaged")
-    inputs.damage(data, damaged)
-    sentence_of(lambda: load_folder_of_images(damaged))
+    inputs.write_images(data, inputs.emptied(folder / "images"))
+    sentence_of(lambda: load_folder_of_images(folder / "images"))
 
 
 def caches(data: st.DataObject, folder: Path) -> None:
@@ -412,6 +423,6 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(flags, space, directories, resume, config_files, models),
-        *(comparisons, tables, images, caches),
+        *(comparisons, tables, damaged_tables, images, caches),
     )
 }
