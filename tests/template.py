@@ -27,8 +27,8 @@ from typing import Any
 # What every recipe imports, and what the optimizer does. Nothing of `common`, nor what reads
 # variables that tests set.
 LIBRARIES = ("torch", "torch._dynamo", "accelerate", "tyro", "datasets", "sklearn.datasets")
-LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard", "PIL")
-LIBRARIES += ("sklearn.model_selection",)
+LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard")
+LIBRARIES += ("PIL.ImageOps", "sklearn.model_selection", "torch.utils.flop_counter")
 # As `accelerate launch` and torchrun set them for two processes with `multi_cpu.yaml`.
 OF_TWO = {
     "ACCELERATE_MIXED_PRECISION": "no",
