@@ -179,7 +179,7 @@ def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
     recipe = load_recipe(copy.path)
     searched, shared = parse_space([copy.searched, copy.space, *map(str, copy.flags)], recipe)
     assert list(searched) == [copy.searched.removeprefix("--")]
-    given = (*shared, *QUIET, "--validation-share", 0.1, "--max-steps", 2)
+    given = (*shared, *QUIET, "--validation-share", 0.1, "--max-steps", 2, "--eval-every", 1)
     assert recipe.objective.best_key in runner.run(copy.path, *given).summary
 
 
