@@ -138,10 +138,9 @@ def learned_bert(runner: Runner) -> Finished:
 
 @pytest.fixture(scope="session")
 def whole_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """Batches of 64 on one process, launched with `cpu.yaml`."""
+    """Batches of 64 on one process."""
     flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
-    flags = (*flags, "--batch-size", 64)
-    return runner.shared("mnist_mlp", *flags, launcher="cpu", all_cores=True)
+    return runner.shared("mnist_mlp", *flags, "--batch-size", 64)
 
 
 @pytest.fixture(scope="session")

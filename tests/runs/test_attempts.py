@@ -119,6 +119,7 @@ def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, director
     assert job.end(25) != 0
 
 
+@pytest.mark.slow
 def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
     runner: Runner, directory: Path
 ) -> None:

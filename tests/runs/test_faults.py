@@ -46,25 +46,24 @@ def copy_of(finished: Finished, directory: Path) -> Path:
     return directory
 
 
-# Updates between checkpoints, and flags: several intervals an epoch, each longer than a save takes.
-KILLED: dict[str, tuple[int, tuple[object, ...]]] = {
-    "mnist_mlp": (
-        30,
-        (*MLP, "--epochs", 4, "--batch-size", 16),
-    ),
+# Updates between checkpoints, samples of a batch of all processes, and flags: several intervals an
+# epoch, each longer than a save takes.
+KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
+    "mnist_mlp": (30, 16, (*MLP, "--epochs", 4)),
     "resnet": (
         4,
+        16,
         (
-            *("--epochs", 4, "--batch-size", 16, "--log-every", 3),
-            *("--gradient-accumulation-steps", 2, "--tracker", "none"),
-            *("--data-placement", "workers", "--num-workers", 2),
+            *("--epochs", 4, "--gradient-accumulation-steps", 2, "--log-every", 3),
+            *("--data-placement", "workers", "--num-workers", 2, "--tracker", "none"),
         ),
     ),
     "bert": (
         4,
+        8,
         (
-            *("--model", "scratch", "--epochs", 16, "--batch-size", 8, "--log-every", 3),
-            *("--gradient-accumulation-steps", 2, "--tracker", "none"),
+            *("--epochs", 16, "--gradient-accumulation-steps", 2, "--log-every", 3),
+            *("--model", "scratch", "--tracker", "none"),
         ),
     ),
 }
@@ -87,8 +86,9 @@ def test_kills_at_random_moments_change_nothing(
     launcher: Launcher,
 ) -> None:
     """kill -9 again and again: the same samples, losses and weights, and little work lost."""
-    script, (every, flags) = REPOSITORY / "recipes" / f"{recipe}.py", KILLED[recipe]
-    flags += ("--checkpoint-every", every)
+    script, (every, batch, flags) = REPOSITORY / "recipes" / f"{recipe}.py", KILLED[recipe]
+    batch //= 1 if launcher == "python" else 2
+    flags += ("--checkpoint-every", every, "--batch-size", batch)
     if recipe != "mnist_mlp":
         flags += ("--dataset", odd_images if recipe == "resnet" else odd_text)
     whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)

@@ -81,11 +81,14 @@ def test_file_becomes_a_launch_command(path: Path, monkeypatch: pytest.MonkeyPat
         assert parsed.mixed_precision == EXPECTED[path.stem]["mixed_precision"]
 
 
-def test_cpu_file_gives_one_process_on_all_cores(whole_mlp: Finished) -> None:
+@pytest.mark.slow
+def test_cpu_file_gives_one_process_on_all_cores(runner: Runner, odd_images: Path) -> None:
     """`cpu.yaml` starts one process on the CPU that uses each core it may use."""
     from common.machine import usable_cores
 
-    environment = whole_mlp.config["environment"]
+    flags = ("--dataset", odd_images, "--max-steps", 1, "--batch-size", 16, "--tracker", "none")
+    run = runner.run("mnist_mlp", *flags, launcher="cpu", all_cores=True)
+    environment = run.config["environment"]
     assert environment["world_size"] == 1
     assert environment["device_type"] == "cpu"
     assert environment["threads_per_process"] == usable_cores()
