@@ -38,6 +38,7 @@ FORKED = ("python", "two")
 FOREIGN = (
     *("WANDB_", "HF_", "HUGGING", "TRANSFORMERS_", "ACCELERATE_", "OMP_", "MKL_", "GOMP_"),
     *("FORCE_COLOR", "TORCHELASTIC", "PYTHONPATH", "PYTHONWARNINGS", "TTY_", "NETRC"),
+    "PYTHONDONTWRITEBYTECODE",  # with it each process compiles all that it imports
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_"),
 )
 
@@ -228,7 +229,7 @@ def libraries_of(words: list[str]) -> Iterator[str]:
     if any(Path(word).name == "bert.py" for word in words):
         yield "transformers.models.bert.modeling_bert"
     if "none" not in words and "--help" not in words:
-        yield from ("wandb", "wandb.sdk.launch.inputs.internal")
+        yield from ("wandb.sdk.launch.inputs.internal", "wandb.sdk.artifacts._internal_artifact")
 
 
 class Runner:
@@ -389,7 +390,7 @@ def wait_or_kill(process: Forked | subprocess.Popen[str], timeout: float) -> int
 
 
 def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
-    """Write down what was launched by which test and how long it took: see `launches.py`."""
+    """Write down what was launched by which test and how long it took."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
     with (folder / "launches.jsonl").open("a") as file:
         file.write(json.dumps([test, launcher, words, round(seconds, 2)]) + "\n")

@@ -11,6 +11,7 @@ Requests come over the socket of that number, as JSON with the files for standar
 and for the status; the answer is the process id, and later the status, in a line each.
 """
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -20,15 +21,17 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import weakref
+from types import CodeType
 from typing import Any
 
 # What every recipe imports, and what the optimizer does. Nothing of `common`, nor what reads
 # variables that tests set.
 LIBRARIES = ("torch", "torch._dynamo", "accelerate", "tyro", "datasets", "sklearn.datasets")
-LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard", "PIL")
-LIBRARIES += ("sklearn.model_selection",)
+LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard")
+LIBRARIES += ("PIL.ImageOps", "sklearn.model_selection", "torch.utils.flop_counter")
 # As `accelerate launch` and torchrun set them for two processes with `multi_cpu.yaml`.
 OF_TWO = {
     "ACCELERATE_MIXED_PRECISION": "no",
@@ -178,6 +181,28 @@ def main() -> dict[str, Any]:
     return serve(socket.socket(fileno=int(sys.argv[1])))
 
 
+def run(code: CodeType, names: dict[str, Any]) -> int:
+    """Run a script, and what it has left for the exit; return the status, as an interpreter does.
+
+    What an interpreter does besides is to tidy up, object by object: here, all that is shared.
+    """
+    status = 0
+    try:
+        exec(code, names)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        file.flush()
+    return status
+
+
 if __name__ == "__main__":
     REQUEST = main()
     sys.argv = REQUEST["words"]
@@ -188,4 +213,4 @@ if __name__ == "__main__":
     sys.modules["__main__"] = SCRIPT
     with open(sys.argv[0], encoding="utf-8") as SOURCE:
         CODE = compile(SOURCE.read(), sys.argv[0], "exec")
-    exec(CODE, SCRIPT.__dict__)
+    os._exit(run(CODE, SCRIPT.__dict__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -35,8 +36,9 @@ def records(run: Finished) -> dict[str, Any]:
     return found | {"summary": end["summary"], "config": end["config"]}
 
 
+@functools.cache
 def inspect(file: object, *flags: str) -> str:
-    """Return what `wandb leet inspect` says of a file."""
+    """Return what `wandb leet inspect` says of the file of a run that ended."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr

@@ -17,7 +17,7 @@ class Copy:
     flags: tuple[object, ...]  # of a run of some seconds, with several checkpoints an epoch
     target: float  # that the objective reaches with these flags
     # Of a few updates whose samples are shared out; none where two processes can't equal one.
-    same_on_two: tuple[object, ...] | None = ("--max-steps", 4, "--batch-size", 16)
+    same_on_two: tuple[object, ...] | None = ("--max-steps", 2, "--batch-size", 16)
     # Whether that holds for evaluations, too: batch norm's running statistics are averaged over
     # processes, and on one process updated in each micro-batch.
     evaluated_same_on_two: bool = True
@@ -63,7 +63,7 @@ COPIES: tuple[Copy, ...] = (
         "mnist_mlp",
         ("--checkpoint-every", 20, "--max-steps", 80, "--eval-every", 40, "--dropout", 0.1),
         target=10.0,  # 26 by the characters' frequencies
-        same_on_two=("--max-steps", 4, "--batch-size", 16, "--dropout", 0),
+        same_on_two=("--max-steps", 2, "--batch-size", 16, "--dropout", 0),
         space="3e-3:3e-2:log",
     ),
     Copy(
@@ -87,7 +87,7 @@ COPIES: tuple[Copy, ...] = (
             *("--hidden-sizes", 128, 128, "--decay", 0.9),
         ),
         target=0.9,
-        same_on_two=("--max-steps", 4, "--batch-size", 16, "--mixup", 0),
+        same_on_two=("--max-steps", 2, "--batch-size", 16, "--mixup", 0),
         most_lines=210,
     ),
     Copy(
@@ -95,7 +95,7 @@ COPIES: tuple[Copy, ...] = (
         "bert",
         ("--model", "scratch", "--epochs", 8, "--batch-size", 16, "--checkpoint-every", 4),
         target=0.85,  # 0.33 by guessing
-        same_on_two=("--max-steps", 4, "--batch-size", 8, "--dropout", 0),
+        same_on_two=("--max-steps", 2, "--batch-size", 8, "--dropout", 0),
         dataset="odd_text",
     ),
 )

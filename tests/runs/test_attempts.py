@@ -112,13 +112,14 @@ def test_not_finite_is_found_before_a_checkpoint(
 def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, directory: Path) -> None:
     """It does not wait for the part that can't come any more until the launcher kills it."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="multi_cpu")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
     job.workers()[0].kill()
     assert job.end(25) != 0
 
 
+@pytest.mark.slow
 def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
     runner: Runner, directory: Path
 ) -> None:

@@ -10,24 +10,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from common.compare.__main__ import main
 from common.compare.comparison import compare as compare_runs
 from common.compare.readers import read_runs
 from common.compare.table import notes
 from common.compare.view import panels
 from tests.launch import Finished, Runner, clean_environment, run_command
 
-FLAGS = (
-    "--dataset",
-    "digits",
-    "--epochs",
-    2,
-    "--batch-size",
-    128,
-    "--hidden-sizes",
-    32,
-    "--log-every",
-    5,
-)
+FLAGS = ("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32)
+FLAGS += ("--log-every", 5)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +26,12 @@ def runs(runner: Runner) -> dict[str, Finished]:
     """Three runs: fp32, bf16, and one of twice the effective batch."""
     variants: dict[str, tuple[object, ...]] = {
         "fp32": ("--mixed-precision", "no"),
-        "bf16": ("--mixed-precision", "bf16"),
+        "bf16": ("--mixed-precision", "bf16", "--tracker", "none"),
         "large": ("--mixed-precision", "no", "--gradient-accumulation-steps", 2),
     }
+    variants["large"] += ("--tracker", "none")
     return {
-        name: runner.run("mnist_mlp", *FLAGS, *flags, "--run-name", name, launcher="python")
+        name: runner.shared("mnist_mlp", *FLAGS, *flags, "--run-name", name)
         for name, flags in variants.items()
     }
 
@@ -77,12 +69,12 @@ def test_figures_and_ratios_are_those_of_the_runs(
         assert image.width > 1000
 
 
-def test_table_is_for_people(runner: Runner, runs: dict[str, Finished]) -> None:
+def test_table_is_for_people(runs: dict[str, Finished], capsys: pytest.CaptureFixture[str]) -> None:
     """Names, warning and ratios stand in the table, in the terminal and in Markdown."""
-    directories = [run.directory for run in runs.values()]
+    directories = [str(run.directory) for run in runs.values()]
     for form in ([], ["--markdown"]):
-        status, output, errors = compare(runner, *directories, *form)
-        assert status == 0, errors
+        main([*directories, *form])
+        output = capsys.readouterr().out
         assert "fp32 and large: effective batch 128 and 256" in output
         assert "fp32 (baseline)" in output
         assert "×)" in output

@@ -6,6 +6,7 @@ import ast
 import difflib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from common.checkpoints.store import step_folders
 from common.compare.__main__ import main
 from common.objective import Objective
+from common.tune.space import load_recipe, parse_space
 from tests.copies.listed import COPIES, Copy
-from tests.jobs import Job, final_weights, learned, newest_step
+from tests.jobs import final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
-QUIET = ("--tracker", "none", "--log-every", 2)
+QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
 # What is left of the recipe's loop in each copy, in this order.
 KEPT = (
     *("Run(config, __file__, OBJECTIVE)", "run.loaders(data)", "run.keep(model=", "run.start("),
@@ -92,17 +95,22 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
 
 @EACH
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    """kill -9 in the middle, and the same command: the same rows and the same weights."""
+    """What a kill in the middle leaves, and the same command: the same rows, the same weights.
+
+    Of real kills there are tests in `test_faults`; a copy's own is what its checkpoints hold.
+    """
     run, directory = whole(runner, copy), tmp_path / "run"
-    total = run.summary["progress/global_step"]
-    command = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, copy.path, *command, directory=directory)
-    job.wait_for_step(total // 3)
-    job.kill()
-    assert 0 < newest_step(directory) < total, "the kill came too late"
-    job = Job(runner, copy.path, *command, directory=directory)
-    assert job.end(240) == 0, job.said()
-    assert "resuming" in job.said()
+    shutil.copytree(run.directory, directory)
+    checkpoints = step_folders(directory / "checkpoints")
+    middle = len(checkpoints) * 2 // 3
+    for folder in (*checkpoints[middle:], directory / "model"):
+        shutil.rmtree(folder)
+    (directory / "summary.json").unlink()
+    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
+    assert 0 < newest_step(directory) < run.summary["progress/global_step"]
+    again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
+    resumed = runner.run(copy.path, *again, output_directory=False)
+    assert "resuming" in resumed.output
     assert learned(directory) == learned(run.directory)
     assert final_weights(directory) == final_weights(run.directory)
 
@@ -165,10 +173,25 @@ def test_copies_are_compared_with_each_other(
     assert "objective" in json.dumps(shown["unfair"])
 
 
-@pytest.mark.slow
 @EACH
+def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
+    """`common.tune` reads its flags and objective, and a part of its data is there to choose by."""
+    recipe = load_recipe(copy.path)
+    searched, shared = parse_space([copy.searched, copy.space, *map(str, copy.flags)], recipe)
+    assert list(searched) == [copy.searched.removeprefix("--")]
+    given = (*shared, *QUIET, "--validation-share", 0.1, "--max-steps", 2, "--eval-every", 1)
+    assert recipe.objective.best_key in runner.run(copy.path, *given).summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "copy",
+    [copy for copy in COPIES if copy.name in ("regression", "averaged")],
+    ids=lambda copy: copy.name,
+    indirect=True,
+)
 def test_copy_is_searched(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    """`common.tune` takes its objective and direction from it."""
+    """`common.tune` takes its objective and direction from it: less is better, or more."""
     study = tmp_path / "study"
     words = [sys.executable, "-m", "common.tune", copy.path, copy.searched, copy.space]
     words += [*copy.flags, *QUIET, "--trials", 2, "--study", study]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.jobs import RECORDED, Job, newest_step, recorded
 from tests.launch import CONFIGS, REPOSITORY, Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
@@ -20,26 +21,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "multi_gpu_fp16": {"num_processes": 4, "mixed_precision": "fp16", "gpu": True},
     "multi_gpu_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
 }
-
-RECORDER = """
-import json, os, pathlib, runpy, sys
-from common.data import order as sampling
-
-folder, recipe = pathlib.Path(sys.argv[1]), sys.argv[2]
-micro_batches = sampling.TrainingOrder.micro_batches
-
-def recorded(self, epoch, first_update=0):
-    samples = micro_batches(self, epoch, first_update)
-    facts = {"rank": self.rank, "world_size": self.world_size, "process": os.getpid()}
-    (folder / f"{os.environ['RANK']}-{epoch}.json").write_text(
-        json.dumps(facts | {"samples": samples.flatten().tolist()})
-    )
-    return samples
-
-sampling.TrainingOrder.micro_batches = recorded
-sys.argv = [recipe, *sys.argv[3:]]
-runpy.run_path(recipe, run_name="__main__")
-"""
 
 
 def test_all_files_are_known() -> None:
@@ -100,11 +81,14 @@ def test_file_becomes_a_launch_command(path: Path, monkeypatch: pytest.MonkeyPat
         assert parsed.mixed_precision == EXPECTED[path.stem]["mixed_precision"]
 
 
-def test_cpu_file_gives_one_process_on_all_cores(whole_mlp: Finished) -> None:
+@pytest.mark.slow
+def test_cpu_file_gives_one_process_on_all_cores(runner: Runner, odd_images: Path) -> None:
     """`cpu.yaml` starts one process on the CPU that uses each core it may use."""
     from common.machine import usable_cores
 
-    environment = whole_mlp.config["environment"]
+    flags = ("--dataset", odd_images, "--max-steps", 1, "--batch-size", 16, "--tracker", "none")
+    run = runner.run("mnist_mlp", *flags, launcher="cpu", all_cores=True)
+    environment = run.config["environment"]
     assert environment["world_size"] == 1
     assert environment["device_type"] == "cpu"
     assert environment["threads_per_process"] == usable_cores()
@@ -117,33 +101,33 @@ def test_bare_launch_uses_all_cores(learned_mlp: Finished) -> None:
     assert learned_mlp.config["environment"]["threads_per_process"] == usable_cores()
 
 
-def test_multi_cpu_file_gives_two_processes_with_disjoint_samples(
+def test_multi_cpu_file_gives_two_processes_that_end_together(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """`multi_cpu.yaml` starts two processes that see each other and share out each epoch."""
+    """They see each other, share out each epoch, and on SIGTERM to the launcher save and end."""
     from common.machine import usable_cores
 
-    script = tmp_path / "recorder.py"
-    script.write_text(RECORDER)
-    folder = tmp_path / "recorded"
-    folder.mkdir()
-    run = runner.run(
-        *(script, folder, REPOSITORY / "recipes" / "mnist_mlp.py", "--dataset", odd_images),
-        *("--batch-size", 16, "--epochs", 2, "--tracker", "none"),
-        launcher="multi_cpu",
-    )
-    environment = run.config["environment"]
+    directory, folder = tmp_path / "run", tmp_path / "recorded"
+    recipe, updates = REPOSITORY / "recipes" / "mnist_mlp.py", IMAGE_SIZES["train"] // 32
+    flags = ("--dataset", odd_images, "--batch-size", 16, "--epochs", 2000, "--tracker", "none")
+    flags += ("--checkpoint-every", updates, "--output-dir", directory)
+    job = Job(runner, RECORDED, folder, recipe, *flags, directory=directory, launcher="multi_cpu")
+    job.wait_for_step(2 * updates)
+    job.process.send_signal(signal.SIGTERM)
+    job.end(60)
+    status = job.read("status.json")
+    assert status["status"] == "preempted", job.said()[-4000:]
+    assert status["resumable"]
+    assert newest_step(directory) == status["global_step"]
+    environment = job.read("config.json")["environment"]
     assert environment["world_size"] == 2
     assert environment["threads_per_process"] == max(1, usable_cores() // 2)
-    whole = IMAGE_SIZES["train"] // 32 * 32
-    epochs = []
-    for epoch in range(2):
-        ranks = [json.loads((folder / f"{rank}-{epoch}.json").read_text()) for rank in range(2)]
-        assert [rank["rank"] for rank in ranks] == [0, 1]
-        assert {rank["world_size"] for rank in ranks} == {2}
-        assert len({rank["process"] for rank in ranks}) == 2
-        first, second = (rank["samples"] for rank in ranks)
-        assert len(first) == len(second) == whole // 2
-        assert len(set(first) | set(second)) == whole
-        epochs.append(first)
+    samples = recorded(folder)[0]
+    epochs = [
+        [[s for u in range(updates) for s in samples[epoch, u, 0, rank]] for rank in range(2)]
+        for epoch in range(2)
+    ]
+    for first, second in epochs:
+        assert len(first) == len(second) == 16 * updates
+        assert len({*first, *second}) == 32 * updates
     assert epochs[0] != epochs[1]

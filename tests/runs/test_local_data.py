@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-
-import pytest
 
 from common.data.sources import find_named
 from tests.launch import Finished, Runner
 from tests.local_data import cache_glue, write_image_folder
 
 
-def test_public_data_set_is_repeated(
-    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_data_set_is_repeated(runner: Runner) -> None:
     """A run on `sst2` from the Hub's cache can be repeated: its configuration is kept too."""
-    from huggingface_hub import constants
-
-    cache_glue(tmp_path / "huggingface")
-    run = runner.run(
-        *("bert", "--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none"),
-        launcher="python",
-        environment={"HF_HOME": str(tmp_path / "huggingface")},
-    )
+    cache_glue(Path(os.environ["HF_HOME"]))
+    flags = ("--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none")
+    run = runner.run("bert", *flags)
     assert run.config["data"]["name"] == "sst2"
     assert run.summary["val/count"] == 17
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub"))
     kept = run.config["config"]
     again = find_named(kept["dataset"], kept["dataset_config"])
     assert (again.location, again.configuration) == ("nyu-mll/glue", "sst2")

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.launch import RECIPES, REPOSITORY, UNREACHABLE, Finished, Runner, plain
+from tests.launch import RECIPES, REPOSITORY, Finished, Runner, plain
 
 
 def message_of(run: Finished) -> str:
@@ -51,13 +51,8 @@ def test_what_the_machine_can_not_do_is_one_line(runner: Runner) -> None:
 
 def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
     """A named data set is never replaced: without the Hub the run ends and says what to pass."""
-    run = runner.run(
-        *("mnist_mlp", "--dataset", "mnist"),
-        launcher="two",
-        environment={"HF_HUB_OFFLINE": None, "HF_ENDPOINT": UNREACHABLE},
-        succeeds=False,
-        timeout=120,
-    )
+    flags = ("--dataset", "mnist")
+    run = runner.run("mnist_mlp", *flags, launcher="two", succeeds=False, timeout=120)
     message = message_of(run)
     assert "ylecun/mnist" in message
     assert "digits" in message

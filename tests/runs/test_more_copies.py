@@ -18,7 +18,7 @@ from tests.copies.listed import COPIES
 from tests.copies.own_dataset import Digits
 from tests.jobs import newest_step
 from tests.launch import Finished, Runner
-from tests.runs.test_copies import whole
+from tests.runs.test_copies import whole, with_data
 
 LISTED = {copy.name: copy for copy in COPIES}
 
@@ -137,14 +137,13 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
         assert not torch.equal(value, model[name]), name
 
 
-def test_adapters_are_kept_small_and_exported_merged(runner: Runner, odd_text: Path) -> None:
+def test_adapters_are_kept_small_and_exported_merged(
+    runner: Runner, request: pytest.FixtureRequest
+) -> None:
     """Frozen weights are written once; `model/` is a BERT that Transformers reads whole."""
     from transformers import BertForSequenceClassification
 
-    copy = LISTED["lora"]
-    run = runner.shared(
-        *(copy.path, *copy.flags, "--dataset", odd_text, "--tracker", "none", "--log-every", 2)
-    )
+    run = whole(runner, with_data(LISTED["lora"], request))
     folder = newest_checkpoint(run)
     frozen = folder.parent / "frozen-model.safetensors"
     changing = load_file(folder / "model.safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from common.data.sources import find_named
 from common.data.tables import load_raw
 from tests.launch import Finished, Runner
+from tests.local_data import IMAGE_SIZES
 
 ALWAYS = {
     *("train/loss", "train/accuracy", "train/learning_rate", "train/grad_norm"),
@@ -58,13 +60,13 @@ def test_mlp_learns_digits(learned_mlp: Finished) -> None:
 
 
 def test_resnet_learns_digits(learned_resnet: Finished) -> None:
-    """Three epochs give 90 % on held-out digits."""
-    assert learned_resnet.summary["test/accuracy"] >= 0.90
+    """One epoch gives 75 % on held-out digits; the default settings' figure is held below."""
+    assert learned_resnet.summary["test/accuracy"] >= 0.75
     assert learned_resnet.summary["test/count"] == 360
 
 
 def test_bert_learns_docstrings(learned_bert: Finished) -> None:
-    """Four epochs from scratch beat by far what a majority guess reaches, which is said."""
+    """Three epochs from scratch beat by far what a majority guess reaches, which is said."""
     raw = load_raw(find_named("docstrings", None), None)
     guess = np.bincount(raw.labels["train"]).argmax()
     majority = float((raw.labels["test"] == guess).mean())
@@ -95,7 +97,7 @@ def test_config_says_what_ran(learned: Finished) -> None:
     assert environment["versions"]["torch"] == torch.__version__
     assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
     assert "git_commit" in environment
-    assert config["epochs"] in (3, 4, 15)
+    assert config["epochs"] in (1, 3, 15)
     assert learned.config["architecture"]["parameters"] > 100_000
     assert learned.config["data"]["reason"]
 
@@ -239,7 +241,11 @@ def test_bert_model_folder_loads_with_transformers(learned_bert: Finished) -> No
     assert model.config.id2label[0] == learned_bert.read("model/model.json")["class_names"][0]
     rows = docstrings()["train"].shuffle(seed=0)[:128]
     encoded = tokenizer(
-        rows["text"], truncation=True, max_length=128, padding=True, return_tensors="pt"
+        *(rows["text"],),
+        truncation=True,
+        max_length=learned_bert.read("model/model.json")["max_length"],
+        padding=True,
+        return_tensors="pt",
     )
     with torch.inference_mode():
         right = model(**encoded).logits.argmax(-1) == torch.tensor(rows["label"])
@@ -304,9 +310,9 @@ def test_bert_reaches_its_accuracy(runner: Runner) -> None:
         ("--model", "resnet34", "--gradient-checkpointing"),
     ],
 )
-def test_other_resnets_run(flags: tuple[object, ...], runner: Runner) -> None:
+def test_other_resnets_run(flags: tuple[object, ...], runner: Runner, odd_images: Path) -> None:
     """The deeper networks, the ImageNet stem and recomputation train and evaluate."""
     small = ("--batch-size", 4, "--max-steps", 2, "--tracker", "none", "--log-every", 1)
-    run = runner.run("resnet", "--dataset", "digits", *flags, *small)
-    assert run.summary["test/count"] == 360
+    run = runner.run("resnet", "--dataset", odd_images, *flags, *small)
+    assert run.summary["test/count"] == IMAGE_SIZES["test"]
     assert run.config["architecture"]["name"] == flags[1]

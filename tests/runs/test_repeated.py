@@ -41,6 +41,7 @@ def assert_events_hold(path: Path, run: Finished) -> None:
         assert logged == pytest.approx(run.series(name), rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_torchrun_with_two_processes(runner: Runner, whole_mlp: Finished) -> None:
     """`torchrun` works as `accelerate launch` does, and an earlier run scales to two processes."""
     run = runner.run(

@@ -26,7 +26,8 @@ def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: 
     assert job.end() == 0, job.said()
     folders = sorted(parent.glob("offline-run-*"))
     assert len(folders) == 3
-    (run_id,) = {folder.name.rpartition("-")[2] for folder in folders}
+    # offline-run-TIME-ID, and -1 behind it where two begin in the same second.
+    (run_id,) = {folder.name.split("-")[3] for folder in folders}
     assert job.read("config.json")["wandb_run_id"] == run_id
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
     steps = [row["progress/global_step"] for row in rows]
