@@ -251,7 +251,7 @@ class Run:
                 self.guard.check(step)
             if step % self.agreement.every == 0:
                 self.agreement.check(step)
-            self.profiler.step(step)
+            self.profiler.step()
 
     def log_training(self) -> None:
         values = self.meters.interval()
