@@ -1,6 +1,7 @@
 """Memory that was really taken: on the device where there is one, of the process on a CPU."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Self
 
@@ -11,8 +12,8 @@ MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
 PROCESS = psutil.Process()  # takes longer to make than to ask for its memory
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-# What `peaks` had found when a `MemoryTracker` reset them: of the code around the running one.
-EARLIER: dict[torch.device, tuple[int, int]] = {}
+# Peaks before the last reset: of the whole process, and of each `MemoryTracker` that is open.
+EARLIER: defaultdict[torch.device, list[tuple[int, int]]] = defaultdict(lambda: [(0, 0)])
 
 
 def memory_used(device: torch.device) -> dict[str, float]:
@@ -38,18 +39,16 @@ def memory_now(device: torch.device) -> int:
 
 
 def peaks(device: torch.device) -> tuple[int, int]:
-    """Return the most bytes in use so far (see `memory_now`), and reserved on a GPU.
+    """Return the most bytes in use so far (see `memory_now`), and reserved on a GPU."""
+    return higher(EARLIER[indexed(device)][0], since_reset(device))
 
-    Within a `MemoryTracker`, that is since its beginning.
-    """
-    device = indexed(device)
+
+def since_reset(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
-        now = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    else:
-        path = Path("/proc/self/status")  # Linux keeps a high-water mark
-        marks = re.findall(r"VmHWM:\s+(\d+) kB", path.read_text() if path.exists() else "")
-        now = max([resident_bytes(), *(1024 * int(mark) for mark in marks)]), 0
-    return higher(now, EARLIER.get(device, now))
+        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    path = Path("/proc/self/status")  # Linux keeps a high-water mark
+    marks = re.findall(r"VmHWM:\s+(\d+) kB", path.read_text() if path.exists() else "")
+    return max([resident_bytes(), *(1024 * int(mark) for mark in marks)]), 0
 
 
 def higher(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
@@ -83,7 +82,9 @@ class MemoryTracker:
         self.peak_mib = self.delta_mib = self.kept_mib = 0.0
 
     def __enter__(self) -> Self:
-        self.around, self.is_reset = peaks(self.device), True
+        self.around, self.is_reset = since_reset(self.device), True
+        earlier = EARLIER[self.device]
+        earlier[:] = [*(higher(peak, self.around) for peak in earlier), (0, 0)]
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
@@ -91,15 +92,14 @@ class MemoryTracker:
                 CLEAR_REFS.write_text("5")
             except OSError:
                 self.is_reset = False
-        EARLIER[self.device] = (0, 0)
         self.before = memory_now(self.device)  # bytes
         return self
 
     def __exit__(self, *error: object) -> None:
-        after, within = memory_now(self.device), peaks(self.device)
-        EARLIER[self.device] = higher(self.around, within)
-        is_known = self.is_reset or within[0] > self.around[0]
-        peak = max(self.before, after, within[0] if is_known else 0)
-        self.peak_mib = peak / MEBIBYTE
-        self.delta_mib = (peak - self.before) / MEBIBYTE
+        after = memory_now(self.device)
+        highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
+        is_known = self.is_reset or highest > self.around[0]
+        self.peak = max(self.before, after, highest if is_known else 0)
+        self.peak_mib = self.peak / MEBIBYTE
+        self.delta_mib = (self.peak - self.before) / MEBIBYTE
         self.kept_mib = (after - self.before) / MEBIBYTE

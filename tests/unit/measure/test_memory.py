@@ -1,5 +1,6 @@
 """Memory: what a block of code takes, and what training is planned to take."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
 ) -> None:
     """A tracker of one name resets the peak, and the metrics of the other still have it."""
     peaks = {"now": 700, "reserved": 900}
-    monkeypatch.setattr(memory, "EARLIER", {})
+    monkeypatch.setattr(memory, "EARLIER", defaultdict(lambda: [(0, 0)]))
     for function, answer in {
         "current_device": lambda: 0,
         "memory_allocated": lambda device: 100 * 2**20,
@@ -128,6 +129,7 @@ def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
         peaks["now"] = 300
         with MemoryTracker("cuda:0" if name == "cuda" else "cuda"):
             peaks["now"] = 150
+            assert memory.memory_used(torch.device(name))["memory/peak_allocated_mib"] == 700
     assert (outer.peak_mib, outer.delta_mib, outer.kept_mib) == (300, 200, 0)
     for device in (torch.device("cuda"), torch.device("cuda", 0)):
         used = memory.memory_used(device)
