@@ -152,7 +152,7 @@ class Run:
             export.load_weights(model, config.init_from)
         lengths = self.data.splits["train"].lengths
         self.memory_plan = MemoryPlan(
-            accelerator, self.model, self.optimizer, lengths, config.batch_size
+            accelerator, self.model, self.optimizer, config.batch_size, lengths
         )
         folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
         self.profiler = Profiler(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from common.console import say
 from common.data.batch import Work
@@ -21,18 +22,17 @@ from common.models.compile import is_compiled
 # Of each part: its name, and the MiB planned and measured, where they are known.
 MemoryRows = list[tuple[str, float | None, float | None]]
 KNOWN = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "other")
-SEEN = ("activations", "workspace")
 
 
 class MemoryPlan:
     """The bytes that each part of training takes on this rank, planned and measured.
 
-    Known before it starts are, besides the obvious, the copies that are made for a ``checkpoint``,
-    on a CPU, and what ``other`` is in use already: data placed on a GPU; on a CPU the program and
-    its libraries. The first updates show the rest. Activations are what the forward pass keeps for
-    the backward pass (autocast's copies of weights included), and are planned for the longest
-    batch, in proportion to its tokens; ``workspace`` is what was taken besides all that at the
-    peak: by kernels, and on a CPU by libraries that were not in use before.
+    Before the first update, what lasts is known, with the copies that a ``checkpoint`` makes on a
+    CPU, and ``other``, which is in use already: data placed on a GPU; on a CPU the program and its
+    libraries. The first updates show the rest: ``activations``, which the forward pass keeps for
+    the backward pass (autocast's copies of weights included), and ``workspace``, which is taken
+    besides at the peak: by kernels, their results, and libraries that were not in use before. Both
+    are planned for the longest batch, in proportion to its tokens.
     """
 
     def __init__(
@@ -40,30 +40,32 @@ class MemoryPlan:
         accelerator: Accelerator,
         model: nn.Module,
         optimizer: Any,
-        lengths: np.ndarray | None,
         batch_size: int,
+        lengths: np.ndarray | None = None,
     ) -> None:
-        """Make it before the first update; `lengths` in tokens of all samples, if they differ."""
+        """`lengths`: the tokens of each sample, where there are any."""
         self.accelerator, self.device, self.model = accelerator, accelerator.device, model
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
         self.most_tokens = 0 if lengths is None else int(np.sort(lengths)[-batch_size:].sum())
         # Of the longest micro-batch so far. A compiled model's activations are not looked at: it
         # would be compiled with the hooks, and again without them.
         self.watched_tokens = math.inf if is_compiled(model) else -1
+        self.first_updates: MemoryTracker | None = None
         self.updates = 0
         self.measured: dict[str, int] = {}
-        now, state = self.lasting(), optimizer_state_bytes(self.optimizer)
-        planned = now | {
-            "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
-            "optimizer_state": state,
-            "other": max(0, memory_now(self.device) - sum(now.values())),
-        }
+        now, used = self.lasting(), memory_now(self.device)
+        state = optimizer_state_bytes(self.optimizer)
+        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        # On a GPU the buckets exist, in which DDP's gradients will lie; on a CPU, as pages that
+        # nobody has touched.
+        if isinstance(model, DistributedDataParallel) and self.device.type == "cuda":
+            used -= gradients
+        planned = now | {"gradients": gradients, "optimizer_state": state}
+        planned["other"] = max(0, used - sum(now.values()))
         if self.device.type == "cpu":
             planned["checkpoint"] = now["weights"] + now["buffers"] + (state or 0)
         self.planned = {name: size for name, size in planned.items() if size is not None}
         self.device_bytes = device_memory(self.device)
-        self.first_updates = MemoryTracker(self.device).__enter__()
-        self.hook = self.optimizer.register_step_pre_hook(self.see_gradients)
 
     def lasting(self) -> dict[str, int]:
         return {
@@ -85,6 +87,9 @@ class MemoryPlan:
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
         """Look at what a micro-batch takes, if it is longer than all before."""
+        if self.first_updates is None:
+            self.first_updates = MemoryTracker(self.device).__enter__()
+            self.hook = self.optimizer.register_step_pre_hook(self.see_gradients)
         if work.tokens > self.watched_tokens:
             self.watched_tokens = work.tokens
             known = [*self.model.parameters(), *self.model.buffers()]
@@ -103,18 +108,16 @@ class MemoryPlan:
 
     def complete(self) -> None:
         """Plan what the first updates have shown, and say the whole."""
-        if "workspace" in self.planned:
+        if self.first_updates is None or "workspace" in self.planned:
             return
         self.hook.remove()
         self.first_updates.__exit__()
-        seen = self.measured.get("activations")
-        expected = self.total - self.planned.get("checkpoint", 0) + (seen or 0)
-        if seen is not None:
-            ratio = self.most_tokens / max(self.watched_tokens, 1)
-            self.planned["activations"] = round(seen * max(ratio, 1.0))
-        self.planned["workspace"] = max(0, self.first_updates.peak - expected)
-        sizes = {name: self.planned[name] for name in SEEN if name in self.planned}
-        parts = [f"{name} {size / MEBIBYTE:,.1f}" for name, size in sizes.items()]
+        seen = {n: size for n, size in self.measured.items() if n == "activations"}
+        expected = self.total - self.planned.get("checkpoint", 0) + sum(seen.values())
+        seen["workspace"] = max(0, self.first_updates.peak - expected)
+        ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
+        self.planned |= {name: round(ratio * size) for name, size in seen.items()}
+        parts = [f"{name} {self.planned[name] / MEBIBYTE:,.1f}" for name in seen]
         say(
             f"memory  {' + '.join(parts)}: {self.total / MEBIBYTE:,.1f} MiB in all, "
             f"{self.total / self.device_bytes:.1%} of the {self.device.type}'s memory"
@@ -126,7 +129,7 @@ class MemoryPlan:
         planned = self.planned | {"total": self.total}
         measured = self.measured | self.lasting() | {"total": peaks(self.device)[0]}
         both = [{n: size / MEBIBYTE for n, size in part.items()} for part in (planned, measured)]
-        names = (*KNOWN, *SEEN, "total")
+        names = (*KNOWN, "activations", "workspace", "total")
         return [(name, both[0].get(name), both[1].get(name)) for name in names]
 
 

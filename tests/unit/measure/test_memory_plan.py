@@ -70,7 +70,7 @@ def test_plan_is_what_exists_after_an_update(
     """Weights, gradients, optimizer state and buffers are planned within 10 % of what they are."""
     optimizer = make(model)
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, None, 32)
+    plan = MemoryPlan(accelerator, model, optimizer, 32)
     for _ in range(FIRST_UPDATES + 1):
         with plan.watching(Work(32)):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -116,7 +116,7 @@ def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
     assert optimizer_state_bytes(optimizer) is None
     assert not optimizer.state
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, None, 32)
+    plan = MemoryPlan(accelerator, model, optimizer, 32)
     assert "optimizer state unknown" in plan_text(plan.facts())
     assert {name: planned for name, planned, _ in plan.finish()}["optimizer_state"] is None
 
