@@ -150,10 +150,8 @@ class Run:
             self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
             export.load_weights(model, config.init_from)
-        lengths = self.data.splits["train"].lengths
-        self.memory_plan = MemoryPlan(
-            accelerator, self.model, self.optimizer, config.batch_size, lengths
-        )
+        train_loader = self.all_loaders["train"]
+        self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer, train_loader)
         folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
         self.profiler = Profiler(
             config, folder, accelerator, stopwatch, self.plan, self.logs.attach

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.console import say
 from common.data.batch import Work
+from common.data.loader import Loader
 from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
@@ -25,7 +26,7 @@ KNOWN = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "ot
 
 
 class MemoryPlan:
-    """The bytes that each part of training takes on this rank, planned and measured.
+    """The MiB that each part of training takes on this rank, planned and measured.
 
     Before the first update, what lasts is known, with the copies that a ``checkpoint`` makes on a
     CPU, and ``other``, which is in use already: data placed on a GPU; on a CPU the program and its
@@ -36,53 +37,52 @@ class MemoryPlan:
     """
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        model: nn.Module,
-        optimizer: Any,
-        batch_size: int,
-        lengths: np.ndarray | None = None,
+        self, accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Loader
     ) -> None:
-        """`lengths`: the tokens of each sample, where there are any."""
         self.accelerator, self.device, self.model = accelerator, accelerator.device, model
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.most_tokens = 0 if lengths is None else int(np.sort(lengths)[-batch_size:].sum())
+        size, lengths = loader.order.batch_size, loader.order.lengths
+        self.most_tokens = 0 if lengths is None else int(np.sort(lengths)[-size:].sum())
         # Of the longest micro-batch so far. A compiled model's activations are not looked at: it
         # would be compiled with the hooks, and again without them.
         self.watched_tokens = math.inf if is_compiled(model) else -1
         self.first_updates: MemoryTracker | None = None
         self.updates = 0
-        self.measured: dict[str, int] = {}
-        now, used = self.lasting(), memory_now(self.device)
-        state = optimizer_state_bytes(self.optimizer)
-        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        self.measured: dict[str, float] = {}
+        self.planned = self.lasting()
+        used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
+        gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
         # On a GPU the buckets exist, in which DDP's gradients will lie; on a CPU, as pages that
         # nobody has touched.
         if isinstance(model, DistributedDataParallel) and self.device.type == "cuda":
             used -= gradients
-        planned = now | {"gradients": gradients, "optimizer_state": state}
-        planned["other"] = max(0, used - sum(now.values()))
+        self.planned |= {"gradients": gradients, "other": max(0.0, used)}
+        state = optimizer_state_bytes(self.optimizer)
+        if state is None:
+            del self.planned["optimizer_state"]
+        else:
+            self.planned["optimizer_state"] = state / MEBIBYTE
         if self.device.type == "cpu":
-            planned["checkpoint"] = now["weights"] + now["buffers"] + (state or 0)
-        self.planned = {name: size for name, size in planned.items() if size is not None}
-        self.device_bytes = device_memory(self.device)
+            copied = ("weights", "buffers", "optimizer_state")
+            self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
+        self.device_mib = device_memory(self.device) / MEBIBYTE
 
-    def lasting(self) -> dict[str, int]:
+    def lasting(self) -> dict[str, float]:
         return {
-            "weights": distinct_bytes(self.model.parameters()),
-            "buffers": distinct_bytes(self.model.buffers()),
-            "optimizer_state": distinct_bytes(state_tensors(self.optimizer)),
+            "weights": mebibytes(self.model.parameters()),
+            "buffers": mebibytes(self.model.buffers()),
+            "optimizer_state": mebibytes(state_tensors(self.optimizer)),
         }
 
     @property
-    def total(self) -> int:
-        """In bytes: all parts counted as there at once."""
+    def total(self) -> float:
+        """All parts counted as there at once."""
         return sum(self.planned.values())
 
     def facts(self) -> dict[str, float]:
-        """Return what is planned before the first update, in MiB, for `config.json`."""
-        rows = self.planned | {"total": self.total, "device": self.device_bytes}
-        return {f"{name}_mib": size / MEBIBYTE for name, size in rows.items()}
+        """Return what is planned before the first update, for `config.json`."""
+        rows = self.planned | {"total": self.total, "device": self.device_mib}
+        return {f"{name}_mib": size for name, size in rows.items()}
 
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
@@ -92,10 +92,9 @@ class MemoryPlan:
             self.hook = self.optimizer.register_step_pre_hook(self.see_gradients)
         if work.tokens > self.watched_tokens:
             self.watched_tokens = work.tokens
-            known = [*self.model.parameters(), *self.model.buffers()]
-            with saved_storages(known) as sizes:
+            with saved_storages([*self.model.parameters(), *self.model.buffers()]) as sizes:
                 yield
-            self.measured["activations"] = sum(sizes.values())
+            self.measured["activations"] = sum(sizes.values()) / MEBIBYTE
         else:
             yield
         self.updates += self.accelerator.sync_gradients
@@ -104,7 +103,7 @@ class MemoryPlan:
 
     def see_gradients(self, *unused: object) -> None:
         gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
-        self.measured["gradients"] = distinct_bytes(gradients)
+        self.measured["gradients"] = mebibytes(gradients)
 
     def complete(self) -> None:
         """Plan what the first updates have shown, and say the whole."""
@@ -112,25 +111,23 @@ class MemoryPlan:
             return
         self.hook.remove()
         self.first_updates.__exit__()
-        seen = {n: size for n, size in self.measured.items() if n == "activations"}
-        expected = self.total - self.planned.get("checkpoint", 0) + sum(seen.values())
-        seen["workspace"] = max(0, self.first_updates.peak - expected)
+        seen = {name: size for name, size in self.measured.items() if name == "activations"}
+        expected = self.total - self.planned.get("checkpoint", 0.0) + sum(seen.values())
+        seen["workspace"] = max(0.0, self.first_updates.peak_mib - expected)
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
-        self.planned |= {name: round(ratio * size) for name, size in seen.items()}
-        parts = [f"{name} {self.planned[name] / MEBIBYTE:,.1f}" for name in seen]
-        say(
-            f"memory  {' + '.join(parts)}: {self.total / MEBIBYTE:,.1f} MiB in all, "
-            f"{self.total / self.device_bytes:.1%} of the {self.device.type}'s memory"
-        )
+        self.planned |= {name: ratio * size for name, size in seen.items()}
+        parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in seen)
+        share = f"{self.total / self.device_mib:.1%} of the {self.device.type}'s memory"
+        say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
 
     def finish(self) -> MemoryRows:
-        """Return what was planned and what was measured, after at least one update."""
+        """Return what was planned and what was measured."""
         self.complete()
         planned = self.planned | {"total": self.total}
-        measured = self.measured | self.lasting() | {"total": peaks(self.device)[0]}
-        both = [{n: size / MEBIBYTE for n, size in part.items()} for part in (planned, measured)]
+        measured = self.measured | self.lasting()
+        measured["total"] = peaks(self.device)[0] / MEBIBYTE
         names = (*KNOWN, "activations", "workspace", "total")
-        return [(name, both[0].get(name), both[1].get(name)) for name in names]
+        return [(name, planned.get(name), measured.get(name)) for name in names]
 
 
 def plan_text(facts: Mapping[str, float]) -> str:
@@ -152,10 +149,10 @@ def comparison_text(rows: MemoryRows) -> str:
     )
 
 
-def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the storages behind `tensors`, each counted once."""
+def mebibytes(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the size of the storages behind `tensors`, each counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({s.data_ptr() or id(s): s.nbytes() for s in storages}.values())
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values()) / MEBIBYTE
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -61,36 +61,33 @@ class Meters:
         self.warn_of_contention()
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
-            figures, sums = self.of_all_ranks(self.stopwatch.lap(), used, self.sums.take())
+            taken = self.sums.take().tolist()
+            figures, sums = self.of_all_ranks(self.stopwatch.lap(), used, taken)
             return {**self.sums.means(sums), **figures, "perf/goodput": self.goodput()}
 
     def whole_run(self) -> dict[str, float]:
         """Return the last update's loss, and ``perf/`` and the ``memory/`` peaks of all the run."""
         used = memory_used(self.device)
         used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
-        losses = torch.tensor([self.sums.last_loss()], dtype=torch.float64)
-        figures, losses = self.of_all_ranks(self.stopwatch.whole_run, used, losses)
+        last_loss = [self.sums.last_loss()]
+        figures, losses = self.of_all_ranks(self.stopwatch.whole_run, used, last_loss)
         return {**figures, "train/loss": float(losses.mean())}
 
     def of_all_ranks(
-        self, interval: Interval, used: Mapping[str, float], numbers: Tensor
+        self, interval: Interval, used: Mapping[str, float], numbers: list[float]
     ) -> tuple[dict[str, float], Tensor]:
-        """Return an interval's figures with the most that a rank `used`; and all ranks' `numbers`.
+        """Return an interval's figures, with the most that a rank `used`, and all ranks' `numbers`.
 
-        `numbers` and what is returned of them, [world_size, numbers], are float64 on the host.
+        The latter are float64 [world_size, numbers], on the host.
         """
-        mine = torch.tensor([*vars(interval).values(), *used.values()], dtype=torch.float64)
-        row = torch.cat([mine, numbers])[None].to(self.device)
-        times, most, all_numbers = (
-            self.accelerator.gather(row)
-            .cpu()
-            .split([len(vars(interval)), len(used), len(numbers)], dim=1)
-        )
+        parts = [[*vars(interval).values()], [*used.values()], numbers]
+        mine = torch.tensor([[n for part in parts for n in part]], dtype=torch.float64)
+        ranks = self.accelerator.gather(mine.to(self.device)).cpu().split([*map(len, parts)], dim=1)
         # No speed of an interval whose updates were all profiled.
-        figures = throughput(times, self.flops, self.peak) if interval.updates else {}
-        figures |= dict(zip(used, most.amax(0).tolist(), strict=True))
+        figures = throughput(ranks[0], self.flops, self.peak) if interval.updates else {}
+        figures |= dict(zip(used, ranks[1].amax(0).tolist(), strict=True))
         # What a GPU's driver does not tell, of one rank at least, is missing.
-        return {name: value for name, value in figures.items() if value == value}, all_numbers
+        return {name: value for name, value in figures.items() if value == value}, ranks[2]
 
     def warn_of_contention(self) -> None:
         """Say once, on a CPU, where other programs make the run slow."""
@@ -134,10 +131,8 @@ def contention_sentence(
     A small share of CPU time (of all the process's threads) may be waiting for data, and a high
     load average other ranks or loader workers: both together are threads that wait for a core.
     """
-    if wall_seconds < LEAST_SECONDS or load < HIGH_LOAD * cores:
-        return None
-    share = cpu_seconds / (wall_seconds * threads)
-    if share >= SMALL_SHARE:
+    share = cpu_seconds / max(wall_seconds * threads, 1e-9)
+    if wall_seconds < LEAST_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
         return None
     seen = f"other programs use the same cores (load {load:.1f} on {cores})"
     if threads == 1:

@@ -1,7 +1,7 @@
 """`--profile`: look closely at a few real updates, and say what bounds their speed."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -59,7 +59,7 @@ class Profiler:
     plan: Plan
     attach: Callable[..., None]  # calls with the W&B run, where there is one
 
-    looking: Iterator[None] | None = None  # goes on with each update
+    looking: Generator[None, None, None] | None = None  # goes on with each update
     is_over: bool = False
     is_timing: bool = False
     waited: float = 0.0  # seconds, in the timed updates
@@ -111,7 +111,7 @@ class Profiler:
         if self.looking is not None:
             next(self.looking, None)
 
-    def look(self, window: Window, first: int) -> Iterator[None]:
+    def look(self, window: Window, first: int) -> Generator[None, None, None]:
         """Time some updates, then profile some; each `yield` waits for the end of one."""
         yield from [None] * FIRST_UPDATES
         with self.stopwatch.stopped():

@@ -1,6 +1,7 @@
 """The memory plan: what is planned before training is what exists after an update."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from common.data.batch import Work
 from common.measure.memory_plan import (
     MemoryPlan,
-    distinct_bytes,
+    mebibytes,
     optimizer_state_bytes,
     plan_text,
     saved_storages,
@@ -45,6 +46,9 @@ def sgd_plain(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+LOADER: Any = SimpleNamespace(order=SimpleNamespace(batch_size=32, lengths=None))
+
+
 class FakeAccelerator:
     """What the plan needs of an Accelerator, for one process without accumulation."""
 
@@ -70,7 +74,7 @@ def test_plan_is_what_exists_after_an_update(
     """Weights, gradients, optimizer state and buffers are planned within 10 % of what they are."""
     optimizer = make(model)
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, 32)
+    plan = MemoryPlan(accelerator, model, optimizer, LOADER)
     for _ in range(FIRST_UPDATES + 1):
         with plan.watching(Work(32)):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -116,7 +120,7 @@ def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
     assert optimizer_state_bytes(optimizer) is None
     assert not optimizer.state
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, 32)
+    plan = MemoryPlan(accelerator, model, optimizer, LOADER)
     assert "optimizer state unknown" in plan_text(plan.facts())
     assert {name: planned for name, planned, _ in plan.finish()}["optimizer_state"] is None
 
@@ -137,4 +141,4 @@ def test_planning_changes_nothing(model: nn.Module) -> None:
 def test_tied_weights_count_once() -> None:
     """Two names of one tensor are one tensor's bytes."""
     weight = torch.ones(16, 16)
-    assert distinct_bytes([weight, weight.t(), weight[0]]) == 4 * 256
+    assert mebibytes([weight, weight.t(), weight[0]]) == 4 * 256 / 2**20
