@@ -150,7 +150,8 @@ class Run:
             self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
             export.load_weights(model, config.init_from)
-        self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer)
+        train_loader = self.all_loaders["train"]
+        self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer, train_loader)
         folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
         self.profiler = Profiler(
             config, folder, accelerator, stopwatch, self.plan, self.logs.attach
@@ -212,7 +213,6 @@ class Run:
         while progress.global_step < total:
             made = loader.epoch(*divmod(progress.global_step, self.plan.updates_per_epoch))
             batches = self.profiler.watch(made, loader, progress.global_step)
-            self.memory_plan.measure_first_step()
             while progress.global_step < total:
                 waited = time.perf_counter()
                 item = next(batches, None)
@@ -220,7 +220,8 @@ class Run:
                     break
                 batch, work = item
                 self.counted = work, time.perf_counter() - waited
-                yield batch
+                with self.memory_plan.watching(work):
+                    yield batch
                 if self.agreement.stopping:
                     self.leave()
         self.meters.stopwatch.stop()
@@ -251,7 +252,7 @@ class Run:
                 self.guard.check(step)
             if step % self.agreement.every == 0:
                 self.agreement.check(step)
-            self.profiler.step(step)
+            self.profiler.step()
 
     def log_training(self) -> None:
         values = self.meters.interval()

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from common.config import TrainingConfig, parse_config
 from common.data.batch import Batch
@@ -26,6 +25,7 @@ from common.data.sources import choose_source
 from common.flags import flag
 from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
+from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups, warmup_decay
 
@@ -81,7 +81,7 @@ class MLP(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = images.flatten(1)
         if self.gradient_checkpointing and self.training:
-            features = checkpoint(self.body, features, use_reentrant=False)
+            features = recompute(self.body, features)
         else:
             features = self.body(features)
         return self.head(features)

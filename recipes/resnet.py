@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from common.config import TrainingConfig, parse_config
 from common.data.batch import Batch
@@ -26,6 +25,7 @@ from common.data.sources import choose_source
 from common.flags import flag
 from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
+from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups, warmup_decay
 
@@ -129,7 +129,7 @@ class ResNet(nn.Module):
         features = self.stem(images)
         for stage in self.stages:
             if self.gradient_checkpointing and self.training:
-                features = checkpoint(stage, features, use_reentrant=False)
+                features = recompute(stage, features)
             else:
                 features = stage(features)
         return self.head(features.mean((2, 3)))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from common.data.batch import Samples
+from common.models.compile import as_written
 
 # A recipe's: takes the model and a batch; returns the loss, and the model's outputs.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, Any]]
@@ -53,17 +54,15 @@ def operations(model: nn.Module, compute_loss: ComputeLoss, batch: Any) -> float
     def on_meta(*inputs: Any, **named: Any) -> Any:
         return torch.func.functional_call(model, tensors, inputs, named)
 
-    training, compiled = model.training, model._compiled_call_impl
     attention: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
     set_attention: Any = model.set_attn_implementation if attention else lambda name: None
+    training = model.training
     try:
         set_attention("eager")
         model.eval()  # without recomputation
-        model._compiled_call_impl = None
-        with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        with as_written(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
             compute_loss(on_meta, batch)[0].backward()
     finally:
         model.train(training)
-        model._compiled_call_impl = compiled
         set_attention(attention)
     return float(counter.get_total_flops())

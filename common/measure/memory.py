@@ -1,18 +1,19 @@
 """Memory that was really taken: on the device where there is one, of the process on a CPU."""
 
 import re
-import threading
+from collections import defaultdict
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import psutil
 import torch
 
 MEBIBYTE = 2**20
-SAMPLE_SECONDS = 0.002
 CLEAR_REFS = Path("/proc/self/clear_refs")
 PROCESS = psutil.Process()  # takes longer to make than to ask for its memory
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# Peaks before the last reset: of the whole process, and of each `MemoryTracker` that is open.
+EARLIER: defaultdict[torch.device, list[tuple[int, int]]] = defaultdict(lambda: [(0, 0)])
 
 
 def memory_used(device: torch.device) -> dict[str, float]:
@@ -39,9 +40,7 @@ def memory_now(device: torch.device) -> int:
 
 def peaks(device: torch.device) -> tuple[int, int]:
     """Return the most bytes in use so far (see `memory_now`), and reserved on a GPU."""
-    now = since_reset(device)
-    earlier = MemoryTracker.earlier.get(indexed(device), now)
-    return max(now[0], earlier[0]), max(now[1], earlier[1])
+    return higher(EARLIER[indexed(device)][0], since_reset(device))
 
 
 def since_reset(device: torch.device) -> tuple[int, int]:
@@ -50,6 +49,10 @@ def since_reset(device: torch.device) -> tuple[int, int]:
     path = Path("/proc/self/status")  # Linux keeps a high-water mark
     marks = re.findall(r"VmHWM:\s+(\d+) kB", path.read_text() if path.exists() else "")
     return max([resident_bytes(), *(1024 * int(mark) for mark in marks)]), 0
+
+
+def higher(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), max(one[1], other[1])
 
 
 def indexed(device: torch.device) -> torch.device:
@@ -68,57 +71,35 @@ class MemoryTracker:
 
     In MiB, ``memory.peak_mib`` is then the most that was in use in the block, ``delta_mib`` how
     far that is above its beginning, ``kept_mib`` how far its end is: of CUDA's allocator, or of the
-    process's resident pages, by Linux's high-water mark or, where that can't be reset, a thread
-    (``method``). Trackers may be nested, in one thread; `memory_used` still reports whole peaks.
+    process's resident pages. Trackers may be nested, in one thread. Where no Linux keeps a mark of
+    a process's peak that can be reset, a peak in the block is seen if none before was higher.
     """
-
-    earlier: ClassVar[dict[torch.device, tuple[int, int]]] = {}  # peaks before the last reset
-    active: ClassVar[list["MemoryTracker"]] = []
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         """Measure `device`; None for the current GPU, or the CPU where there is none."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.device = indexed(torch.device(device))
         self.peak_mib = self.delta_mib = self.kept_mib = 0.0
-        self.method = "allocator" if self.device.type == "cuda" else "high-water mark"
-        self.sampler: threading.Thread | None = None
-        self.ended = threading.Event()
 
     def __enter__(self) -> Self:
-        for tracker in self.active:
-            if tracker.device == self.device:
-                tracker.note_peak()
-        self.active.append(self)
-        self.earlier[self.device] = peaks(self.device)
+        self.around, self.is_reset = since_reset(self.device), True
+        earlier = EARLIER[self.device]
+        earlier[:] = [*(higher(peak, self.around) for peak in earlier), (0, 0)]
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             try:
                 CLEAR_REFS.write_text("5")
             except OSError:
-                self.method = f"samples every {1000 * SAMPLE_SECONDS:g} ms"
-                self.sampler = threading.Thread(target=self.sample, daemon=True)
-        self.peak = self.before = memory_now(self.device)  # bytes
-        if self.sampler is not None:
-            self.sampler.start()
+                self.is_reset = False
+        self.before = memory_now(self.device)  # bytes
         return self
 
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
-        self.note_peak()
-        self.active.remove(self)
-        if self.sampler is not None:
-            self.ended.set()
-            self.sampler.join()
-        self.peak_mib = max(self.peak, after) / MEBIBYTE
-        self.delta_mib = self.peak_mib - self.before / MEBIBYTE
+        highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
+        is_known = self.is_reset or highest > self.around[0]
+        self.peak = max(self.before, after, highest if is_known else 0)
+        self.peak_mib = self.peak / MEBIBYTE
+        self.delta_mib = (self.peak - self.before) / MEBIBYTE
         self.kept_mib = (after - self.before) / MEBIBYTE
-
-    def note_peak(self) -> None:
-        """Keep the peak since the last reset, which is about to be lost."""
-        if self.sampler is None:
-            self.peak = max(self.peak, since_reset(self.device)[0])
-
-    def sample(self) -> None:
-        while not self.ended.wait(SAMPLE_SECONDS):
-            self.peak = max(self.peak, resident_bytes())

@@ -1,117 +1,142 @@
 """What training will need of the memory, known before it starts; and what it then took."""
 
 import copy
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.console import say
-from common.measure.memory import MEBIBYTE, device_memory, memory_now, peaks
+from common.data.batch import Work
+from common.data.loader import Loader
+from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
+from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
 
 # Of each part: its name, and the MiB planned and measured, where they are known.
 MemoryRows = list[tuple[str, float | None, float | None]]
-FIRST = ("weights", "gradients", "optimizer_state", "buffers")
+KNOWN = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "other")
 
 
 class MemoryPlan:
-    """The bytes that each part of training takes on this rank, planned and measured.
+    """The MiB that each part of training takes on this rank, planned and measured.
 
-    Activations (what the forward pass keeps for the backward pass, autocast's copies of weights
-    included) are measured in the first micro-batch. What else was in use when the plan was made
-    is ``other``: data placed on a GPU; on a CPU the program and its libraries.
+    Before the first update, what lasts is known, with the copies that a ``checkpoint`` makes on a
+    CPU, and ``other``, which is in use already: data placed on a GPU; on a CPU the program and its
+    libraries. The first updates show the rest: ``activations``, which the forward pass keeps for
+    the backward pass (autocast's copies of weights included), and ``workspace``, which is taken
+    besides at the peak: by kernels, their results, and libraries that were not in use before. Both
+    are planned for the longest batch, in proportion to its tokens.
     """
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
-        self.accelerator: Any = accelerator
-        self.device = accelerator.device
-        self.model, self.optimizer = model, getattr(optimizer, "optimizer", optimizer)
-        self.measured: dict[str, int] = {}
-        now = self.lasting()
-        # DDP keeps gradients in buckets; unless they are views of those, there are two copies.
-        is_ddp = isinstance(model, DistributedDataParallel)
-        copies = 2 if is_ddp and not model.gradient_as_bucket_view else 1
-        planned = now | {
-            "gradients": copies * sum(p.nbytes for p in model.parameters() if p.requires_grad),
-            "optimizer_state": optimizer_state_bytes(self.optimizer),
-            "other": max(0, memory_now(self.device) - sum(now.values())),
-        }
-        self.planned = {name: size for name, size in planned.items() if size is not None}
-        self.device_bytes = device_memory(self.device)
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Loader
+    ) -> None:
+        self.accelerator, self.device, self.model = accelerator, accelerator.device, model
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)
+        size, lengths = loader.order.batch_size, loader.order.lengths
+        self.most_tokens = 0 if lengths is None else int(np.sort(lengths)[-size:].sum())
+        # Of the longest micro-batch so far. A compiled model's activations are not looked at: it
+        # would be compiled with the hooks, and again without them.
+        self.watched_tokens = math.inf if is_compiled(model) else -1
+        self.first_updates: MemoryTracker | None = None
+        self.updates = 0
+        self.measured: dict[str, float] = {}
+        self.planned = self.lasting()
+        used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
+        gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
+        # On a GPU the buckets exist, in which DDP's gradients will lie; on a CPU, as pages that
+        # nobody has touched.
+        if isinstance(model, DistributedDataParallel) and self.device.type == "cuda":
+            used -= gradients
+        self.planned |= {"gradients": gradients, "other": max(0.0, used)}
+        state = optimizer_state_bytes(self.optimizer)
+        if state is None:
+            del self.planned["optimizer_state"]
+        else:
+            self.planned["optimizer_state"] = state / MEBIBYTE
+        if self.device.type == "cpu":
+            copied = ("weights", "buffers", "optimizer_state")
+            self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
+        self.device_mib = device_memory(self.device) / MEBIBYTE
 
-    def lasting(self) -> dict[str, int]:
+    def lasting(self) -> dict[str, float]:
         return {
-            "weights": distinct_bytes(self.model.parameters()),
-            "buffers": distinct_bytes(self.model.buffers()),
-            "optimizer_state": distinct_bytes(state_tensors(self.optimizer)),
+            "weights": mebibytes(self.model.parameters()),
+            "buffers": mebibytes(self.model.buffers()),
+            "optimizer_state": mebibytes(state_tensors(self.optimizer)),
         }
 
     @property
-    def total(self) -> int:
-        """In bytes: gradients and activations counted as there at once."""
+    def total(self) -> float:
+        """All parts counted as there at once."""
         return sum(self.planned.values())
 
     def facts(self) -> dict[str, float]:
-        """Return what is planned before the first update, in MiB, for `config.json`."""
-        rows = self.planned | {"total": self.total, "device": self.device_bytes}
-        return {f"{name}_mib": size / MEBIBYTE for name, size in rows.items()}
+        """Return what is planned before the first update, for `config.json`."""
+        rows = self.planned | {"total": self.total, "device": self.device_mib}
+        return {f"{name}_mib": size for name, size in rows.items()}
 
-    def measure_first_step(self) -> None:
-        """Watch the first micro-batch, until its backward pass has ended.
+    @contextmanager
+    def watching(self, work: Work) -> Iterator[None]:
+        """Look at what a micro-batch takes, if it is longer than all before."""
+        if self.first_updates is None:
+            self.first_updates = MemoryTracker(self.device).__enter__()
+            self.hook = self.optimizer.register_step_pre_hook(self.see_gradients)
+        if work.tokens > self.watched_tokens:
+            self.watched_tokens = work.tokens
+            with saved_storages([*self.model.parameters(), *self.model.buffers()]) as sizes:
+                yield
+            self.measured["activations"] = sum(sizes.values()) / MEBIBYTE
+        else:
+            yield
+        self.updates += self.accelerator.sync_gradients
+        if self.updates == FIRST_UPDATES:
+            self.complete()
 
-        On CUDA by the allocator; on a CPU by the storages that are saved for the backward pass,
-        but of a compiled model: it would be compiled with the hooks, and again without them.
-        """
-        if "gradients" in self.measured:
+    def see_gradients(self, *unused: object) -> None:
+        gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
+        self.measured["gradients"] = mebibytes(gradients)
+
+    def complete(self) -> None:
+        """Plan what the first updates have shown, and say the whole."""
+        if self.first_updates is None or "workspace" in self.planned:
             return
-        backward, on_cpu = self.accelerator.backward, self.device.type == "cpu"
-        before, watching = memory_now(self.device), ExitStack()
-        saved = SavedStorages([*self.model.parameters(), *self.model.buffers()])
-        if on_cpu and not is_compiled(self.model):
-            watching.enter_context(saved)
-
-        def measured_backward(loss: torch.Tensor, **others: Any) -> None:
-            del self.accelerator.backward  # the instance's: the method comes back
-            watching.close()
-            if on_cpu and is_compiled(self.model):
-                say("memory  activations: not measured of a compiled model on a CPU")
-            else:
-                added = memory_now(self.device) - before
-                taken = sum(saved.sizes.values()) if on_cpu else added
-                self.measured["activations"] = self.planned["activations"] = taken
-                say(
-                    f"memory  activations {taken / MEBIBYTE:,.1f} MiB: "
-                    f"{self.total / MEBIBYTE:,.1f} MiB in all, {self.total / self.device_bytes:.1%}"
-                    f" of the {'host' if on_cpu else 'device'}'s memory"
-                )
-            backward(loss, **others)
-            gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
-            self.measured["gradients"] = distinct_bytes(gradients)
-
-        self.accelerator.backward = measured_backward
+        self.hook.remove()
+        self.first_updates.__exit__()
+        seen = {name: size for name, size in self.measured.items() if name == "activations"}
+        expected = self.total - self.planned.get("checkpoint", 0.0) + sum(seen.values())
+        seen["workspace"] = max(0.0, self.first_updates.peak_mib - expected)
+        ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
+        self.planned |= {name: ratio * size for name, size in seen.items()}
+        parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in seen)
+        share = f"{self.total / self.device_mib:.1%} of the {self.device.type}'s memory"
+        say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
 
     def finish(self) -> MemoryRows:
-        """Return what was planned and what was measured, after at least one update."""
+        """Return what was planned and what was measured."""
+        self.complete()
         planned = self.planned | {"total": self.total}
-        measured = self.measured | self.lasting() | {"total": peaks(self.device)[0]}
-        both = [{n: size / MEBIBYTE for n, size in part.items()} for part in (planned, measured)]
-        names = (*FIRST, "activations", "other", "total")
-        return [(name, both[0].get(name), both[1].get(name)) for name in names]
+        measured = self.measured | self.lasting()
+        measured["total"] = peaks(self.device)[0] / MEBIBYTE
+        names = (*KNOWN, "activations", "workspace", "total")
+        return [(name, planned.get(name), measured.get(name)) for name in names]
 
 
 def plan_text(facts: Mapping[str, float]) -> str:
     """Return a line of what `MemoryPlan.facts` says before training."""
-    sizes = [(name.replace("_", " "), facts.get(f"{name}_mib")) for name in (*FIRST, "other")]
+    sizes = [(name.replace("_", " "), facts.get(f"{name}_mib")) for name in KNOWN]
     parts = [f"{name} {'unknown' if size is None else f'{size:,.1f}'}" for name, size in sizes]
     return (
         f"{' + '.join(parts)} = {facts['total_mib']:,.1f} MiB of {facts['device_mib']:,.0f}; "
-        "activations: see the first update"
+        "activations: see the first updates"
     )
 
 
@@ -124,10 +149,10 @@ def comparison_text(rows: MemoryRows) -> str:
     )
 
 
-def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the storages behind `tensors`, each counted once."""
+def mebibytes(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the size of the storages behind `tensors`, each counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({s.data_ptr() or id(s): s.nbytes() for s in storages}.values())
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values()) / MEBIBYTE
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -138,35 +163,35 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
     """Return the bytes of an optimizer's state after an update; None if that is not known.
 
-    State that exists is counted. For the rest, a copy of the optimizer updates parameters of the
-    same shapes on the meta device. Optimizers that read values, as Adafactor does, can't do that.
+    A copy of it updates parameters of the same shapes on the meta device. Optimizers that read
+    values, as Adafactor does, can't do that.
     """
     imagined = copy.copy(optimizer)
     imagined.state, imagined.param_groups = defaultdict(dict), []
     for group in optimizer.param_groups:
-        missing = [p for p in group["params"] if p.requires_grad and not optimizer.state.get(p)]
-        parameters = [nn.Parameter(torch.empty_like(p, device="meta")) for p in missing]
+        trained = (p for p in group["params"] if p.requires_grad)
+        parameters = [nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         # Fused kernels are written for real devices; the state is the same without them.
         plain = dict.fromkeys(group.keys() & {"fused", "foreach"}, False)
-        imagined.param_groups += [{**group, **plain, "params": parameters}] if parameters else []
+        imagined.param_groups.append({**group, **plain, "params": parameters})
     try:
         type(optimizer).step(imagined)
     except Exception:  # an optimizer may refuse in any way, and a plan must not matter
         return None
-    made = sum(tensor.nbytes for tensor in state_tensors(imagined))
-    return distinct_bytes(state_tensors(optimizer)) + made
+    return sum(tensor.nbytes for tensor in state_tensors(imagined))
 
 
-class SavedStorages(torch.autograd.graph.saved_tensors_hooks):
-    """While entered, sums the distinct storages that autograd saves, but those of `known`."""
+@contextmanager
+def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
+    """Give the bytes of each storage that autograd saves meanwhile, 0 of those that are `known`."""
+    sizes = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
 
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__(self.note, lambda tensor: tensor)
-        self.sizes = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
-
-    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+    def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        self.sizes.setdefault(storage.data_ptr(), storage.nbytes())
+        sizes.setdefault(storage.data_ptr(), storage.nbytes())
         return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield sizes

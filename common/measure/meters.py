@@ -16,9 +16,10 @@ from common.machine import usable_cores
 from common.measure.flops import ComputeLoss, TrainingFlops, training_flops
 from common.measure.memory import MEBIBYTE, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
-from common.measure.stopwatch import Stopwatch, synchronize, throughput
+from common.measure.stopwatch import Interval, Stopwatch, synchronize, throughput
 from common.measure.sums import Metrics, TrainingSums
 
+LEAST_SECONDS = 2  # that are judged
 SMALL_SHARE = 0.7  # of the time that threads ask for: alone they get 0.9 or more
 HIGH_LOAD = 1.5  # programs that want to run, for each core
 
@@ -41,9 +42,9 @@ class Meters:
         self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
     ) -> None:
         """Find the operations, and the peak in `dtype`: without them, training has no MFU."""
+        self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
             self.flops = training_flops(model, compute_loss, samples)
-            self.peak, self.peak_source = peak_tflops(self.device, dtype)
         except Exception as problem:
             reason = str(problem).partition("\n")[0]
             say(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
@@ -59,22 +60,40 @@ class Meters:
         """Return the ``train/``, ``perf/`` and ``memory/`` metrics of all ranks' last interval."""
         self.warn_of_contention()
         with self.stopwatch.stopped():
-            lap = self.stopwatch.lap()
             used = memory_used(self.device) | self.power.readings()
-            times, most, sums = self.gather(vars(lap).values(), used.values(), self.sums.take())
-            return {
-                **self.sums.means(sums),
-                # No speed of an interval whose updates were all profiled.
-                **(throughput(times, self.flops, self.peak) if lap.updates else {}),
-                **dict(zip(used, most.amax(0).tolist(), strict=True)),
-                "perf/goodput": self.goodput(),
-            }
+            taken = self.sums.take().tolist()
+            figures, sums = self.of_all_ranks(self.stopwatch.lap(), used, taken)
+            return {**self.sums.means(sums), **figures, "perf/goodput": self.goodput()}
+
+    def whole_run(self) -> dict[str, float]:
+        """Return the last update's loss, and ``perf/`` and the ``memory/`` peaks of all the run."""
+        used = memory_used(self.device)
+        used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
+        last_loss = [self.sums.last_loss()]
+        figures, losses = self.of_all_ranks(self.stopwatch.whole_run, used, last_loss)
+        return {**figures, "train/loss": float(losses.mean())}
+
+    def of_all_ranks(
+        self, interval: Interval, used: Mapping[str, float], numbers: list[float]
+    ) -> tuple[dict[str, float], Tensor]:
+        """Return an interval's figures, with the most that a rank `used`, and all ranks' `numbers`.
+
+        The latter are float64 [world_size, numbers], on the host.
+        """
+        parts = [[*vars(interval).values()], [*used.values()], numbers]
+        mine = torch.tensor([[n for part in parts for n in part]], dtype=torch.float64)
+        ranks = self.accelerator.gather(mine.to(self.device)).cpu().split([*map(len, parts)], dim=1)
+        # No speed of an interval whose updates were all profiled.
+        figures = throughput(ranks[0], self.flops, self.peak) if interval.updates else {}
+        figures |= dict(zip(used, ranks[1].amax(0).tolist(), strict=True))
+        # What a GPU's driver does not tell, of one rank at least, is missing.
+        return {name: value for name, value in figures.items() if value == value}, ranks[2]
 
     def warn_of_contention(self) -> None:
         """Say once, on a CPU, where other programs make the run slow."""
         before, self.clocks = self.clocks, (time.perf_counter(), time.process_time())
         wall, cpu = (now - then for now, then in zip(self.clocks, before, strict=True))
-        if not self.is_warned and wall > 2 and self.device.type == "cpu":
+        if not self.is_warned and self.device.type == "cpu":
             figures = torch.get_num_threads(), usable_cores(), os.getloadavg()[0]
             if sentence := contention_sentence(wall, cpu, *figures):
                 self.is_warned = True
@@ -87,25 +106,6 @@ class Meters:
         """
         since = time.time() - self.began_at  # negative where the clock was set back
         return self.stopwatch.useful_seconds / max(since, self.stopwatch.useful_seconds, 1e-9)
-
-    def whole_run(self) -> dict[str, float]:
-        """Return the last update's loss, and ``perf/`` and the ``memory/`` peaks of all the run."""
-        used = memory_used(self.device)
-        used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
-        times, most, losses = self.gather(
-            vars(self.stopwatch.whole_run).values(), used.values(), [self.sums.last_loss()]
-        )
-        return {
-            **throughput(times, self.flops, self.peak),
-            **dict(zip(used, most.amax(0).tolist(), strict=True)),
-            "train/loss": float(losses.mean()),
-        }
-
-    def gather(self, *mine: Any) -> tuple[torch.Tensor, ...]:
-        """Return each of `mine`, some numbers, of all ranks: [world_size, numbers], on the host."""
-        parts = [torch.tensor([*numbers], dtype=torch.float64) for numbers in mine]
-        ranks = self.accelerator.gather(torch.cat(parts)[None].to(self.device)).cpu()
-        return ranks.split([*map(len, parts)], dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         parts = {"stopwatch": self.stopwatch.state_dict(), "sums": self.sums.state_dict()}
@@ -132,7 +132,7 @@ def contention_sentence(
     load average other ranks or loader workers: both together are threads that wait for a core.
     """
     share = cpu_seconds / max(wall_seconds * threads, 1e-9)
-    if wall_seconds <= 0 or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
+    if wall_seconds < LEAST_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
         return None
     seen = f"other programs use the same cores (load {load:.1f} on {cores})"
     if threads == 1:

@@ -1,7 +1,10 @@
 """What the hardware could do at most, and what a GPU draws."""
 
+import math
 import re
+import time
 import timeit
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -32,6 +35,8 @@ PEAK_TFLOPS = {
 # Another chip under the same name, or a slice of one.
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
+UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
+
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the peak of matrix products in `dtype`, 0 if unknown, and where it is from."""
@@ -41,7 +46,7 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
             return (full if dtype == torch.float32 else half), "data sheet"
     try:
         return measured_tflops(device, dtype), "measured"
-    except RuntimeError:  # no room for it, or no such product: a figure less, never a stop
+    except Exception:  # no room for it, or no such product: a figure less, never a stop
         return 0.0, "unknown"
 
 
@@ -58,33 +63,47 @@ def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 class PowerMeter:
-    """Reads a GPU's energy, power and utilisation through NVML, where both are present."""
+    """Reads a GPU's energy, power and utilisation through NVML; NaN where, or while, that fails."""
 
     def __init__(self, device: torch.device) -> None:
-        self.handle: Any = None
-        if device.type != "cuda":
-            return
-        try:
-            import pynvml
+        self.is_gpu = device.type == "cuda"
+        self.nvml: Any = None
+        if self.is_gpu:
+            with suppress(Exception):  # no driver, no permission: a figure less, never a stop
+                import pynvml
 
-            self.nvml: Any = pynvml
-            pynvml.nvmlInit()
-            identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
-            self.joules(), self.readings()  # may fail here, and not later
-        except Exception:  # no driver, no permission, an old GPU: a figure less, never a stop
-            self.handle = None
+                pynvml.nvmlInit()
+                identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+                self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
+                self.nvml = pynvml
+        self.sampled_until = 0  # by the driver's clock
+        self.last_reading = time.perf_counter(), self.joules()
+
+    def ask(self, function: str, *arguments: int) -> Any:
+        """Return what NVML says of this GPU, or None."""
+        with suppress(Exception):
+            return getattr(self.nvml, function)(self.handle, *arguments)
 
     def joules(self) -> float:
-        """Return the energy drawn since the driver was loaded; 0 where that is not known."""
-        counted = self.handle and self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)
-        return (counted or 0) / 1000
+        """Return the energy drawn since the driver was loaded; 0 without a GPU."""
+        millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption") if self.is_gpu else 0
+        return math.nan if millijoules is None else millijoules / 1000
 
     def readings(self) -> dict[str, float]:
-        """Return ``gpu/utilization`` (0 to 1) and ``gpu/power_watts`` as they are now."""
-        if self.handle is None:
+        """Return ``gpu/utilization`` (0 to 1) and ``gpu/power_watts``: means since the last call.
+
+        The driver keeps samples of the utilisation for some seconds: of a longer time, the last.
+        """
+        if not self.is_gpu:
             return {}
-        return {
-            "gpu/utilization": self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100,
-            "gpu/power_watts": self.nvml.nvmlDeviceGetPowerUsage(self.handle) / 1000,
-        }
+        before, self.last_reading = self.last_reading, (time.perf_counter(), self.joules())
+        seconds, joules = (now - then for now, then in zip(self.last_reading, before, strict=True))
+        return {"gpu/utilization": self.utilization(), "gpu/power_watts": joules / seconds}
+
+    def utilization(self) -> float:
+        _, samples = self.ask("nvmlDeviceGetSamples", UTILIZATION, self.sampled_until) or (0, [])
+        if samples:
+            self.sampled_until = samples[-1].timeStamp
+            return sum(sample.sampleValue.uiVal for sample in samples) / len(samples) / 100
+        latest = self.ask("nvmlDeviceGetUtilizationRates")
+        return math.nan if latest is None else latest.gpu / 100

@@ -42,24 +42,14 @@ class Stopwatch:
     marked: Interval = field(default_factory=Interval)  # `total` at the last lap
     started: float | None = None
     joules_before: float = 0.0
-    paused: bool = False
-
-    def pause(self) -> None:
-        """Leave updates out, their samples too, until `resume`."""
-        self.stop()
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
-        self.start()
 
     def start(self) -> None:
-        if not self.paused:
-            self.synchronize()
-            self.joules_before = self.energy()
-            self.started = self.clock()
+        self.synchronize()
+        self.joules_before = self.energy()
+        self.started = self.clock()
 
     def stop(self) -> None:
+        """Count nothing until the next start: neither time, nor what is trained on."""
         if self.started is not None:
             self.synchronize()
             self.total.seconds += self.clock() - self.started
@@ -68,7 +58,7 @@ class Stopwatch:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Leave out what happens within; then time goes on counting if it did."""
+        """Leave out what happens within, and then go on as before."""
         running = self.started is not None
         self.stop()
         yield
@@ -76,7 +66,7 @@ class Stopwatch:
             self.start()
 
     def count(self, work: Work, wait_seconds: float, is_update: bool) -> None:
-        if self.paused:
+        if self.started is None:
             return
         total = self.total
         total.samples += work.samples
@@ -102,7 +92,8 @@ class Stopwatch:
         return self.marked.since(self.first) if late else self.marked
 
     @property
-    def train_seconds(self) -> float:  # up to the last stop
+    def train_seconds(self) -> float:
+        """Time of all updates, up to the last stop."""
         return self.total.seconds
 
     @property
@@ -118,8 +109,7 @@ class Stopwatch:
         return {name: asdict(getattr(self, name)) for name in ("total", "first", "marked")}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        for name, counts in state.items():
-            setattr(self, name, Interval(**counts))
+        vars(self).update({name: Interval(**counts) for name, counts in state.items()})
 
 
 def throughput(
@@ -127,7 +117,7 @@ def throughput(
 ) -> dict[str, float]:
     """Return the ``perf/`` metrics of float64 [world_size, 7]: an `Interval` of each rank.
 
-    Without `flops`, or a device's `peak` in TFLOP/s, some are missing.
+    Some need `flops`, or the `peak` of a device in TFLOP/s.
     """
     total, devices = Interval(*intervals.sum(0).tolist()), len(intervals)
     time_of_each = intervals[:, 0].clamp(min=1e-9)

@@ -59,13 +59,11 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     for event in profile.events() or []:
         if event.name.startswith("ProfilerStep") and event.device_type.name == "CPU":
             axes.axvline(event.time_range.end / 1000, color="0.75", linewidth=0.8, zorder=0)
-    axes.fill_between(times, heights, step="post", alpha=0.35, color="C0", linewidth=0)
-    axes.step(times, heights, where="post", color="C0", linewidth=0.9)
+    axes.fill_between(times, heights, step="post", alpha=0.5, color="C0")
     peak = max(heights)
     axes.axhline(peak, color="C3", linewidth=0.8, linestyle="--", label=f"peak {peak:,.1f} MiB")
     axes.legend(loc="lower right")
-    axes.margins(x=0.01)
-    axes.set(ylim=(0, peak * 1.12 + 1e-3), xlabel="milliseconds (grey: an update ends)")
     above = "" if device.type == "cuda" else " above the least in these updates"
-    axes.set(ylabel="MiB", title=f"Memory of tensors on the {kind}, allocated{above}")
+    axes.set_title(f"Memory of tensors on the {kind}, allocated{above}")
+    axes.set(xlabel="milliseconds (grey: an update ends)", ylabel="MiB", ylim=(0, None))
     figure.savefig(path, dpi=120)

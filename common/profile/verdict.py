@@ -53,7 +53,7 @@ def cpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
     for event in events:
         if event.thread in threads and not waits_for_data(event):
             sums[kind_of(event.name)] += event.self_cpu_time_total / 1000
-    del sums["launch"]  # which is what the kernels leave
+    del sums["launch"]  # it is what the kernels leave
     return sums
 
 

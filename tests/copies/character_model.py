@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from common.config import TrainingConfig, parse_config
 from common.data.batch import Batch, Data, TensorSamples
@@ -21,6 +20,7 @@ from common.data.loader import Loader
 from common.flags import flag
 from common.measure.sums import Sums, Totals
 from common.models.compile import compile_model
+from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups, warmup_decay
 
@@ -73,7 +73,7 @@ class CharacterModel(nn.Module):
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
         features = self.embedding(characters)
         if self.gradient_checkpointing and self.training:
-            features, _ = checkpoint(self.body, features, use_reentrant=False)
+            features, _ = recompute(self.body, features)
         else:
             features, _ = self.body(features)
         return self.head(self.dropout(features))

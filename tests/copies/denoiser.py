@@ -13,7 +13,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from common.config import TrainingConfig, parse_config
@@ -22,6 +21,7 @@ from common.data.loader import Loader
 from common.flags import flag
 from common.measure.sums import Sums
 from common.models.compile import compile_model
+from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups, warmup_decay
 
@@ -110,7 +110,7 @@ class Denoiser(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.stem(images)
         if self.gradient_checkpointing and self.training:
-            features = checkpoint(self.body, features, use_reentrant=False)
+            features = recompute(self.body, features)
         else:
             features = self.body(features)
         return images - self.head(features)

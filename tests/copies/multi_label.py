@@ -14,7 +14,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from common.config import TrainingConfig, parse_config
 from common.data.batch import Batch, Data, TensorSamples
@@ -22,6 +21,7 @@ from common.data.loader import Loader
 from common.flags import flag
 from common.measure.sums import Sums, Totals
 from common.models.compile import compile_model
+from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups, warmup_decay
 
@@ -72,7 +72,7 @@ class MLP(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = images.flatten(1)
         if self.gradient_checkpointing and self.training:
-            features = checkpoint(self.body, features, use_reentrant=False)
+            features = recompute(self.body, features)
         else:
             features = self.body(features)
         return self.head(features)

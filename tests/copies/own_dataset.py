@@ -16,7 +16,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from common.config import TrainingConfig, parse_config
@@ -25,6 +24,7 @@ from common.data.loader import Loader
 from common.flags import flag
 from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
+from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups, warmup_decay
 
@@ -91,7 +91,7 @@ class ConvNet(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.gradient_checkpointing and self.training:
-            features = checkpoint(self.body, images, use_reentrant=False)
+            features = recompute(self.body, images)
         else:
             features = self.body(images)
         return self.head(features)

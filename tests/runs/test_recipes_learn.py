@@ -157,6 +157,18 @@ def test_summary_is_complete(learned: Finished) -> None:
 
 
 @pytest.mark.parametrize("learned", LEARNED, indirect=True)
+def test_memory_is_as_planned(learned: Finished) -> None:
+    """What the first updates have planned is within a quarter of the peak of the whole run."""
+    memory = learned.read("memory.json")
+    total = memory["total"]
+    assert total["planned_mib"] == pytest.approx(total["measured_mib"], rel=0.25)
+    # Each part is planned, and the longest batch of text was one that came.
+    assert all(part["planned_mib"] is not None for part in memory.values())
+    activations = memory["activations"]
+    assert activations["planned_mib"] == pytest.approx(activations["measured_mib"], rel=0.25)
+
+
+@pytest.mark.parametrize("learned", LEARNED, indirect=True)
 def test_status_says_finished(learned: Finished) -> None:
     """`status.json` says that the run finished, and at which update."""
     status = learned.status

@@ -1,20 +1,23 @@
 """The memory plan: what is planned before training is what exists after an update."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from common.data.batch import Work
 from common.measure.memory_plan import (
     MemoryPlan,
-    SavedStorages,
-    distinct_bytes,
+    mebibytes,
     optimizer_state_bytes,
     plan_text,
+    saved_storages,
     state_tensors,
 )
+from common.measure.stopwatch import FIRST_UPDATES
 from common.training.optim import decay_groups, start_momentum
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -43,14 +46,14 @@ def sgd_plain(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+LOADER: Any = SimpleNamespace(order=SimpleNamespace(batch_size=32, lengths=None))
+
+
 class FakeAccelerator:
-    """What the plan needs of an Accelerator, for one process."""
+    """What the plan needs of an Accelerator, for one process without accumulation."""
 
     device = torch.device("cpu")
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run the backward pass."""
-        loss.backward()
+    sync_gradients = True
 
 
 @pytest.fixture
@@ -71,15 +74,15 @@ def test_plan_is_what_exists_after_an_update(
     """Weights, gradients, optimizer state and buffers are planned within 10 % of what they are."""
     optimizer = make(model)
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer)
-    plan.measure_first_step()
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(torch.randn(32, 64)).float().square().mean()
-        accelerator.backward(loss)
-        optimizer.step()
-        gradients = sum(p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
-        optimizer.zero_grad()
+    plan = MemoryPlan(accelerator, model, optimizer, LOADER)
+    for _ in range(FIRST_UPDATES + 1):
+        with plan.watching(Work(32)):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = model(torch.randn(32, 64)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            gradients = sum(p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
+            optimizer.zero_grad()
     rows = {name: (planned, measured) for name, planned, measured in plan.finish()}
     exact = {
         "weights": sum(p.numel() * 4 for p in model.parameters()),
@@ -93,7 +96,6 @@ def test_plan_is_what_exists_after_an_update(
     assert rows["activations"][0] == rows["activations"][1]
     assert rows["activations"][1]
     assert capsys.readouterr().out.count("memory  activations") == 1
-    assert "backward" not in vars(accelerator)
     # The text names each part, and the whole.
     text = plan_text(plan.facts())
     for word in ("weights", "gradients", "optimizer state", "buffers", "MiB of"):
@@ -103,14 +105,13 @@ def test_plan_is_what_exists_after_an_update(
 def test_activations_are_the_distinct_storages_that_backward_needs() -> None:
     """Input, hidden activations and their ReLU share or count as their storages do."""
     first, second = nn.Linear(64, 128), nn.Linear(128, 8)
-    saved = SavedStorages([*first.parameters(), *second.parameters()])
     images = torch.randn(32, 64)
-    with saved:
+    with saved_storages([*first.parameters(), *second.parameters()]) as sizes:
         hidden = torch.relu(first(images))
         second(hidden).sum()
     torch.relu(hidden * 2)  # not seen any more
     # The input of each linear layer; the output of ReLU is the second one's.
-    assert sum(saved.sizes.values()) == 4 * (32 * 64 + 32 * 128)
+    assert sum(sizes.values()) == 4 * (32 * 64 + 32 * 128)
 
 
 def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
@@ -119,7 +120,7 @@ def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
     assert optimizer_state_bytes(optimizer) is None
     assert not optimizer.state
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer)
+    plan = MemoryPlan(accelerator, model, optimizer, LOADER)
     assert "optimizer state unknown" in plan_text(plan.facts())
     assert {name: planned for name, planned, _ in plan.finish()}["optimizer_state"] is None
 
@@ -140,4 +141,4 @@ def test_planning_changes_nothing(model: nn.Module) -> None:
 def test_tied_weights_count_once() -> None:
     """Two names of one tensor are one tensor's bytes."""
     weight = torch.ones(16, 16)
-    assert distinct_bytes([weight, weight.t(), weight[0]]) == 4 * 256
+    assert mebibytes([weight, weight.t(), weight[0]]) == 4 * 256 / 2**20

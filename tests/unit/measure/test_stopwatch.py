@@ -10,8 +10,8 @@ from common.measure.flops import TrainingFlops
 from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
 
 
-def test_paused_stopwatch_counts_nothing() -> None:
-    """What is profiled has neither time nor samples, and an evaluation can't end the pause."""
+def test_stopped_stopwatch_counts_nothing() -> None:
+    """What is profiled has neither time nor samples, and an evaluation can't start it again."""
     now = [0.0]
     stopwatch = Stopwatch(lambda: None, lambda: now[0])
 
@@ -22,15 +22,15 @@ def test_paused_stopwatch_counts_nothing() -> None:
 
     stopwatch.start()
     train(FIRST_UPDATES + 5, 1)
-    stopwatch.pause()
-    train(4, 50)
     stopwatch.stop()
-    stopwatch.start()  # as around an evaluation
+    train(4, 50)
+    with stopwatch.stopped():  # as around an evaluation
+        now[0] += 50
     train(4, 50)
     assert stopwatch.lap().updates == 5
     train(1, 50)
     assert stopwatch.lap().updates == 0
-    stopwatch.resume()
+    stopwatch.start()
     train(5, 1)
     assert stopwatch.lap().updates == 5
     whole = stopwatch.whole_run

@@ -84,7 +84,7 @@ class Training:
     def wait_for_everyone(self) -> None:
         """Be the first rank, which writes files for long."""
         self.now += 1000
-        self.paused_while_waiting.append(self.stopwatch.paused)
+        self.paused_while_waiting.append(self.stopwatch.started is None)
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Make `at_once` batches in one waiting, fewer at the end of an epoch."""
@@ -107,7 +107,7 @@ class Training:
                 self.stopwatch.count(Work(8), 0.0, is_update)
                 if is_update:
                     self.global_step += 1
-                    self.profiler.step(self.global_step)
+                    self.profiler.step()
                 if self.global_step == self.total_steps:
                     break
         self.stopwatch.lap()
@@ -222,7 +222,7 @@ def test_failing_profile_never_stops_a_run(
     run = training()
     run.run()
     assert run.global_step == 40
-    assert not run.stopwatch.paused
+    assert run.stopwatch.started is not None
     assert capsys.readouterr().out.count("--profile failed (RuntimeError: no such device)") == 1
     assert not (tmp_path / "profile" / "verdict.json").exists()
     assert not run.attached
