@@ -14,7 +14,7 @@ from common.compare.readers import RunRecord
 from common.errors import UserError
 from common.files import writing
 from common.objective import PREFIXES
-from common.track.names import STEP, describe
+from common.track.names import PEAK, STEP, describe
 
 # Okabe and Ito's, which people with colour blindness can tell apart; dashes the second time round.
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -22,6 +22,7 @@ DASHES = ("-", "--", ":", "-.")
 TRAINING: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.5}
 EVALUATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
 AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time, s"}
+SPEED = "perf/samples_per_second"
 LONGEST_NAME = 36  # characters of a run's name in the legend
 
 
@@ -38,8 +39,7 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     for label, kind in (("training", TRAINING), ("evaluation", EVALUATION)):
         handles.append(Line2D([], [], color="grey", label=label, **kind))
     columns = max(1, min(len(handles), 120 // (max(map(len, names)) + 6)))
-    goals = [run.objective.metric for run in runs if run.objective is not None]
-    metrics = list(dict.fromkeys(["loss", *goals]))
+    metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in runs)]))
     heights = [3.2 * len(metrics) + 0.25 * -(-len(handles) // columns), 0.8 + 0.3 * len(runs)]
     figure = Figure(figsize=(13, sum(heights)), layout="constrained", dpi=110)
     parts: Any = figure.subfigures(2, 1, height_ratios=heights)
@@ -51,15 +51,12 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     parts[0].legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
     left, right = parts[1].subplots(1, 2, sharey=True)
     kinds = sorted({own["memory_kind"] for own in figures} - {None}) or ["not known"]
-    speed, memory = "samples_per_second", "peak_memory_mib"
-    left.set_title(describe(f"perf/{speed}").heading)
-    right.set_title(f"peak memory, MiB ({' and '.join(kinds)})")
-    for axes, name in ((left, speed), (right, memory)):
+    for axes, name, of in ((left, SPEED, ""), (right, PEAK, f" ({' and '.join(kinds)})")):
         values = [own[name] for own in figures]
         lengths = [value or 0.0 for value in values]
         bars = axes.barh(range(len(runs)), lengths, color=[style["color"] for style in styles])
-        texts = ["not known" if value is None else f"{value:,.0f}" for value in values]
-        axes.bar_label(bars, labels=texts, padding=4)
+        axes.bar_label(bars, labels=[describe(name).text(value) for value in values], padding=4)
+        axes.set_title(describe(name).heading + of)
         axes.set_xlim(0, 1.15 * max(lengths) or 1)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     left.set_yticks(range(len(runs)), names)

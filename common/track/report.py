@@ -10,8 +10,8 @@ from common.console import CONSOLE, say
 from common.machine import is_main_rank
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
-from common.track.facts import precision_name
 from common.track.names import METRICS, STEP, describe
+from common.track.records import precision_name
 
 
 def show_plan(facts: Mapping[str, Any], logs: str) -> None:

@@ -11,8 +11,8 @@ from accelerate.tracking import filter_trackers
 
 from common.config import TrainingConfig
 from common.objective import Objective
-from common.track.facts import precision_name
-from common.track.names import METRICS, SPLITS, STEP, flat
+from common.track.names import METRICS, SPLITS, STEP
+from common.track.records import flat, precision_name
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
 

@@ -17,7 +17,7 @@ from common.compare.comparison import compare
 from common.compare.readers import read_runs, record_of
 from common.compare.table import as_markdown, notes, table_cells, warnings
 from common.errors import UserError
-from common.track.names import flat
+from common.track.records import flat
 from tests.unit.compare.run_folders import FACTS, rows, write_run
 
 
@@ -75,8 +75,8 @@ def test_less_may_be_better(tmp_path: Path) -> None:
     given = table(first, second, target=0.6)
     assert given["time to RMSE 0.6000"] == ["4.0 s (step 20)", "6.0 s (step 30)"]
     figures = compare(read_runs([first, second])).figures
-    assert [own["final_objective"] for own in figures] == [0.0, -0.5]
-    assert [own["best_objective"] for own in figures] == [0.0, -1.0]
+    assert [own["final"]["rmse"] for own in figures] == [0.0, -0.5]
+    assert [own["best"] for own in figures] == [0.0, -1.0]
     assert [own["objective"] for own in figures] == ["rmse:min"] * 2
 
 
