@@ -56,11 +56,12 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
     facts = [own | shown_where_different(run) for own, run in zip(fair, runs, strict=True)]
     columns = {name: [own.get(name) for own in facts] for name in union(facts)}
     differences = {name: c for name, c in columns.items() if any(v != c[0] for v in c)}
+    must_be_equal = union(fair)
     unfair = [
-        {"run": run.name, "what": what, "baseline_value": differences[what][0], "value": value}
-        for what in (name for name in union(fair) if name in differences)
-        for run, value in zip(runs, differences[what], strict=True)
-        if value != differences[what][0]
+        {"run": run.name, "what": what, "baseline_value": values[0], "value": value}
+        for what, values in differences.items()
+        for run, value in zip(runs, values, strict=True)
+        if what in must_be_equal and value != values[0]
     ]
     return Comparison(list(runs), figures, differences, unfair, target, given)
 
@@ -116,10 +117,12 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
     summary, objective, goal = run.summary, run.objective, run.goal
     where = f" at step {run.last_step:,} of {run.facts['plan']['total_steps']:,}"
     logged = [*run.rows, summary]
-    peaks = [
-        (k, max(found)) for k, n in MEMORY.items() if (found := [r[n] for r in logged if n in r])
-    ]
-    kind, peak = peaks[0] if peaks else (None, None)
+    peaks = {
+        kind: max(values)
+        for kind, name in MEMORY.items()
+        if (values := [row[name] for row in logged if name in row])
+    }
+    kind = next(iter(peaks), None)
     # Neither the best value, nor names with a full stop, which W&B makes.
     finals = re.compile(rf"{PREFIXES[run.splits[1]]}/(?!best_)([^.]+)")
     reached: Mapping[str, float] = {}
@@ -130,7 +133,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
         "status": run.status + ("" if run.status == "finished" else where),
         "objective": str(objective),
         **{name: whole(run, name) for name in FIGURES},
-        PEAK: peak,
+        PEAK: peaks[kind] if kind else None,
         "memory_kind": kind,
         "final": {found[1]: v for name, v in summary.items() if (found := finals.fullmatch(name))},
         "final_split": run.splits[1],

@@ -4,7 +4,6 @@ W&B's projects are read through wandb 0.31's public `Api`, tested with a stand-i
 account was at hand to try it with.
 """
 
-import itertools
 import json
 import os
 import re
@@ -71,16 +70,13 @@ def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 
 def read_runs(sources: Sequence[str]) -> list[RunRecord]:
-    """Read runs of directories, W&B's offline folders or projects; each gets a name of its own."""
+    """Read runs of directories, W&B's offline folders or projects.
+
+    Those of one name are told apart by where they are.
+    """
     runs = [run for source in sources for run in read_source(source)]
-    count: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
-    for rename in (
-        lambda run: "/".join(Path(run.source).parts[-2:]),
-        lambda run: f"{run.name} ({next(count[run.name])})",
-    ):
-        times = Counter(run.name for run in runs)
-        runs = [replace(run, name=rename(run)) if times[run.name] > 1 else run for run in runs]
-    return runs
+    times = Counter(run.name for run in runs)
+    return [replace(run, name=run.source) if times[run.name] > 1 else run for run in runs]
 
 
 def read_source(source: str) -> list[RunRecord]:
@@ -143,24 +139,29 @@ def read_offline(file: Path) -> RunRecord:
     return record_of(name, source, told["config"], history, told["summary"], told["state"])
 
 
-def need_account(what: str, advice: str) -> None:
-    """Raise a `UserError` unless W&B can be reached with a key."""
+@contextmanager
+def asking_wandb(what_failed: str, advice: str) -> Iterator[None]:
+    """Turn the lack of a key or server, and a refusal, into a sentence."""
+    import wandb
+
     from common.track.trackers import wandb_mode
 
     mode, reason = wandb_mode()
     if mode != "online":
-        raise UserError(f"{what}: {reason}. {advice}")
+        raise UserError(f"{what_failed}: {reason}. {advice}")
+    try:
+        yield
+    except (wandb.Error, ValueError, OSError) as problem:
+        said = str(problem).strip() or type(problem).__name__
+        raise UserError(f"{what_failed}: {said.splitlines()[0]}") from None
 
 
 def read_project(address: str) -> list[RunRecord]:
     """Read the runs of a W&B project, oldest first, or a single one."""
-    need_account(
-        f"{address} is no folder here, and can't be read from W&B",
-        "Runs of W&B's projects need an account; their wandb/offline-run-* folders need none",
-    )
     import wandb
 
-    with answers_of_wandb(f"{address} is no folder here, and W&B can't give it"):
+    advice = "W&B's projects need an account; their wandb/offline-run-* folders need none"
+    with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
         api, alone = wandb.Api(timeout=20), address.count("/") == 2
         records = [
             record_of(
@@ -177,18 +178,6 @@ def read_project(address: str) -> list[RunRecord]:
     if not records:
         raise UserError(f"W&B's {address} has no run of these recipes")
     return records
-
-
-@contextmanager
-def answers_of_wandb(what_failed: str) -> Iterator[None]:
-    """Turn a refusal of W&B's into a sentence."""
-    import wandb
-
-    try:
-        yield
-    except (wandb.Error, ValueError, OSError) as problem:
-        said = str(problem).strip() or type(problem).__name__
-        raise UserError(f"{what_failed}: {said.splitlines()[0]}") from None
 
 
 def record_of(

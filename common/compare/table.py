@@ -11,11 +11,10 @@ from rich.text import Text
 
 from common.compare.comparison import FIGURES, RATIOS, Comparison, union
 from common.console import CONSOLE
-from common.track.names import PEAK, UNKNOWN, Metric, describe, duration
+from common.track.names import PEAK, UNKNOWN, Metric, describe
 
 MOST_COLUMNS = 5  # more runs than this stand one a row, fewer one a column
 FILE_WIDTH = 160  # characters of a line, where there is no terminal to fit into
-LONGEST_PATH = 32  # characters of a path that are shown: its end tells more than its beginning
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -29,21 +28,16 @@ def warnings(comparison: Comparison) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    said, timeless = [], []
+    said = []
     for run, own in zip(comparison.runs, comparison.figures, strict=True):
         if run.status != "finished":
             why = f": {run.reason}" if run.reason else ""
             said.append(f"{run.name} is {own['status']}{why}")
         if not run.summary:
             said.append(f"{run.name}: throughput is the median of its log intervals so far")
-        if own["reached_target"] and own["seconds_to_target"] is None:
-            timeless.append(run.name)
     if comparison.target is not None and not comparison.target_is_given:
         asked = "choose another with --target"
         said.append(f"{target(comparison)} is the worst of the runs' best; {asked}")
-    if timeless:
-        why = "only at which step: time/train_seconds is not in the log"
-        said.append(f"when {', '.join(timeless)} reached it isn't known, {why}")
     return said
 
 
@@ -58,7 +52,7 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     names[0] += " (baseline)" if len(names) > 1 else ""
     rows = [["", *names], ["status", *(own["status"] for own in figures)]]
     for name, values in comparison.differences.items():
-        cells = [shortened(written(value)) for value in values]
+        cells = [written(value) for value in values]
         if len(set(cells)) > 1:
             rows.append([name, *cells])
     for metric, values, kind, ratio in shown(comparison):
@@ -100,12 +94,8 @@ def shown(comparison: Comparison) -> Iterator[tuple[Metric, list[float | None], 
 def until_target(own: Mapping[str, Any]) -> str:
     if not own["reached_target"]:
         return UNKNOWN if own["reached_target"] is None else "not reached"
-    step, seconds = f"step {own['steps_to_target']:,.0f}", own["seconds_to_target"]
-    return step if seconds is None else f"{duration(seconds)} ({step})"
-
-
-def shortened(text: str) -> str:
-    return f"…{text[-LONGEST_PATH:]}" if "/" in text and len(text) > LONGEST_PATH else text
+    seconds = describe("time/train_seconds").text(own["seconds_to_target"])
+    return f"{seconds} (step {own['steps_to_target']:,.0f})"
 
 
 def written(value: Any) -> str:
