@@ -5,19 +5,23 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_type_hints
 
 import optuna
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from common.console import say
 from common.directory import read_status
 from common.errors import UserError
+from common.files import read_json_if_there
 from common.objective import Objective
 from common.track.names import describe, duration
+from common.track.records import checked
 from common.tune.space import Distribution, command_words
 from common.tune.trial import TrialRun
 
@@ -26,7 +30,8 @@ from common.tune.trial import TrialRun
 STEPS_PER_EPOCH = 100
 # All failed among so many at the beginning: the command is wrong, not what was tried.
 FIRST_TRIALS = 3
-EPOCH = "progress/epoch"
+EPOCH, MOST_EPOCHS = "progress/epoch", 10**9
+TRIAL = "trial-"  # begins the name of a trial's directory
 
 
 @dataclass(frozen=True)
@@ -40,23 +45,51 @@ class SearchSettings:
     prune: bool = True
 
 
-def open_study(directory: Path, objective: Objective, prune: bool) -> Study:
+def read_settings(directory: Path) -> SearchSettings | None:
+    path, kinds = directory / "search.json", get_type_hints(SearchSettings)
+    if (kept := read_json_if_there(path)) is None:
+        return None
+    checked(kept, kinds, str(path))
+    return SearchSettings(**{name: kept[name] for name in kinds})
+
+
+def open_study(
+    directory: Path, objective: Objective, prune: bool, space: Mapping[str, Distribution]
+) -> Study:
+    """Open the study of a directory, or begin one; a `UserError` if it is damaged or another's."""
+    path = directory / "study.db"
+    if not path.exists() and any(directory.glob(f"{TRIAL}*")):
+        raise UserError(f"{directory} has trials, but no {path.name} that says what they tried")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     judged = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)  # not by one epoch
-    study = optuna.create_study(
-        storage=f"sqlite:///{directory / 'study.db'}",
-        study_name="search",
-        direction="maximize" if objective.mode == "max" else "minimize",
-        pruner=judged if prune else optuna.pruners.NopPruner(),
-        load_if_exists=True,
-    )
-    before = study.user_attrs.get("objective", str(objective))
+    with usable(path, Exception):
+        study = optuna.create_study(
+            storage=f"sqlite:///{path}",
+            study_name="search",
+            direction="maximize" if objective.mode == "max" else "minimize",
+            pruner=judged if prune else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        before, trials = study.user_attrs.get("objective", str(objective)), study.trials
     if before != str(objective):
         raise UserError(f"{directory} is a search for {before}, not {objective}: begin another")
+    tried = {pair for trial in trials for pair in trial.distributions.items()}
+    if tried - set(space.items()):
+        raise UserError(f"{path} is of another search than {directory}/search.json")
     study.set_user_attr("objective", str(objective))
     # The same command tries the same values; one that goes on must not repeat the first ones.
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
+    study.sampler = optuna.samplers.TPESampler(seed=len(trials))
     return study
+
+
+@contextmanager
+def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[None]:
+    """Turn what a damaged file of a study, or a full disk, leads to, into a sentence."""
+    try:
+        yield
+    except errors as problem:
+        said = str(problem).partition("\n")[0]
+        raise UserError(f"{path} can't be used ({type(problem).__name__}): {said}") from None
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
@@ -66,7 +99,7 @@ def finished_trials(study: Study) -> list[FrozenTrial]:
 
 
 def trial_name(number: int) -> str:
-    return f"trial-{number:03d}"
+    return f"{TRIAL}{number:03d}"
 
 
 @dataclass
@@ -134,7 +167,7 @@ class Search:
             if "validation" not in record.facts["data"]["sizes"]:
                 why = f"{self.settings.recipe} evaluates on test data, which must not choose"
                 self.refuse(trial, f"{why}: let its data have a validation split")
-            evaluated = [row for row in record.rows if {name, EPOCH} <= row.keys()]
+            evaluated = [r for r in record.rows if name in r and 0 <= r.get(EPOCH, -1) <= MOST_EPOCHS]
             values = {round(row[EPOCH] * STEPS_PER_EPOCH): row[name] for row in evaluated}
             new = values.keys() - reported
             for step in sorted(new):

@@ -1,6 +1,7 @@
 """What a search tries: ranges and choices, written where a recipe's flags have their values."""
 
 import importlib.util
+import os
 import shlex
 import sys
 import typing
@@ -28,7 +29,7 @@ class Recipe(NamedTuple):
 
 def load_recipe(path: Path) -> Recipe:
     """Import a recipe without running it; a `UserError` for what is none."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path} does not exist: pass a recipe, such as recipes/resnet.py")
     spec = importlib.util.spec_from_file_location(f"searched_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -12,6 +12,7 @@ import psutil
 
 from common.compare.readers import RunRecord, read_directory
 from common.directory import read_status
+from common.files import writing
 from common.machine import signal_when_parent_ends
 
 POLL_SECONDS = 0.2
@@ -27,7 +28,7 @@ class TrialRun:
         self.process: psutil.Popen | None = None
         if read_status(directory).get("status") == "finished":
             return
-        with self.log.open("ab") as log:
+        with writing(str(self.log)), self.log.open("ab") as log:
             self.process = psutil.Popen(
                 command,
                 env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ},

@@ -44,7 +44,10 @@ def space(*words: str) -> tuple[dict[str, Distribution], list[str]]:
 
 def trials_of(study: Path) -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
-    return open_study(study, Objective.parse("accuracy:max"), prune=True).trials
+    search = read_settings(study)
+    assert search is not None
+    found, _ = space(*search.flags)
+    return open_study(study, Objective.parse("accuracy:max"), prune=True, space=found).trials
 
 
 def states(study: Path) -> list[str]:
