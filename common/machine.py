@@ -1,8 +1,10 @@
 """Which process this is of its job, and what the machine under it has."""
 
+import ctypes
 import os
 import platform
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,9 @@ def device_name(device: Any) -> str:
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"{name}, {usable_cores()} cores" if device.type == "cpu" else name
+
+
+def signal_when_parent_ends(number: int) -> None:
+    """Ask Linux to send this process a signal when its parent is gone, even by a kill."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG

@@ -1,7 +1,7 @@
 """What a run is for: the metric that is its goal, and whether more or less of it is better."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable
+from typing import NamedTuple, Self
 
 from common.errors import UserError
 
@@ -21,12 +21,6 @@ class Objective(NamedTuple):
         if not metric or mode not in ("max", "min"):
             raise UserError(f"objective {text!r}: write a metric and max or min: accuracy:max")
         return cls(metric, mode)
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Self | None:
-        """Return the objective of a run from its `config.json`; None where it states none."""
-        text = facts.get("objective")
-        return cls.parse(text) if isinstance(text, str) and ":" in text else None
 
     def __str__(self) -> str:
         return f"{self.metric}:{self.mode}"

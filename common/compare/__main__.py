@@ -13,6 +13,7 @@ from common.compare.comparison import Comparison, compare
 from common.compare.readers import read_runs
 from common.compare.table import as_markdown, notes, show
 from common.console import CONSOLE
+from common.files import json_safe
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     comparison = compare(read_runs(given.runs), given.target)
     if given.json:
-        print(json.dumps(as_json(comparison), indent=2))
+        print(json.dumps(json_safe(as_json(comparison)), indent=2))
     elif given.markdown:
         print(as_markdown(comparison))
     else:

@@ -1,12 +1,12 @@
 """Draw runs side by side: loss and objective against steps, samples and time; speed and memory."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.compare.comparison import Comparison
@@ -14,56 +14,47 @@ from common.compare.readers import RunRecord
 from common.errors import UserError
 from common.files import writing
 from common.objective import PREFIXES
-from common.track.names import STEP, describe
+from common.track.names import PEAK, STEP, describe
 
 # Okabe and Ito's, which people with colour blindness can tell apart; dashes the second time round.
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-DASHES = ("-", "--", ":", "-.")
+STYLES = [{"linestyle": dash, "color": hue} for dash in ("-", "--", ":", "-.") for hue in COLOURS]
 TRAINING: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.5}
 EVALUATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
 AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time, s"}
+BARS = ("perf/samples_per_second", PEAK)
 LONGEST_NAME = 36  # characters of a run's name in the legend
 
 
 def plot_comparison(comparison: Comparison, file: Path) -> None:
     """Write a picture of the comparison; its name ends as the format is called: .png or .svg."""
     runs, figures = comparison.runs, comparison.figures
-    styles: list[dict[str, Any]] = [
-        {"color": COLOURS[n % len(COLOURS)], "linestyle": DASHES[n // len(COLOURS) % len(DASHES)]}
-        for n in range(len(runs))
-    ]
+    styles: list[dict[str, Any]] = list(itertools.islice(itertools.cycle(STYLES), len(runs)))
     names = [short(run.name) for run in runs]
     names[0] += " (baseline)" if len(runs) > 1 else ""
-    handles = [Line2D([], [], label=n, **s) for n, s in zip(names, styles, strict=True)]
-    for label, kind in (("training", TRAINING), ("evaluation", EVALUATION)):
-        handles.append(Line2D([], [], color="grey", label=label, **kind))
-    columns = max(1, min(len(handles), 120 // (max(map(len, names)) + 6)))
-    goals = [run.objective.metric for run in runs if run.objective is not None]
-    metrics = list(dict.fromkeys(["loss", *goals]))
-    heights = [3.2 * len(metrics) + 0.25 * -(-len(handles) // columns), 0.8 + 0.3 * len(runs)]
-    figure = Figure(figsize=(13, sum(heights)), layout="constrained", dpi=110)
-    parts: Any = figure.subfigures(2, 1, height_ratios=heights)
-    panels = parts[0].subplots(len(metrics), len(AXES), sharey="row", squeeze=False)
-    for row, metric in zip(panels, metrics, strict=True):
+    metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in runs)]))
+    figure = Figure(figsize=(13, 3.4 * (len(metrics) + 1)), layout="constrained", dpi=110)
+    *curves, (*bars, legend) = figure.subplots(len(metrics) + 1, len(AXES), sharey="row")
+    for row, metric in zip(curves, metrics, strict=True):
         row[0].set_ylabel(describe(metric).heading)
         for axes, axis in zip(row, AXES, strict=True):
             draw_curves(axes, runs, styles, metric, axis)
-    parts[0].legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
-    left, right = parts[1].subplots(1, 2, sharey=True)
-    kinds = sorted({own["memory_kind"] for own in figures} - {None}) or ["not known"]
-    speed, memory = "samples_per_second", "peak_memory_mib"
-    left.set_title(describe(f"perf/{speed}").heading)
-    right.set_title(f"peak memory, MiB ({' and '.join(kinds)})")
-    for axes, name in ((left, speed), (right, memory)):
+    kinds = sorted({own["memory_kind"] for own in figures} - {None})
+    for axes, name in zip(bars, BARS, strict=True):
         values = [own[name] for own in figures]
         lengths = [value or 0.0 for value in values]
-        bars = axes.barh(range(len(runs)), lengths, color=[style["color"] for style in styles])
-        texts = ["not known" if value is None else f"{value:,.0f}" for value in values]
-        axes.bar_label(bars, labels=texts, padding=4)
-        axes.set_xlim(0, 1.15 * max(lengths) or 1)
+        drawn = axes.barh(range(len(runs)), lengths, color=[style["color"] for style in styles])
+        axes.bar_label(drawn, labels=[describe(name).text(value) for value in values], padding=4)
+        axes.set_title(", ".join([describe(name).heading, *(kinds if name == PEAK else [])]))
+        axes.set_xlim(0, 1.3 * max(lengths) or 1)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    left.set_yticks(range(len(runs)), names)
-    left.invert_yaxis()  # the baseline on top
+    bars[0].set_yticks([])
+    bars[0].invert_yaxis()  # the baseline on top, as in the legend beside
+    handles = [legend.plot([], label=n, **style)[0] for n, style in zip(names, styles, strict=True)]
+    for label, kind in (("training", TRAINING), ("evaluation", EVALUATION)):
+        handles += legend.plot([], color="grey", label=label, **kind)
+    legend.legend(handles=handles, loc="center", frameon=False)
+    legend.axis("off")
     if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
         raise UserError(f"--plot {file}: its name must end in .png, .svg or .pdf")
     with writing(f"--plot {file}"):

@@ -4,9 +4,8 @@ W&B's projects are read through wandb 0.31's public `Api`, tested with a stand-i
 account was at hand to try it with.
 """
 
-import itertools
 import json
-import math
+import os
 import re
 import subprocess
 import sys
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import read_json_if_there, read_lines
+from common.files import read_json_if_there
 from common.objective import PREFIXES, Objective
-from common.track.names import STEP, unflat
+from common.track.names import STEP
+from common.track.records import STATUS, checked, checked_facts, numbers, read_rows, unflat
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,21 @@ class RunRecord:
     reason: str | None = None  # why it was preempted or failed
 
     @property
-    def objective(self) -> Objective | None:
-        return Objective.of(self.facts)
+    def objective(self) -> Objective:
+        return Objective.parse(self.facts["objective"])
 
     @property
     def splits(self) -> tuple[str, str]:
         """The splits, keys of `PREFIXES`, evaluated during training and at its end."""
-        sizes = self.facts.get("data", {}).get("sizes", {})
-        found = [split for split in PREFIXES if split in sizes] or ["validation"]
+        found = [split for split in PREFIXES if split in self.facts["data"]["sizes"]] or [
+            "validation"
+        ]
         return found[0], found[-1]
 
     @property
     def goal(self) -> str:
-        """The objective's metric as it is logged during training; empty where none is stated."""
-        return f"{PREFIXES[self.splits[0]]}/{self.objective.metric}" if self.objective else ""
+        """The objective's metric as it is logged during training."""
+        return f"{PREFIXES[self.splits[0]]}/{self.objective.metric}"
 
     @property
     def last_step(self) -> int:
@@ -57,14 +58,6 @@ class RunRecord:
 
     def values(self, metric: str) -> list[float]:
         return [row[metric] for row in self.rows if metric in row]
-
-
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
 
 
 def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -77,26 +70,23 @@ def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 
 def read_runs(sources: Sequence[str]) -> list[RunRecord]:
-    """Read runs of directories, W&B's offline folders or projects; each gets a name of its own."""
+    """Read runs of directories, W&B's offline folders or projects.
+
+    Those of one name are told apart by where they are.
+    """
     runs = [run for source in sources for run in read_source(source)]
-    count: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
-    for rename in (
-        lambda run: "/".join(Path(run.source).parts[-2:]),
-        lambda run: f"{run.name} ({next(count[run.name])})",
-    ):
-        times = Counter(run.name for run in runs)
-        runs = [replace(run, name=rename(run)) if times[run.name] > 1 else run for run in runs]
-    return runs
+    times = Counter(run.name for run in runs)
+    return [replace(run, name=run.source) if times[run.name] > 1 else run for run in runs]
 
 
 def read_source(source: str) -> list[RunRecord]:
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
         files = sorted(path.glob("*.wandb"))
         return [read_offline(files[0]) if files else read_directory(path)]
-    if path.suffix == ".wandb" and path.is_file():
+    if path.suffix == ".wandb" and os.path.isfile(path):
         return [read_offline(path)]
-    if path.exists():
+    if os.path.exists(path):
         raise UserError(f"{source} is a file: pass the run's directory that holds it")
     if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
         return read_project(source)
@@ -107,24 +97,28 @@ def read_source(source: str) -> list[RunRecord]:
 
 
 def read_directory(path: Path) -> RunRecord:
-    status = read_json_if_there(path / "status.json") or {}
-    facts, reason = read_json_if_there(path / "config.json"), status.get("reason")
-    if facts is None and status:
-        why = f"it {status.get('status')} before training began" + (f": {reason}" if reason else "")
+    facts, stands = (read_json_if_there(path / name) for name in ("config.json", "status.json"))
+    status, reason = "running", None
+    if stands is not None:
+        told = checked(stands, STATUS, str(path / "status.json"))
+        status, reason = told["status"], told["reason"]
+    if facts is None and stands:
+        why = f"it {status} before training began" + (f": {reason}" if reason else "")
         raise UserError(f"{path} has nothing to compare: {why}")
     if facts is None:
         held = len([*path.glob("*/config.json")])
         hint = f"; it holds {held} runs: pass them, as in {path}/*" if held else ""
         raise UserError(f"{path} is no run: it has no config.json{hint}")
+    checked_facts(facts, str(path / "config.json"))
     # A run that goes on again may still have the summary of its first end, a missed target.
-    ended = status.get("status") in ("finished", "failed")
+    ended = status in ("finished", "failed")
     return RunRecord(
-        name=facts.get("config", {}).get("run_name") or path.resolve().name,
+        name=str(facts["config"].get("run_name") or path.resolve().name),
         source=str(path),
         facts=facts,
-        rows=merge_rows(read_lines(path / "metrics.jsonl")),
+        rows=merge_rows(read_rows(path / "metrics.jsonl")),
         summary=numbers(read_json_if_there(path / "summary.json") or {}) if ended else {},
-        status=status.get("status", "running"),
+        status=status,
         reason=reason,
     )
 
@@ -145,48 +139,45 @@ def read_offline(file: Path) -> RunRecord:
     return record_of(name, source, told["config"], history, told["summary"], told["state"])
 
 
-def need_account(what: str, advice: str) -> None:
-    """Raise a `UserError` unless W&B can be reached with a key."""
+@contextmanager
+def asking_wandb(what_failed: str, advice: str) -> Iterator[None]:
+    """Turn the lack of a key or server, and a refusal, into a sentence."""
+    import wandb
+
     from common.track.trackers import wandb_mode
 
     mode, reason = wandb_mode()
     if mode != "online":
-        raise UserError(f"{what}: {reason}. {advice}")
-
-
-def read_project(address: str) -> list[RunRecord]:
-    """Read the runs of a W&B project, oldest first, or a single one."""
-    need_account(
-        f"{address} is no folder here, and can't be read from W&B",
-        "Runs of W&B's projects need an account; their wandb/offline-run-* folders need none",
-    )
-    import wandb
-
-    with answers_of_wandb(f"{address} is no folder here, and W&B can't give it"):
-        api, alone = wandb.Api(timeout=20), address.count("/") == 2
-        found = [api.run(address)] if alone else list(api.runs(address, order="+created_at"))
-        if len(found) > 1:  # a project may hold other runs: those are not asked for
-            found = [run for run in found if "environment" in run.config]
-        records = []
-        for run in found:
-            state, source, history = run.state.lower(), "/".join(run.path), run.scan_history()
-            told = (run.name or run.id, source, run.config, history, run.summary_metrics, state)
-            records.append(record_of(*told))
-    if not records:
-        raise UserError(f"W&B's project {address} has no run of these recipes")
-    return records
-
-
-@contextmanager
-def answers_of_wandb(what_failed: str) -> Iterator[None]:
-    """Turn a refusal of W&B's into a sentence."""
-    import wandb
-
+        raise UserError(f"{what_failed}: {reason}. {advice}")
     try:
         yield
     except (wandb.Error, ValueError, OSError) as problem:
         said = str(problem).strip() or type(problem).__name__
         raise UserError(f"{what_failed}: {said.splitlines()[0]}") from None
+
+
+def read_project(address: str) -> list[RunRecord]:
+    """Read the runs of a W&B project, oldest first, or a single one."""
+    import wandb
+
+    advice = "W&B's projects need an account; their wandb/offline-run-* folders need none"
+    with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
+        api, alone = wandb.Api(timeout=20), address.count("/") == 2
+        records = [
+            record_of(
+                run.name or run.id,
+                "/".join(run.path),
+                run.config,
+                run.scan_history(),
+                run.summary_metrics,
+                run.state.lower(),
+            )
+            for run in ([api.run(address)] if alone else api.runs(address, order="+created_at"))
+            if "environment" in run.config  # a project may hold others
+        ]
+    if not records:
+        raise UserError(f"W&B's {address} has no run of these recipes")
+    return records
 
 
 def record_of(
@@ -198,8 +189,6 @@ def record_of(
     state: str,
 ) -> RunRecord:
     """Return a run as W&B knows it in the form of a run's own directory."""
-    if "environment" not in config:
-        raise UserError(f"{source} is no run of these recipes: its configuration lacks their facts")
     rows, reason = merge_rows(history), None
     # The end of a run's own summary: W&B keeps one of the latest values while a run goes on.
     ended = numbers(summary) if "time/total_seconds" in summary else {}
@@ -209,4 +198,5 @@ def record_of(
     elif status == "failed":  # killed, and crashed: what has not said goodbye
         last = rows[-1][STEP] if rows else 0
         reason = f"W&B calls it {state} after update {last:g}"
-    return RunRecord(name, source, unflat(config), rows, ended, status, reason)
+    facts = checked_facts(unflat(config), f"the configuration of {source}")
+    return RunRecord(name, source, facts, rows, ended, status, reason)

@@ -1,6 +1,6 @@
 """What a comparison says in words and figures: a table, warnings above it, notes below."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from common.compare.comparison import FIGURES, Comparison, union
+from common.compare.comparison import FIGURES, RATIOS, Comparison, union
 from common.console import CONSOLE
-from common.track.names import UNKNOWN, Metric, describe, duration
+from common.track.names import PEAK, UNKNOWN, Metric, describe
 
 MOST_COLUMNS = 5  # more runs than this stand one a row, fewer one a column
 FILE_WIDTH = 160  # characters of a line, where there is no terminal to fit into
-LONGEST_PATH = 32  # characters of a path that are shown: its end tells more than its beginning
-# By a figure's first word, the one that says of what it is: in the label where it is one for all.
-OF = {"peak": "memory_kind", "final": "final_split", "best": "best_split"}
-RATIOS = {"samples_per_second": "throughput_ratio", "peak_memory_mib": "memory_ratio"}
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -32,21 +28,16 @@ def warnings(comparison: Comparison) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    said, timeless = [], []
+    said = []
     for run, own in zip(comparison.runs, comparison.figures, strict=True):
         if run.status != "finished":
             why = f": {run.reason}" if run.reason else ""
             said.append(f"{run.name} is {own['status']}{why}")
         if not run.summary:
             said.append(f"{run.name}: throughput is the median of its log intervals so far")
-        if own["reached_target"] and own["seconds_to_target"] is None:
-            timeless.append(run.name)
     if comparison.target is not None and not comparison.target_is_given:
         asked = "choose another with --target"
         said.append(f"{target(comparison)} is the worst of the runs' best; {asked}")
-    if timeless:
-        why = "only at which step: time/train_seconds is not in the log"
-        said.append(f"when {', '.join(timeless)} reached it isn't known, {why}")
     return said
 
 
@@ -55,57 +46,56 @@ def target(comparison: Comparison) -> str:
     return f"{metric.label} {metric.text(comparison.target)}"
 
 
-def shown_figures(comparison: Comparison) -> dict[str, Metric]:
-    """Return how each figure is shown, in the order of the table."""
-    goals = {run.objective.metric for run in comparison.runs if run.objective is not None}
-    goal = describe(min(goals, default=""))
-    called = goal.label if len(goals) == 1 else "objective"
-    finals = [name.removeprefix("final_") for name in union(comparison.figures) if "final_" in name]
-    others = {name: describe(name) for name in finals if name not in {*goals, "objective", "split"}}
-    others = {name: metric for name, metric in others.items() if metric.panel}
-    return {
-        **{figure: describe(metric) for figure, metric in FIGURES.items()},
-        "final_objective": replace(goal, label=f"final {called}"),
-        "best_objective": replace(goal, label=f"best {called}"),
-        **{f"final_{n}": replace(m, label=f"final {m.label}") for n, m in others.items()},
-    }
-
-
 def table_cells(comparison: Comparison) -> list[list[str]]:
     """Return the table, its heading first: a column a run, or a row where there are many."""
     figures, names = comparison.figures, [run.name for run in comparison.runs]
     names[0] += " (baseline)" if len(names) > 1 else ""
     rows = [["", *names], ["status", *(own["status"] for own in figures)]]
-    unfair = {found["what"] for found in comparison.unfair}
     for name, values in comparison.differences.items():
-        cells = [shortened(written(value)) for value in values]
-        if len(set(cells)) > 1 or name in unfair:
+        cells = [written(value) for value in values]
+        if len(set(cells)) > 1:
             rows.append([name, *cells])
-    for figure, metric in shown_figures(comparison).items():
-        kind, ratio = OF.get(figure.partition("_")[0], ""), RATIOS.get(figure)
-        kinds = {own[kind] for own in figures if kind and own.get(figure) is not None}
-        cells = [metric.text(own.get(figure)) for own in figures]
-        for index, own in enumerate(figures):
-            if len(kinds) > 1 and cells[index] != UNKNOWN:
-                cells[index] += f" ({own[kind]})"
-            if ratio and index and own[ratio] is not None:
-                cells[index] += f" ({own[ratio]:.2f}×)"
-        if set(cells) != {UNKNOWN}:
-            rows.append([metric.heading + (f", {kinds.pop()}" if len(kinds) == 1 else ""), *cells])
+    for metric, values, kind, ratio in shown(comparison):
+        cells = [metric.text(value) for value in values]
+        known = [index for index, value in enumerate(values) if value is not None]
+        kinds = {figures[index][kind] for index in known if kind}
+        for index in known:
+            if len(kinds) > 1:
+                cells[index] += f" ({figures[index][kind]})"
+            if index and ratio and figures[index][ratio] is not None:
+                cells[index] += f" ({figures[index][ratio]:.2f}×)"
+        if known:
+            of_all = f", {kinds.pop()}" if len(kinds) == 1 else ""
+            rows.append([metric.heading + of_all, *cells])
     if comparison.target is not None:
         rows.append([f"time to {target(comparison)}", *map(until_target, figures)])
     return [list(cells) for cells in zip(*rows, strict=True)] if len(names) > MOST_COLUMNS else rows
 
 
+def shown(comparison: Comparison) -> Iterator[tuple[Metric, list[float | None], str, str]]:
+    """Yield each metric, the runs' values, and the figures that say of what, and in what ratio."""
+    figures = comparison.figures
+    for name in FIGURES:
+        kind, values = "memory_kind" if name == PEAK else "", [own[name] for own in figures]
+        yield describe(name), values, kind, RATIOS.get(name, "")
+    goals = [run.objective.metric for run in comparison.runs]
+    goal = describe(goals[0])
+    called = goal.label if len(set(goals)) == 1 else "objective"
+    ends = [own["final"].get(name) for own, name in zip(figures, goals, strict=True)]
+    yield replace(goal, label=f"final {called}"), ends, "final_split", ""
+    best = [own["best"] for own in figures]
+    yield replace(goal, label=f"best {called}"), best, "best_split", ""
+    for name in union(own["final"] for own in figures):
+        if name not in goals and (metric := describe(name)).panel:
+            values = [own["final"].get(name) for own in figures]
+            yield replace(metric, label=f"final {metric.label}"), values, "final_split", ""
+
+
 def until_target(own: Mapping[str, Any]) -> str:
     if not own["reached_target"]:
         return UNKNOWN if own["reached_target"] is None else "not reached"
-    step, seconds = f"step {own['steps_to_target']:,.0f}", own["seconds_to_target"]
-    return step if seconds is None else f"{duration(seconds)} ({step})"
-
-
-def shortened(text: str) -> str:
-    return f"…{text[-LONGEST_PATH:]}" if "/" in text and len(text) > LONGEST_PATH else text
+    seconds = describe("time/train_seconds").text(own["seconds_to_target"])
+    return f"{seconds} (step {own['steps_to_target']:,.0f})"
 
 
 def written(value: Any) -> str:

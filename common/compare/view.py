@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from common.compare.readers import answers_of_wandb, need_account
+from common.compare.readers import asking_wandb
 from common.console import say
 from common.errors import UserError
 from common.objective import Objective
@@ -44,11 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = workspace._to_model()  # there is no public way to see what would be sent
         print(model.model_dump_json(by_alias=True, exclude_none=True, indent=2))
         return
-    need_account(
-        "a view is saved at W&B, and that is out of reach",
-        "Log in by wandb login, or print the view with --dry-run",
-    )
-    with answers_of_wandb(f"W&B does not take a view of {given.project}"):
+    advice = "Log in by wandb login, or print the view with --dry-run"
+    with asking_wandb(f"W&B does not take a view of {given.project}", advice):
         workspace.save()
     say(f"saved: {workspace.url}")
 
@@ -71,17 +68,14 @@ def build_workspace(project: str, name: str, goals: Sequence[str]) -> "Workspace
 
     entity, project_name = project.split("/")
     best = [f"val/best_{goal}" for goal in goals]
-    sections = []
+    bars: list[Any] = [
+        reports.BarPlot(title=describe(metric).heading, metrics=[metric])
+        for metric in (*best, *BARS)
+    ]
+    sections = [workspaces.Section(name="At the end", is_open=True, panels=bars)]
     for title, lines in panels(goals).items():
-        bars = [name for name in (*best, *BARS) if describe(name).panel == title]
-        found: list[Any] = [reports.LinePlot(title=n, x=STEP, y=[*y]) for n, y in lines.items()]
-        for metric in bars:
-            heading = f"{describe(metric).heading}, at end"
-            found.append(reports.BarPlot(title=heading, metrics=[metric]))
-        axis = workspaces.SectionPanelSettings(x_axis=STEP)
-        sections.append(
-            workspaces.Section(name=title, is_open=True, panels=found, panel_settings=axis)
-        )
+        drawn: list[Any] = [reports.LinePlot(title=n, x=STEP, y=[*y]) for n, y in lines.items()]
+        sections.append(workspaces.Section(name=title, is_open=True, panels=drawn))
     columns = [f"summary:{m}" for m in (*best, *(f"test/{goal}" for goal in goals), BARS[0])]
     return workspaces.Workspace(
         entity=entity,

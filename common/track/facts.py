@@ -2,7 +2,6 @@
 
 import platform
 import subprocess
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,3 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
-
-
-def precision_name(facts: Mapping[str, Any]) -> str:
-    precision = facts["environment"]["mixed_precision"]
-    return "fp32" if precision == "no" else precision

@@ -72,12 +72,11 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
     import wandb
 
     columns, size = "Actual Predicted nPredictions", len(class_names)
+    cells, flat = list(range(size**2)), counts.flatten().tolist()
     if size > MOST_CLASSES:
-        wrong = (counts - torch.diag(counts.diagonal())).flatten().topk(MOST_PAIRS)
-        found = [(cell, n) for n, cell in zip(*map(torch.Tensor.tolist, wrong), strict=True) if n]
-    else:
-        found = list(enumerate(counts.flatten().tolist()))
-    rows = [[class_names[cell // size], class_names[cell % size], int(n)] for cell, n in found]
+        wrong = counts.clone().fill_diagonal_(0).flatten()
+        cells = [cell for cell in wrong.topk(MOST_PAIRS).indices.tolist() if wrong[cell]]
+    rows = [[class_names[c // size], class_names[c % size], int(flat[c])] for c in cells]
     if size > MOST_CLASSES:
         return table(columns, rows)
     fields, title = {name: name for name in columns.split()}, {"title": "Final evaluation"}

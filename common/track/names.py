@@ -1,17 +1,11 @@
-"""What a run tells: each metric's label, unit, better direction and place; groups of facts."""
+"""What a run's metrics are called: each one's label, unit, better direction and place."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 STEP = "progress/global_step"
+PEAK = "memory/peak_mib"  # of the device or the host, where runs stand side by side
 SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
-# Of `config.json`; at W&B, what is no group is a flag.
-GROUPS = (
-    *("recipe", "objective", "environment", "data", "architecture"),
-    *("plan", "memory_plan", "peak"),
-)
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,7 @@ METRICS = {
     "perf/mfu": Metric("MFU", "Speed", "", "max", ".1%"),
     "perf/goodput": Metric("goodput", "Speed", "", "max", ".1%"),
     "perf/joules_per_sample": Metric("energy", "Energy", "J/sample", "min", ".3g"),
+    PEAK: Metric("peak memory", "", "MiB", "min", ",.0f"),
     "memory/peak_allocated_mib": Metric("peak memory", "Memory", "MiB", "min", ",.0f"),
     "memory/peak_reserved_mib": Metric("peak memory reserved", "Memory", "MiB", "min", ",.0f"),
     "memory/host_rss_mib": Metric("host memory", "Memory", "MiB", "min", ",.0f"),
@@ -84,14 +79,3 @@ def duration(seconds: float) -> str:
         if seconds >= 10 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's facts with its flags at top level, beside the groups, for W&B's table."""
-    return {**facts["config"], **{name: facts[name] for name in GROUPS if name in facts}}
-
-
-def unflat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that `flat` was given, without what it leaves out."""
-    groups = {name: config[name] for name in GROUPS if name in config}
-    return {"config": {n: v for n, v in config.items() if n not in GROUPS}, **groups}

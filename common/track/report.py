@@ -10,8 +10,13 @@ from common.console import CONSOLE, say
 from common.machine import is_main_rank
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
-from common.track.facts import precision_name
 from common.track.names import METRICS, STEP, describe
+from common.track.records import precision_name
+
+OF_THE_RUN = (
+    *("time/total_seconds", "time/train_seconds", "time/compile_seconds"),
+    *("perf/samples_per_second", "perf/tokens_per_second"),
+)
 
 
 def show_plan(facts: Mapping[str, Any], logs: str) -> None:
@@ -75,20 +80,16 @@ def show_summary(
     """Print the table that ends a run; `split` is what the final evaluation read."""
     table = Table(title=facts["recipe"], title_justify="left", show_header=False)
     objective, prefix = Objective.parse(facts["objective"]), f"{PREFIXES[split]}/"
-    own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
-    for name in dict.fromkeys([prefix + objective.metric, objective.best_key, *own]):
+    shown = {f"{prefix}{objective.metric}": split, objective.best_key: "validation"}
+    shown |= {
+        n: split for n in summary if n.startswith(prefix) and n not in (*shown, f"{prefix}count")
+    }
+    for name, on in (shown | dict.fromkeys(OF_THE_RUN)).items():
         if name in summary:
-            on, metric = "validation" if name == objective.best_key else split, describe(name)
-            table.add_row(metric.label, f"{metric.text(summary[name])} on {on}")
-    kinds = (("total", ""), ("train", " in training"), ("compile", " of it compiling"))
-    times = [(summary.get(f"time/{kind}_seconds"), what) for kind, what in kinds]
-    table.add_row(
-        "time", ", ".join(f"{time:.1f} s{what}" for time, what in times if time is not None)
-    )
+            metric = describe(name)
+            heading = metric.heading + (f", {on}" if on else "")
+            table.add_row(heading, metric.text(summary[name]))
     if "perf/samples_per_second" in summary:
-        speeds = [(what, summary.get(f"perf/{what}_per_second")) for what in ("samples", "tokens")]
-        known = [f"{value:,.0f} {what}/s" for what, value in speeds if value is not None]
-        table.add_row("throughput", ", ".join(known))
         table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
     if memory:
         table.add_row("planned → taken", f"MiB: {comparison_text(memory)}")

@@ -1,5 +1,6 @@
 """Where a run is shown besides its files: W&B, online or offline, or TensorBoard."""
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,11 @@ from accelerate.tracking import filter_trackers
 
 from common.config import TrainingConfig
 from common.objective import Objective
-from common.track.facts import precision_name
-from common.track.names import METRICS, SPLITS, STEP, flat
+from common.track.names import METRICS, SPLITS, STEP
+from common.track.records import flat, precision_name
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
+SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
 
 
 class TensorBoard:
@@ -48,23 +50,16 @@ class WandB:
         name: str,
         earlier: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Start it: online when a key is there and the server answers, else offline.
+        """Start it: online when a key is there and the server takes it, else offline.
 
         Of `earlier`, the rows of `metrics.jsonl`, those are logged again that W&B lost.
         """
+        # What W&B sends home of itself can hold up the end of a run, and prints.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self.accelerator = accelerator
-        self.run: Any = None
-        self.commands: list[str] = []
-        known = {bare: m.better for bare, m in METRICS.items() if m.better and "/" not in bare}
-        objective = Objective.parse(facts["objective"])
-        known[objective.metric] = objective.mode
-        self.best = {f"{split}/{bare}": known[bare] for split in SPLITS for bare in known}
         mode, reason = wandb_mode()
-        if mode == "disabled":
-            self.shown = "W&B is disabled by WANDB_MODE; metrics.jsonl"
-            return
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -80,26 +75,27 @@ class WandB:
         try:
             accelerator.init_trackers(config.project, None, {"wandb": arguments})
         except Exception as problem:
-            if mode == "offline":
-                raise
             accelerator.trackers.clear()
             wandb.teardown()  # the failed attempt would keep the run's id in use
             mode, reason = "offline", f"the server refused: {type(problem).__name__}"
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
-        self.run = accelerator.get_tracker("wandb", unwrap=True)
+        self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(facts), allow_val_change=True)
         # Every chart over the update; the table of runs shows the best value, not the last.
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
-        for name, better in self.best.items():
-            self.run.define_metric(name, step_metric=STEP, summary=better)
+        modes = {bare: m.better for bare, m in METRICS.items() if m.better and "/" not in bare}
+        modes |= [Objective.parse(facts["objective"])]
+        self.best = {f"{split}/{bare}": modes[bare] for split in SPLITS for bare in modes}
+        for metric, better in self.best.items():
+            self.run.define_metric(metric, step_metric=STEP, summary=better)
         for row in earlier:
             if row[STEP] >= self.run.step:
                 self.run.log(dict(row), step=row[STEP])
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
         offline = [f"wandb leet {folder}", f"wandb sync {folder}"]
-        self.commands = offline if mode == "offline" else [str(self.run.url)]
+        self.commands = offline if self.run.offline else [self.run.url] if self.run.url else []
 
     def log(self, row: Mapping[str, float]) -> None:
         # Committed at once: W&B would hold the last row back, over the summary.
@@ -107,8 +103,6 @@ class WandB:
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Close the run with its own summary, and the best value as W&B does: ``val/loss.min``."""
-        if self.run is None:
-            return
         for name, kind in self.best.items():
             value = self.run.summary.get(name)
             if isinstance(value, Mapping) and kind in value:
@@ -140,17 +134,30 @@ def init_arguments(config: TrainingConfig, facts: Mapping[str, Any], name: str) 
 
 
 def wandb_mode() -> tuple[str, str]:
-    """Return W&B's mode and why; never prompts, and takes 3 s at most."""
+    """Return W&B's mode and why: online if the server knows the key; takes some seconds at most."""
     import requests
     import wandb
 
+    settings = wandb.setup(wandb.Settings(silent=True)).settings
     if asked := os.environ.get("WANDB_MODE"):
         return asked, "by WANDB_MODE"
-    server = wandb.setup().settings.base_url
-    if not (os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)):
+    key, found = os.environ.get("WANDB_API_KEY"), requests.utils.get_netrc_auth(settings.base_url)
+    auth, question = ("api", key) if key else found, {"query": "query Viewer { viewer { id } }"}
+    if auth is None:
         return "offline", "no API key"
     try:
-        requests.get(server, timeout=3)
+        answer = requests.post(
+            f"{settings.base_url}/graphql",
+            json=question,
+            auth=auth,
+            headers=settings.x_extra_http_headers,
+            timeout=SERVER_SECONDS,
+        )
     except requests.RequestException:
         return "offline", "the server does not answer"
-    return "online", str(server)
+    if not answer.ok:
+        return "offline", f"the server answers {answer.status_code} {answer.reason}"
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        if answer.json()["data"]["viewer"]["id"]:
+            return "online", str(settings.base_url)
+    return "offline", "the server does not know the key"

@@ -1,6 +1,5 @@
 """Requests to stop: taken note of at once, agreed by all ranks, obeyed between two updates."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -14,11 +13,10 @@ import torch
 from accelerate import Accelerator
 
 from common.errors import LETTING_GO, Preempted, TrainingError
-from common.machine import STOP_SIGNALS
+from common.machine import STOP_SIGNALS, signal_when_parent_ends
 
 # From the kernel: `accelerate launch` has died, which with one process tells the recipe nothing.
 LAUNCHER_DIED = signal.SIGUSR2
-SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 # A terminal and a launcher may both pass on one Ctrl-C: that is not yet a second signal.
 SAME_REQUEST_SECONDS = 1.0
 LOOK_EVERY = 1.0  # seconds, at what other ranks announced where no collective can ask them
@@ -38,7 +36,7 @@ class StopRequest:
         is_launched = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & {*os.environ}
         if heeded and sys.platform == "linux" and is_launched:
             signal.signal(LAUNCHER_DIED, self.receive)
-            ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, int(LAUNCHER_DIED))
+            signal_when_parent_ends(LAUNCHER_DIED)
             if is_orphan():
                 self.receive(LAUNCHER_DIED, None)
 

@@ -24,9 +24,17 @@ from common.compare.readers import read_runs
 from common.compare.table import show
 from common.console import say
 from common.errors import UserError
-from common.files import read_json_if_there, write_json
+from common.files import write_json, writing
 from common.track.names import describe
-from common.tune.search import Search, SearchSettings, finished_trials, open_study, trial_name
+from common.tune.search import (
+    Search,
+    SearchSettings,
+    finished_trials,
+    open_study,
+    read_settings,
+    trial_name,
+    usable,
+)
 from common.tune.space import load_recipe, parse_space
 
 SHOWN = 5  # trials in the table at the end
@@ -37,21 +45,23 @@ def main(words: Sequence[str] | None = None) -> None:
     directory, settings = read_command_line(list(sys.argv[1:] if words is None else words))
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
-    directory.mkdir(parents=True, exist_ok=True)
+    with writing(f"--study {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".lock").touch()
     try:
-        with FileLock(directory / ".lock", timeout=0):
-            study = open_study(directory, recipe.objective, settings.prune)
+        with FileLock(directory / ".lock", timeout=0), usable(directory / "study.db"):
+            study = open_study(directory, recipe.objective, settings.prune, space)
             write_json(directory / "search.json", asdict(settings))
             search = Search(directory, settings, space, shared, recipe.objective, study)
             say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             search.run()
+            report(search)
     except Timeout:
         raise UserError(f"{directory} is being searched by another process") from None
     except KeyboardInterrupt:
         say(f"stopped: go on with python -m common.tune --study {os.path.relpath(directory)}")
         raise SystemExit(130) from None
-    report(search)
 
 
 def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
@@ -72,10 +82,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     study: Path | None = given.study
     if given.trials is not None and given.trials < 1:
         raise UserError(f"--trials {given.trials} can't work: give 1 or more")
-    if given.config_file is not None and not Path(given.config_file).is_file():
-        raise UserError(f"--config-file {given.config_file} does not exist")
-    if study is not None and (kept := read_json_if_there(study / "search.json")) is not None:
-        settings = SearchSettings(**kept)
+    if study is not None and (settings := read_settings(study)) is not None:
         before = (settings.recipe, settings.flags, settings.config_file)
         asked = (recipe, flags or None, given.config_file)
         if any(new not in (None, old) for new, old in zip(asked, before, strict=True)):
@@ -90,6 +97,8 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         raise UserError(f"--study {study} holds something else than a search")
     else:
         settings = SearchSettings(recipe, flags, given.config_file)
+    if settings.config_file is not None and not os.path.isfile(settings.config_file):
+        raise UserError(f"--config-file {settings.config_file} does not exist")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     trials, prune = given.trials or settings.trials, settings.prune and not given.no_pruning

@@ -12,6 +12,8 @@ from optuna.trial import TrialState
 from optuna.visualization import matplotlib as plots
 from PIL import Image
 
+from common.files import writing
+
 FEWEST = 4  # finished trials from which one may guess what mattered
 
 
@@ -37,4 +39,5 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
             figure.canvas.draw()
             rows.append(np.asarray(figure.canvas.buffer_rgba()))
             pyplot.close(figure)
-    Image.fromarray(np.vstack(rows)).save(file)
+    with writing(str(file)):
+        Image.fromarray(np.vstack(rows)).save(file)

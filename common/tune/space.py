@@ -1,13 +1,11 @@
 """What a search tries: ranges and choices, written where a recipe's flags have their values."""
 
-import difflib
 import importlib.util
-import re
+import os
 import shlex
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,6 @@ from common.objective import Objective
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 # The search gives these itself, or they make no sense in one.
 TAKEN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
-RANGE = re.compile(r"(?P<low>[^:,]+):(?P<high>[^:,]+?)(?P<log>:log)?")
 
 
 class Recipe(NamedTuple):
@@ -32,7 +29,7 @@ class Recipe(NamedTuple):
 
 def load_recipe(path: Path) -> Recipe:
     """Import a recipe without running it; a `UserError` for what is none."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path} does not exist: pass a recipe, such as recipes/resnet.py")
     spec = importlib.util.spec_from_file_location(f"searched_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -54,31 +51,23 @@ def parse_space(words: Sequence[str], recipe: Recipe) -> tuple[dict[str, Distrib
     The recipe's own parser ends this command (SystemExit) where it would not take a range's end.
     """
     hints = typing.get_type_hints(recipe.config_class)
-    names = [field.name for field in fields(recipe.config_class)]
     space: dict[str, Distribution] = {}
     shared: list[str] = []
-    for flag, values in grouped(words).items():
-        name = flag.removeprefix("--").replace("-", "_")
-        known = name if name in names else name.removeprefix("no_")
-        if known not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            hint = f": did you mean {spelled(close[0])}?" if close else ""
-            raise UserError(f"{recipe.path} has no flag {flag}{hint}")
-        if known in TAKEN:
-            raise UserError(f"leave {flag} out: the search gives it to each trial itself")
+    for given, values in grouped(words).items():
+        name = given.removeprefix("--").replace("-", "_")
+        if name.removeprefix("no_") in TAKEN:
+            raise UserError(f"leave {given} out: the search gives it to each trial itself")
         flag, found = spelled(name), None
         # In what names things, a comma or a colon means nothing here.
-        if role_of(recipe.config_class, known).searched and len(values) == 1:
-            kinds = set(typing.get_args(hints[known]) or [hints[known]]) - {type(None)}
-            kind = kinds.pop() if kinds in ({int}, {float}) else None
-            found = parse_values(flag, values[0], kind)
+        if name in hints and role_of(recipe.config_class, name).searched and len(values) == 1:
+            kinds = set(typing.get_args(hints[name]) or [hints[name]]) - {type(None)}
+            found = parse_values(
+                flag, values[0], kinds.pop() if kinds in ({int}, {float}) else None
+            )
         if found is None:
             shared += [flag, *values]
         else:
             space[flag.removeprefix("--")] = found
-    if not space:
-        examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
-        raise UserError(f"nothing to search: give a flag {examples}")
     before = sys.argv
     try:
         for end in (0, -1):
@@ -87,6 +76,9 @@ def parse_space(words: Sequence[str], recipe: Recipe) -> tuple[dict[str, Distrib
             parse_config(recipe.config_class)
     finally:
         sys.argv = before
+    if not space:
+        examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
+        raise UserError(f"nothing to search: give a flag {examples}")
     return space, shared
 
 
@@ -111,22 +103,17 @@ def grouped(words: Sequence[str]) -> dict[str, list[str]]:
 
 def parse_values(flag: str, value: str, kind: Any) -> Distribution | None:
     """Return what a value asks to search of a kind (int, float, None for others), if anything."""
-    found = RANGE.fullmatch(value)
-    if found and kind is not None:
-        try:
-            low, high = kind(found["low"]), kind(found["high"])
-        except ValueError:
-            number = "whole numbers" if kind is int else "numbers"
-            raise UserError(f"{flag} {value}: the ends of a range must be {number}") from None
-        if not low < high:
-            raise UserError(f"{flag} {value}: a range goes from less to more")
-        if found["log"] and low <= 0:
-            raise UserError(f"{flag} {value}: a logarithmic range begins above 0")
+    if kind is not None and ":" in value:
+        low, high, *scale = value.split(":")
         distribution = IntDistribution if kind is int else FloatDistribution
-        return distribution(low, high, log=bool(found["log"]))
+        try:
+            if scale not in ([], ["log"]):
+                raise ValueError(f"{scale} is no scale")
+            return distribution(kind(low), kind(high), log=bool(scale))
+        except ValueError as problem:
+            form = "write a range as low:high, or as low:high:log above 0"
+            raise UserError(f"{flag} {value}: {form} ({problem})") from None
     choices = tuple(dict.fromkeys(choice.strip() for choice in value.split(",")))
-    if len(choices) == 1 and kind is not None and ":" in value:
-        raise UserError(f"{flag} {value}: write a range as low:high or low:high:log")
     if "" in choices and len(choices) > 1:
         raise UserError(f"{flag} {value}: a choice is empty")
     return CategoricalDistribution(choices) if len(choices) > 1 else None

@@ -11,6 +11,7 @@ import pytest
 from tests import wandb_file
 from tests.launch import UNREACHABLE, Finished, Runner
 from tests.wandb_file import records
+from tests.wandb_server import unusable_server
 
 # Of the length that W&B expects of a key.
 SECRET = "0badc0de" * 5
@@ -105,6 +106,55 @@ def test_unreachable_server_does_not_stop_training(unreachable: Finished) -> Non
     assert list(unreachable.series("train/loss")) == [2, 4, 6]
     assert list(unreachable.series("test/loss")) == [3, 6]
     assert unreachable.config["environment"]["world_size"] == 2
+
+
+UNUSABLE = {
+    "401": "the server answers 401",
+    "500": "the server answers 500",
+    "rubbish": "the server does not know the key",
+    "hang": "the server does not answer",
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_unusable_server_means_an_offline_run(kind: str, runner: Runner) -> None:
+    """Whatever it answers: one run, offline, with every row, and the reason on the terminal."""
+    with unusable_server(kind) as (address, asked):
+        run = asked_with_a_key(runner, address)
+    assert f"W&B offline ({UNUSABLE[kind]}" in run.output
+    assert asked == ["/graphql"]
+    check_offline_run(run, folders=1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    # W&B itself takes these for answers that may get better, and asks again for 20 s.
+    [*("401", "rubbish"), *(pytest.param(k, marks=pytest.mark.slow) for k in ("500", "hang"))],
+)
+def test_server_that_fails_after_all_means_an_offline_run(kind: str, runner: Runner) -> None:
+    """A run that W&B refuses to begin goes on offline, under the same id."""
+    with unusable_server(kind) as (address, _):
+        run = asked_with_a_key(runner, address, WANDB_MODE="online")
+    assert "W&B offline (the server refused: CommError)" in run.output
+    check_offline_run(run, folders=2)  # the other is of the failed attempt
+
+
+def asked_with_a_key(runner: Runner, address: str, **environment: str) -> Finished:
+    """Return a short run that is told of a server."""
+    variables = {"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": address, **environment}
+    flags = ("--dataset", "digits", "--max-steps", 4, "--log-every", 2, "--hidden-sizes", 16)
+    return runner.run("mnist_mlp", *flags, environment=variables)
+
+
+def check_offline_run(run: Finished, folders: int) -> None:
+    """See that W&B's file has all rows, and that nothing but the run's own lines was printed."""
+    assert len(wandb_runs(run)) == folders
+    (folder,) = (folder for folder in wandb_runs(run) if folder.name.startswith("offline-run-"))
+    assert folder.name.endswith(run.config["wandb_run_id"])
+    rows = history(folder)
+    assert {row["progress/global_step"] for row in run.metrics} <= rows.keys()
+    assert run.errors == ""
+    assert SECRET not in run.output
 
 
 def test_two_processes_log_once(unreachable: Finished) -> None:

@@ -12,9 +12,8 @@ NAN = float("nan")
 
 @pytest.mark.parametrize("text", ["accuracy:max", "rmse:min", "f1/macro:max"])
 def test_an_objective_is_read_as_it_is_written(text: str) -> None:
-    """And from a run's `config.json`."""
+    """As on the command line and in a run's `config.json`."""
     assert str(Objective.parse(text)) == text
-    assert Objective.of({"objective": text}) == Objective.parse(text)
     assert Objective.parse(text).best_key == f"val/best_{text.partition(':')[0]}"
 
 
@@ -23,12 +22,6 @@ def test_anything_else_is_a_sentence(text: str) -> None:
     """With an example of what would do."""
     with pytest.raises(UserError, match="accuracy:max"):
         Objective.parse(text)
-
-
-@pytest.mark.parametrize("facts", [{}, {"objective": None}, {"objective": 3}])
-def test_an_older_run_states_none(facts: dict[str, object]) -> None:
-    """That is no mistake of who reads it."""
-    assert Objective.of(facts) is None
 
 
 def test_more_or_less_is_better() -> None:

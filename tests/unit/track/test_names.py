@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.track.names import METRICS, describe, flat, unflat
+from common.track.names import METRICS, describe
+from common.track.records import flat, unflat
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ def space(*words: str) -> tuple[dict[str, Distribution], list[str]]:
 
 def trials_of(study: Path) -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
-    return open_study(study, Objective.parse("accuracy:max"), prune=True).trials
+    search = read_settings(study)
+    assert search is not None
+    found, _ = space(*search.flags)
+    return open_study(study, Objective.parse("accuracy:max"), prune=True, space=found).trials
 
 
 def states(study: Path) -> list[str]:
@@ -92,13 +95,12 @@ def test_names_are_not_searched() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--learning-rat", "0.1:1"], "did you mean --learning-rate?"),
         (["--learning-rate", "0.1"], "nothing to search"),
-        (["--learning-rate", "1:0.1"], "from less to more"),
-        (["--learning-rate", "0:1:log"], "above 0"),
-        (["--learning-rate", "a:b"], "must be numbers"),
+        (["--learning-rate", "1:0.1"], "write a range as low:high"),
+        (["--learning-rate", "0:1:log"], "as low:high:log above 0"),
+        (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
-        (["--batch-size", "0.5:2"], "whole numbers"),
+        (["--batch-size", "0.5:2"], "invalid literal for int"),
         (["--batch-size", "64,"], "empty"),
         (["--batch-size", "0:64"], "--batch-size 0 can't work"),
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
@@ -114,11 +116,18 @@ def test_mistakes_are_found_before_any_trial(words: list[str], sentence: str) ->
     assert sentence in refused.value.message
 
 
-def test_choice_that_the_recipe_does_not_take() -> None:
-    """The recipe's own parser refuses a value of a wrong kind."""
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--batch-size", "64,many"], "many"), (["--learning-rat", "0.1:1"], "--learning-rate FLOAT")],
+)
+def test_what_the_recipe_does_not_take(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's own parser refuses values of a wrong kind, and flags that it has not."""
     with pytest.raises(SystemExit) as refused:
-        space("--batch-size", "64,many")
+        space(*words)
     assert refused.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_words_of_a_trial() -> None:
