@@ -12,11 +12,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from common.errors import LETTING_GO, Outcome, UserError, let_main_rank_exit_first
+from common.errors import LETTING_GO, Outcome, UserError, ask_rank_zero, let_main_rank_exit_first
 from common.files import read_json, write_json, writing
 from common.machine import is_main_rank
 
-LOCK = ".lock"
+LOCK, STATUS = ".lock", "status.json"
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a model folder
 # Seconds to wait for another job to leave: as long as one may take to save after a signal.
 PATIENCE = 60.0
@@ -32,24 +32,20 @@ class RunDirectory:
         """
         self.named_by_clock = asked is None
         self.lock: FileLock | None = None
-        chosen: list[Any] = [None, None]  # the path, or the mistake
-        if is_main_rank():
-            try:
-                self.path = make_directory(asked, recipe, resume)
-                self.lock = locked(self.path)
-                if resume:  # what an earlier attempt ended by says nothing of this one
-                    self.write_status("running", read_status(self.path).get("global_step", 0))
-                chosen[0] = str(self.path)
-            except UserError as error:
-                chosen[1] = error.message
-        from accelerate.utils import broadcast_object_list  # loads torch: compare needs none
 
-        broadcast_object_list(chosen)
-        if chosen[1] is not None:
+        def take() -> Path:
+            self.path = make_directory(asked, recipe, resume)
+            self.lock = locked(self.path)
+            if resume:  # what an earlier attempt ended by says nothing of this one
+                self.write_status("running", read_status(self.path).get("global_step", 0))
+            return self.path
+
+        try:
+            self.path = ask_rank_zero(take)
+        except UserError:
             time.sleep(LETTING_GO)
             let_main_rank_exit_first()
-            raise UserError(chosen[1])
-        self.path = Path(chosen[0])
+            raise
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         if is_main_rank():
@@ -61,20 +57,20 @@ class RunDirectory:
         ``resumable`` is false where starting again would end in the same way.
         """
         outcome = Outcome(status, status in ("running", "preempted"), reason)
-        self.write("status.json", outcome._asdict() | {"global_step": global_step})
+        self.write(STATUS, outcome._asdict() | {"global_step": global_step})
 
     def write_failure(self, outcome: Outcome, global_step: int) -> bool:
         """Say in `status.json` why the run failed; return whether this rank was the first to."""
         if read_status(self.path).get("status") == "failed":
             return False
         with contextlib.suppress(UserError):  # where the disk is full, it is printed all the same
-            write_json(self.path / "status.json", {**outcome._asdict(), "global_step": global_step})
+            write_json(self.path / STATUS, outcome._asdict() | {"global_step": global_step})
         return True
 
     def remove_if_unused(self) -> None:
         """Remove a directory that was named by the clock, if the run ended before it began."""
         names = {path.name for path in self.path.glob("*")}
-        if is_main_rank() and self.named_by_clock and names <= {"status.json", LOCK}:
+        if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
             shutil.rmtree(self.path)
 
     def release(self) -> None:
@@ -95,16 +91,14 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
             path.mkdir(parents=True, exist_ok=True)
             (path / LOCK).touch()
         return path
-    first = path = Path("runs", f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}")
-    with writing(str(first)):
-        for number in itertools.count(2):
-            try:
-                path.mkdir(parents=True)
+    name = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    with writing("runs"):
+        Path("runs").mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            path = Path("runs", f"{name}-{number}" if number > 1 else name)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
                 break
-            except FileExistsError:
-                if not path.is_dir():
-                    raise
-                path = first.with_name(f"{first.name}-{number}")
     return path
 
 
@@ -124,7 +118,7 @@ def locked(path: Path, patience: float = PATIENCE) -> FileLock:
 def read_status(path: Path) -> dict[str, Any]:
     """Return what a run's `status.json` holds; nothing where it is missing or damaged."""
     with contextlib.suppress(UserError):
-        return read_json(path / "status.json")
+        return read_json(path / STATUS)
     return {}
 
 
@@ -150,5 +144,5 @@ def refuse_to_resume(path: Path, reason: str) -> None:
     # It may be running, by another command; and what could not be written is printed all the same.
     with contextlib.suppress(UserError):
         lock = locked(path, patience=0)
-        write_json(path / "status.json", status | Outcome("failed", False, reason)._asdict())
+        write_json(path / STATUS, status | Outcome("failed", False, reason)._asdict())
         lock.release()

@@ -1,7 +1,8 @@
 """Ways in which a run ends early: by a mistake, by request, or by what a restart mends."""
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from common.machine import is_main_rank
 
@@ -10,6 +11,8 @@ LETTING_GO = 0.2
 # What says that a rank or a worker of a loader is gone, and that memory is.
 LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+Answer = TypeVar("Answer")
 
 
 class UserError(SystemExit):
@@ -75,3 +78,19 @@ def let_main_rank_exit_first() -> None:
     """Wait on other ranks: a launcher ends all ranks when one exits, also one about to speak."""
     if not is_main_rank():
         time.sleep(5)
+
+
+def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
+    """Return what `choose` returns on rank 0, on all ranks; its `UserError` ends all of them."""
+    from accelerate.utils import broadcast_object_list  # loads torch: what compares needs none
+
+    answer: list[Any] = [None]
+    if is_main_rank():
+        try:
+            answer = [choose()]
+        except UserError as error:
+            answer = [error]
+    broadcast_object_list(answer)
+    if isinstance(answer[0], UserError):
+        raise answer[0]
+    return answer[0]

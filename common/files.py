@@ -1,7 +1,6 @@
-"""Read and write files: JSON and tensors, whole or not at all, and in a sentence where not.
+"""Read and write files: JSON and tensors, whole or not at all.
 
-What reads, and what writes text, raises a `UserError`; what waits for the disk, for checkpoints,
-raises an `OSError`.
+What reads, and what writes text, raises a `UserError`; what waits for the disk, an `OSError`.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ parse = partial(json.loads, parse_constant=lambda name: None)
 
 @contextmanager
 def writing(what: str, advice: str = "") -> Iterator[None]:
-    """Turn a failure to write into a sentence; `what` names the file, `advice` what to do."""
+    """Turn a failure to write `what` into a sentence."""
     try:
         yield
     except OSError as problem:
@@ -32,7 +31,7 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file by a rename: a reader never meets half of one."""
+    """Replace a file by a rename: a reader never meets half of one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(str(path)):
         try:
@@ -88,16 +87,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -113,8 +105,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
         save_file({name: value.contiguous() for name, value in tensors.items()}, path)
     except SafetensorError as problem:
         raise OSError(f"{path}: {problem}") from None
+    sync(path)
     with path.open("rb") as file:
-        os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}
 

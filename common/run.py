@@ -42,7 +42,7 @@ from common.training.accelerator import average_buffers, build_accelerator, comp
 from common.training.batch_size import fit_batch_size, out_of_memory_advice
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
-from common.training.plan import Progress, make_plan
+from common.training.plan import Plan, Progress
 from common.training.stop import Agreement, end_collectives
 
 
@@ -106,7 +106,7 @@ class Run:
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle how long the run is, by default in epochs by name of the data set or "other"."""
-        self.plan = make_plan(self.config, train_loader.order, self.data.name, default_epochs)
+        self.plan = Plan(self.config, train_loader.order, self.data.name, default_epochs)
 
     def keep(self, *, model: nn.Module, optimizer: Any, scheduler: Any, **others: Any) -> None:
         """Name what a checkpoint holds.
@@ -308,12 +308,9 @@ class Run:
         saved = read_json(self.directory.path / "config.json")
         self.facts |= {name: saved[name] for name in ("given", "wandb_run_id") if name in saved}
         named = asked.name if asked.name.startswith("step-") else None
-        manifest = restore_newest(
-            self.accelerator, self.checkpoints.folder, named, self.parts, self.identity()
-        )
+        manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
             return None
-        self.checkpoints.last_step = self.progress.global_step
         same = manifest["world_size"] == self.accelerator.num_processes
         return self.random.state_dict() if same else None
 

@@ -12,7 +12,7 @@ from common.checkpoints.pack import identity
 from common.checkpoints.store import SUPERSEDED, UNFINISHED, copied, remove
 from common.directory import FACTS, WEIGHTS, model_folder
 from common.errors import UserError
-from common.files import read_json, read_tensors, sync_folder, write_json, write_tensors
+from common.files import read_json, read_tensors, sync, write_json, write_tensors
 
 
 def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
@@ -22,8 +22,9 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
         facts: what is needed to build and use the model: constructor arguments, class names,
             normalisation, image size. ``files`` is a folder to copy beside the weights.
     """
-    unfinished = folder.with_name(folder.name + UNFINISHED)
-    superseded = folder.with_name(folder.name + SUPERSEDED)
+    unfinished, superseded = (
+        folder.with_name(folder.name + ending) for ending in (UNFINISHED, SUPERSEDED)
+    )
     remove(unfinished)
     unfinished.mkdir(parents=True)
     if facts.get("files") is not None:
@@ -36,12 +37,12 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
         write_tensors(unfinished / WEIGHTS, copied(weights))
     write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
     for path in (*unfinished.rglob("*"), unfinished):
-        sync_folder(path)
+        sync(path)
     remove(superseded)
     if folder.exists():
         folder.rename(superseded)
     unfinished.rename(folder)
-    sync_folder(folder.parent)
+    sync(folder.parent)
     remove(superseded)
 
 
@@ -89,11 +90,9 @@ class ImagePreprocessor:
 def load_model(
     model_class: type[nn.Module], path: str | Path
 ) -> tuple[nn.Module, ImagePreprocessor]:
-    """Return the trained image model of a run, ready to predict, and its preprocessing.
+    """Return the trained image model of a run, or of its `model` folder, and its preprocessing.
 
-    Args:
-        model_class: the class of the recipe, such as `recipes.resnet.ResNet`.
-        path: a run's directory, or its `model` folder.
+    `model_class` is the recipe's, such as `recipes.resnet.ResNet`.
     """
     facts = read_json(model_folder(path) / FACTS)
     model = model_class(**facts["arguments"])

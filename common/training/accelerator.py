@@ -1,7 +1,6 @@
 """Build the Accelerator: device, precision that really runs, threads, kernels, process group."""
 
 import functools
-import inspect
 import os
 import platform
 import warnings
@@ -28,7 +27,7 @@ from common.machine import cpu_threads, world_size
 
 
 def build_accelerator(config: TrainingConfig) -> Accelerator:
-    """Return an Accelerator set to what is best for the hardware, or say what can't run on it."""
+    """Return what fits the hardware, or say what can't run on it."""
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
@@ -44,9 +43,6 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     # Two look-ups of a package that is not there cost 90 µs in each optimizer step.
     stepping: Any = accelerate.optimizer
     stepping.is_lomo_available = functools.cache(stepping.is_lomo_available)
-    # Nor need it find out in each step what arguments this function takes.
-    zero_grad: Any = torch.optim.Optimizer.zero_grad
-    zero_grad.__signature__ = inspect.signature(zero_grad)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
@@ -58,8 +54,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
             # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
-            # No static graph: it gained nothing measurable on two gloo processes, and torch 2.13
-            # fails with it where an update's first micro-batch is under `no_sync`.
+            # No static graph: it gained nothing, and fails under `no_sync` (torch 2.13).
             DistributedDataParallelKwargs(
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
@@ -71,7 +66,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         raise UserError(
             f"the launcher started {world_size()} processes, but each of them sees "
             f"{accelerator.num_processes}: launch with one of accelerate_configs/, such as "
-            "multi_cpu.yaml, or with --multi_gpu --num_processes N",
+            "multi_cpu.yaml, or with --multi_gpu --num_processes N"
         )
     if accelerator.scaler is not None:
         accelerator.scaler = SharedScaler(accelerator.device.type)
@@ -105,11 +100,9 @@ def choose_precision(asked: str, use_cpu: bool) -> str:
     instructions, and fp32 elsewhere.
     """
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    wanted = launcher if asked == "auto" and launcher in ("fp16", "bf16") else asked
     has_cuda = torch.cuda.is_available() and not use_cpu
     best = "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"
-    if wanted == "auto":
-        return best
+    wanted = asked if asked != "auto" else launcher if launcher in ("fp16", "bf16") else best
     if wanted == "fp16" and not has_cuda:
         raise UserError(
             "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32): "

@@ -231,7 +231,7 @@ def test_model_is_whole_or_not_there(
     def fail(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    for name in ("write_tensors", "sync_folder"):
+    for name in ("write_tensors", "sync"):
         with monkeypatch.context() as patch:
             patch.setattr(export, name, lambda path, *rest: fail(path))
             with pytest.raises(OSError, match="No space"):
