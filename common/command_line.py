@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.directory import refuse_to_resume
-from common.errors import UserError, let_main_rank_exit_first
+from common.errors import Outcome, UserError, let_main_rank_exit_first
 from common.files import read_json
 from common.flags import check_limits, from_json, role_of, spelled
 from common.machine import is_main_rank
@@ -54,13 +54,13 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         check_limits(config)
         config.validate()
     except SystemExit as end:
-        asked = early.output_dir if early.resume == "auto" else early.resume
-        if end.code and asked is not None:
-            run = Path(asked)
-            run = run.parents[1] if run.parent.name == "checkpoints" else run
-            reason = getattr(end, "message", "the command line was refused, as it printed")
-            refuse_to_resume(run, reason)
         if end.code:
+            run, resume = early.output_dir, early.resume
+            if resume not in (None, "auto"):
+                is_checkpoint = Path(resume).parent.name == "checkpoints"
+                run = Path(resume).parents[1] if is_checkpoint else resume
+            reason = getattr(end, "message", "the command line was refused, as it printed")
+            refuse_to_resume(run, Outcome("failed", False, reason), resume is not None)
             let_main_rank_exit_first()
         raise
     return config

@@ -1,20 +1,20 @@
 """Read and write files: JSON and tensors, whole or not at all.
 
-What reads, and what writes text, raises a `UserError`; what waits for the disk, an `OSError`.
+What reads, and what writes text, raises a `UserError`; what waits for the disk, its own errors.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
+from common.errors import UserError, is_of_disk
 
 # JSON has no words for NaN and infinities, though Python writes some: they are missing.
 parse = partial(json.loads, parse_constant=lambda name: None)
@@ -25,9 +25,10 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
     """Turn a failure to write `what` into a sentence."""
     try:
         yield
-    except OSError as problem:
+    except (OSError, SafetensorError) as problem:
         then = f": {advice}" if advice else ""
-        raise UserError(f"{what} can't be made or written ({problem}){then}") from None
+        message = f"{what} can't be made or written ({problem}){then}"
+        raise UserError(message, resumable=is_of_disk(problem)) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -75,13 +76,15 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, to the first that is only half written."""
+    """Read a file of one JSON object a line, without what is damaged or only half written."""
     rows: list[Any] = []
     try:
         with path.open("rb") as file:
-            rows.extend(map(parse, file))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # a run that has logged nothing, is being written, or was killed
+            for line in file:
+                with suppress(ValueError, RecursionError):
+                    rows.append(parse(line))
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # of a run that has logged nothing
     except OSError as problem:
         raise UserError(f"{path} can't be read: {problem}") from None
     return [row for row in rows if isinstance(row, dict)]
@@ -101,10 +104,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
     # Not `safetensors.save`: it holds Python's lock, and the training, for 119 ms of 179 MiB.
     from safetensors.torch import save_file
 
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    except SafetensorError as problem:
-        raise OSError(f"{path}: {problem}") from None
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
     sync(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.console import say
-from common.directory import read_status
+from common.directory import INITIAL, read_status
 from common.errors import UserError
 from common.files import read_json
 from common.flags import from_json, role_of, spelled
@@ -56,7 +56,7 @@ def resumed_config(
     contradictions = [
         f"{spelled(name)} {getattr(config, name)} (the run has {value})"
         for name, value in sorted(kept.items())
-        if getattr(config, name) not in (value, run.given[name])
+        if getattr(config, name) not in (value, run.given[name], "auto")
     ]
     if contradictions:
         advice = "leave the flag out, or start another run"
@@ -70,7 +70,8 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     """Return the directory of a run that is named, or one of whose checkpoints is."""
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isfile(directory / "config.json"):
-            if output_dir is not None and Path(output_dir).resolve() != directory.resolve():
+            here = os.path.realpath(directory)
+            if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(f"--resume {named} goes on in {directory}: leave --output-dir out")
             return directory
     raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
@@ -96,9 +97,14 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
         raise UserError(f"{directory} is a run of {saved.get('recipe')}, and this is {recipe}")
     groups = [saved.get(name) for name in ("config", "given", "environment")]
     config, given, environment = (one if isinstance(one, dict) else {} for one in groups)
-    effective = environment.get("effective_batch_size")
-    if not config or not given or not isinstance(effective, int):
+    effective, identifier = environment.get("effective_batch_size"), saved.get("wandb_run_id", "")
+    is_whole = bool(config and given and isinstance(identifier, str))
+    if not is_whole or not isinstance(effective, int) or effective < 1:
         raise UserError(f"{path} is damaged, and the run can't be resumed")
+    # What `auto` turned out to be stays, and what the run began with lies in its directory.
+    config = config | {"mixed_precision": environment.get("mixed_precision")}
+    if os.path.isdir(directory / INITIAL):
+        config["init_from"] = str(directory / INITIAL)
     known = {field.name for field in fields(config_class)}
     resolved, given = (
         from_json(config_class, {n: v for n, v in values.items() if n in known}, str(path))

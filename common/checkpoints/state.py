@@ -2,7 +2,8 @@
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "start it with the recipe that it is of",
-    "model": "pass the flags that it was started with",
+    "mixed_precision": "pass --mixed-precision as it was",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
 }
+# Whose parts raise nothing that a recipe would want to see when their state does not fit.
+OURS = ("common.", "torch.", "accelerate.")
 
 
 class Parts:
@@ -79,7 +82,8 @@ class Parts:
     def restore(self, path: Path, manifest: dict[str, Any], world_size: int) -> None:
         """Put all parts back; a `UserError` where the checkpoint's are others, or don't fit."""
         shared, ranks = manifest["parts"], manifest["ranks"]
-        if other := (self.shared.keys() ^ shared.keys()) | (self.of_rank.keys() ^ ranks[0].keys()):
+        other = {*self.shared} ^ {*shared}
+        if other := other.union(*({*self.of_rank} ^ {*state} for state in ranks)):
             what = f"it and this recipe differ in {', '.join(sorted(other))}"
             raise UserError(f"{path} is of another model: {what}")
 
@@ -91,26 +95,59 @@ class Parts:
             if isinstance(thing, Network):
                 thing.put(path, name, tensors_of(f"../frozen-{name}.safetensors"), tensors)
             else:
-                load(thing, unpack(tensors, shared[name]), path, name)
+                with fitting(path, name):
+                    state = unpack(tensors, shared[name])
+                load(thing, state, path, name)
         same = len(ranks) == world_size
-        states = [
-            unpack(tensors_of(f"rank-{rank}.safetensors"), ranks[rank])
-            for rank in ([self.rank] if same else range(len(ranks)))
-        ]
+        with fitting(path, "states of ranks"):
+            states = [
+                unpack(tensors_of(f"rank-{rank}.safetensors"), ranks[rank])
+                for rank in ([self.rank] if same else range(len(ranks)))
+            ]
         for name, thing in self.of_rank.items():
             if not same and hasattr(thing, "load_from_ranks"):
-                thing.load_from_ranks([state[name] for state in states])
+                load(thing, [state[name] for state in states], path, name, of_ranks=True)
             else:
                 load(thing, states[0][name], path, name)
 
 
-def load(thing: Any, state: Any, path: Path, name: str) -> None:
+@contextmanager
+def fitting(path: Path, name: str) -> Iterator[None]:
+    """Turn whatever comes of a state that is another part's, or was edited, into a sentence."""
     try:
-        thing.load_state_dict(state)
-    except (RuntimeError, ValueError):  # as modules and optimizers say it
-        if isinstance(thing, (nn.Module, Network, OptimizerState)):
-            raise UserError(f"{path} is of another model: its {name} does not fit") from None
-        raise
+        yield
+    except Exception as problem:
+        found = " ".join(f"{type(problem).__name__}: {problem}".split())
+        advice = "go on with the recipe and flags that wrote it, or from an older checkpoint"
+        message = f"{path} is of another model: its {name} does not fit ({found:.150}): {advice}"
+        raise UserError(message) from None
+
+
+def load(thing: Any, state: Any, path: Path, name: str, of_ranks: bool = False) -> None:
+    """Put a state back, or those of all ranks; what a recipe's own class raises keeps its trace."""
+    put_back = thing.load_from_ranks if of_ranks else thing.load_state_dict
+    if not isinstance(thing, nn.Module) and not type(thing).__module__.startswith(OURS):
+        put_back(state)
+        return
+    with fitting(path, name):
+        if not isinstance(thing, RandomState):  # which looks for itself
+            now = thing.state_dict()
+            check_kinds(state, [now] * len(state) if of_ranks else now)
+        put_back(state)
+
+
+def check_kinds(saved: Any, now: Any) -> None:
+    """Raise a TypeError where a saved value is of another kind than what it is to replace."""
+    if isinstance(now, dict) and isinstance(saved, dict):
+        for key in now.keys() & saved.keys():
+            check_kinds(saved[key], now[key])
+    elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
+        for before, after in zip(saved, now, strict=False):
+            check_kinds(before, after)
+    elif now is not None and not isinstance(now, bool):
+        kinds = (int, float, torch.Tensor) if isinstance(now, (int, float)) else type(now)
+        if not isinstance(saved, kinds):
+            raise TypeError(f"{saved!r:.50} instead of {now!r:.50}")
 
 
 class Network:
@@ -231,7 +268,11 @@ def restore_newest(
         return None
     say(f"resuming {path}")
     manifest = store.read_manifest(path)
-    before, now = ({**facts, **facts["data"]} for facts in (manifest, present))
+    data = manifest.get("data")
+    before, now = (
+        manifest | (data if isinstance(data, dict) else {}),
+        {**present, **present["data"]},
+    )
     for what, advice in KEPT.items():
         if before.get(what) != now.get(what):
             changed = f"{what.replace('_', ' ')} {before.get(what)}, and now {now.get(what)}"

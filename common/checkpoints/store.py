@@ -24,7 +24,7 @@ from typing import Any
 from common.checkpoints.pack import Tensors
 from common.console import say
 from common.errors import LostProcessError, UserError
-from common.files import json_safe, read_json, sync, write_json, write_tensors
+from common.files import json_safe, read_json, sync, write_json, write_tensors, writing
 
 NAME = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
@@ -152,13 +152,15 @@ class Checkpoints:
         path, problems = newest_whole(self.folder, named)
         for problem in problems:
             say(f"checkpoint passed over: {problem}")
-        for unfinished in self.folder.glob(f"*{UNFINISHED}"):
-            remove(unfinished)
-        for newer in step_folders(self.folder):
-            if path is None or step_of(newer) > step_of(path):
-                aside = newer.with_name(newer.name + SUPERSEDED)
-                remove(aside)
-                os.rename(newer, aside)
+        with writing(str(self.folder)):
+            for unfinished in self.folder.glob(f"*{UNFINISHED}"):
+                remove(unfinished)
+            for newer in step_folders(self.folder):
+                if path is None or step_of(newer) > step_of(path):
+                    aside = newer.with_name(newer.name + SUPERSEDED)
+                    say(f"put aside, until another checkpoint is whole: {aside}")
+                    remove(aside)
+                    os.rename(newer, aside)
         return path
 
     def go_on_from(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -188,7 +190,7 @@ def step_of(checkpoint: Path | str) -> int:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -202,7 +204,8 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest; a `UserError` where it is missing or not one."""
     manifest = read_json(checkpoint / MANIFEST)
-    with contextlib.suppress(KeyError, TypeError, AttributeError):  # of what has another form
+    # Of what has another form.
+    with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         groups = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
         is_whole = manifest["sha256"] == digest_of(manifest) and manifest["ranks"]
         if is_whole and all(isinstance(one, dict) for one in groups):

@@ -23,7 +23,12 @@ from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.machine import cpu_threads, world_size
+from common.machine import cpu_threads, local_world_size, world_size
+
+LAUNCH = (
+    "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
+    "--multi_gpu --num_processes N"
+)
 
 
 def build_accelerator(config: TrainingConfig) -> Accelerator:
@@ -31,7 +36,11 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
-    precision = choose_precision(config.mixed_precision, use_cpu)
+    devices, started = torch.accelerator.device_count(), local_world_size()
+    if not use_cpu and started > devices:
+        counts = f"{started} processes on this machine, which has {devices} GPUs"
+        raise UserError(f"the launcher started {counts}: pass it --num_processes {devices}")
+    precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
     if use_cpu and config.gradient_compression == "bf16":
         raise UserError(
             "gradients can't travel as bf16 between processes on a CPU: pass "
@@ -63,10 +72,13 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         ],
     )
     if accelerator.num_processes != world_size():
+        seen = f"but each of them sees {accelerator.num_processes}"
+        raise UserError(f"the launcher started {world_size()} processes, {seen}: {LAUNCH}")
+    # `accelerate launch` says so with `--cpu` or MULTI_CPU, and starts one process all the same.
+    if accelerator.num_processes == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}:
+        seen = "(or MASTER_ADDR is set, and should not be)"
         raise UserError(
-            f"the launcher started {world_size()} processes, but each of them sees "
-            f"{accelerator.num_processes}: launch with one of accelerate_configs/, such as "
-            "multi_cpu.yaml, or with --multi_gpu --num_processes N"
+            f"the launcher started one process, and was asked for more {seen}: {LAUNCH}"
         )
     if accelerator.scaler is not None:
         accelerator.scaler = SharedScaler(accelerator.device.type)
@@ -93,23 +105,24 @@ def compute_dtype(accelerator: Accelerator) -> torch.dtype:
     return types.get(accelerator.mixed_precision, torch.float32)
 
 
-def choose_precision(asked: str, use_cpu: bool) -> str:
+def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
     """Return the precision that will run: "no" (fp32), "bf16" or "fp16".
 
     ``auto`` is what the launcher asked for; else fp16 on CUDA, bf16 on a CPU that has bf16
-    instructions, and fp32 elsewhere.
+    instructions, and fp32 elsewhere. A run that is resumed asks for what it ran in.
     """
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     has_cuda = torch.cuda.is_available() and not use_cpu
     best = "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"
     wanted = asked if asked != "auto" else launcher if launcher in ("fp16", "bf16") else best
+    advice = f"pass --mixed-precision {best}"
+    if resumes:
+        advice = "resume this run where it can, or start another from its model with --init-from"
     if wanted == "fp16" and not has_cuda:
-        raise UserError(
-            "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32): "
-            f"pass --mixed-precision {best}"
-        )
+        missing = "there is none here (it would silently run as fp32)"
+        raise UserError(f"fp16 needs a CUDA GPU and {missing}: {advice}")
     if wanted == "bf16" and has_cuda and not torch.cuda.is_bf16_supported(False):
-        raise UserError("this GPU has no bf16 arithmetic: pass --mixed-precision fp16")
+        raise UserError(f"this GPU has no bf16 arithmetic: {advice}")
     return wanted
 
 

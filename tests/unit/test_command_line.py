@@ -339,7 +339,7 @@ def test_impossible_value_in_a_config_file_is_refused(
 ) -> None:
     """Values from a file are checked as flags are."""
     config = dataclasses.replace(config_class("mnist_mlp")(), batch_size=0)
-    with pytest.raises(UserError, match="error: --batch-size 0"):
+    with pytest.raises(UserError, match=r"config\.json has 0 for --batch-size: give 1 to"):
         parse(monkeypatch, "mnist_mlp", "--config", write_run(tmp_path, config))
 
 

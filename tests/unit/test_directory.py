@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,15 @@ from common.directory import (
 from common.errors import Outcome, UserError
 from tests.unit.recipes import status_of
 
+REFUSED = Outcome("failed", False, "wrong flags")
+
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process, in a folder of the test's own, that waits for no other job."""
     PartialState(cpu=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "locked", partial(locked, patience=0))
+    monkeypatch.setattr(module, "PATIENCE", 0)
 
 
 # Made.
@@ -174,7 +175,7 @@ def test_status_that_can_not_be_read_says_nothing(content: bytes | None, tmp_pat
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_status(tmp_path) == {}
-    refuse_to_resume(tmp_path, "wrong flags")
+    refuse_to_resume(tmp_path, REFUSED)
     assert read_status(tmp_path) == {}
     directory = RunDirectory(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["global_step"] == 0
@@ -188,17 +189,17 @@ def test_command_that_can_not_go_on_ends_a_supervisors_loop(
     """But not on a finished run, by another rank, or while a right command trains there."""
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
     directory.write_status(status, 4)
-    refuse_to_resume(tmp_path, "wrong flags")
+    refuse_to_resume(tmp_path, REFUSED)
     assert status_of(tmp_path)["status"] == status
     directory.release()
     with monkeypatch.context() as other:
         other.setenv("RANK", "1")
-        refuse_to_resume(tmp_path, "wrong flags")
+        refuse_to_resume(tmp_path, REFUSED)
         assert status_of(tmp_path)["status"] == status
-    refuse_to_resume(tmp_path, "wrong flags")
+    refuse_to_resume(tmp_path, REFUSED)
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4
     }  # fmt: skip
     directory.write_status("finished", 9)
-    refuse_to_resume(tmp_path, "wrong flags")
+    refuse_to_resume(tmp_path, REFUSED)
     assert status_of(tmp_path)["status"] == "finished"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from common.errors import UserError
 from common.files import (
@@ -200,9 +201,9 @@ def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     assert marker.exists()
 
 
-def test_checkpoints_hear_of_a_full_disk_as_an_os_error(tmp_path: Path) -> None:
+def test_checkpoints_hear_of_a_full_disk_by_an_exception(tmp_path: Path) -> None:
     """A thread writes them, which a `SystemExit` would end without a word."""
-    with pytest.raises(OSError, match="none"):
+    with pytest.raises((OSError, SafetensorError), match="none"):
         write_tensors(tmp_path / "none" / "model.safetensors", {"a": torch.ones(2)})
     with pytest.raises(OSError, match="none"):
         sync(tmp_path / "none")
