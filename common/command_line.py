@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.directory import refuse_to_resume
-from common.errors import UserError, let_main_rank_exit_first
+from common.errors import Outcome, UserError, let_main_rank_exit_first
 from common.files import read_json
 from common.flags import check_limits, from_json, role_of, spelled
 from common.machine import is_main_rank
@@ -17,64 +17,61 @@ from common.resume import resumed_config
 
 # A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
 CREDENTIALS = re.compile(r":(//)?[^/\s]*@")
-# The flags that decide over what defaults the others are read.
-EARLY = ("config", "init_from", "resume", "output_dir", "evaluate_only")
 
 ConfigType = TypeVar("ConfigType", bound=Any)
 
 
 def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
-    """Read the command line into `config_class`, over a `--config` file if one is given.
+    """Read the command line into a `TrainingConfig`, over a `--config` file if one is given.
 
     The first paragraph of `description` heads `--help`; the class's ``validate`` is called. Raises
     a `UserError`, or tyro's SystemExit for an unknown flag (with the nearest match) or wrong type.
     """
     refuse_credentials(sys.argv[1:])
-    given, saved = read_early(config_class), None
-    paragraph = (description or "").split("\n\n")[0]
+    early, saved = read_early(), None
 
     def parse(defaults: ConfigType | None) -> ConfigType:
         import tyro
 
-        defaults, speaks = defaults or saved or config_class(), is_main_rank()
         return tyro.cli(
-            config_class, description=paragraph, default=defaults, console_outputs=speaks
+            config_class,
+            description=(description or "").split("\n\n")[0],
+            default=defaults or saved or config_class(),
+            console_outputs=is_main_rank(),
         )
 
     try:
-        evaluated = given.init_from if given.evaluate_only else None
-        if given.config is not None:
-            saved = read_config(config_class, Path(given.config))
+        evaluated = early.init_from if early.evaluate_only else None
+        if early.config is not None:
+            saved = read_config(config_class, Path(early.config))
         elif evaluated and os.path.isfile(os.path.join(evaluated, "config.json")):
             saved = read_config(config_class, Path(evaluated))
-        if given.resume is not None:
+        if early.resume is not None:
             recipe = Path(sys.argv[0]).stem
-            config = resumed_config(config_class, parse, given.resume, given.output_dir, recipe)
+            config = resumed_config(config_class, parse, early.resume, early.output_dir, recipe)
         else:
             config = parse(None)
         check_limits(config)
-        if hasattr(config, "validate"):
-            config.validate()
+        config.validate()
     except SystemExit as end:
         if end.code:
-            asked = given.output_dir if given.resume == "auto" else given.resume
-            if asked is not None:
-                run = Path(asked)
-                run = run.parents[1] if run.parent.name == "checkpoints" else run
-                reason = getattr(end, "message", "the command line was refused, as it printed")
-                refuse_to_resume(run, reason)
+            run, resume = early.output_dir, early.resume
+            if resume not in (None, "auto"):
+                is_checkpoint = Path(resume).parent.name == "checkpoints"
+                run = Path(resume).parents[1] if is_checkpoint else resume
+            reason = getattr(end, "message", "the command line was refused, as it printed")
+            refuse_to_resume(run, Outcome("failed", False, reason), resume is not None)
             let_main_rank_exit_first()
         raise
     return config
 
 
-def read_early(config_class: type) -> argparse.Namespace:
-    """Return those of the flags in `EARLY` that are given; None for the others."""
+def read_early() -> argparse.Namespace:
+    """Return the flags that decide over what defaults the others are read; None if not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.set_defaults(**dict.fromkeys(EARLY))
-    for name in {field.name for field in fields(config_class)}.intersection(EARLY):
-        action = "store_true" if name == "evaluate_only" else "store"
-        parser.add_argument(spelled(name), f"--{name}", action=action)
+    for name in ("config", "init_from", "resume", "output_dir"):
+        parser.add_argument(spelled(name), f"--{name}")
+    parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
         return parser.parse_known_args()[0]
     except argparse.ArgumentError:  # a flag without its value: tyro says it better

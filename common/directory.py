@@ -12,11 +12,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from common.errors import LETTING_GO, Outcome, UserError, let_main_rank_exit_first
+from common.errors import LETTING_GO, Outcome, UserError, ask_rank_zero, let_main_rank_exit_first
 from common.files import read_json, write_json, writing
 from common.machine import is_main_rank
 
-LOCK = ".lock"
+LOCK, STATUS = ".lock", "status.json"
+INITIAL = "initial"  # a copy of what `--init-from` named, for a resume to need nothing else
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a model folder
 # Seconds to wait for another job to leave: as long as one may take to save after a signal.
 PATIENCE = 60.0
@@ -25,31 +26,31 @@ PATIENCE = 60.0
 class RunDirectory:
     """The files of one run; rank 0 alone writes them."""
 
-    def __init__(self, asked: str | None, recipe: str, resume: bool) -> None:
+    def __init__(
+        self, asked: str | None, recipe: str, resume: bool, patience: float = PATIENCE
+    ) -> None:
         """Create the directory: `asked`, or one named by recipe and time, chosen by rank 0.
 
-        A `UserError`, on all ranks: it can't be made, holds another run, or is in use by a job.
+        A `UserError`, on all ranks: it can't be made, holds another run, or is in use by a job
+        for longer than `patience`, in seconds, in which the other ranks must not lose theirs.
         """
         self.named_by_clock = asked is None
         self.lock: FileLock | None = None
-        chosen: list[Any] = [None, None]  # the path, or the mistake
-        if is_main_rank():
-            try:
-                self.path = make_directory(asked, recipe, resume)
-                self.lock = locked(self.path)
-                if resume:  # what an earlier attempt ended by says nothing of this one
-                    self.write_status("running", read_status(self.path).get("global_step", 0))
-                chosen[0] = str(self.path)
-            except UserError as error:
-                chosen[1] = error.message
-        from accelerate.utils import broadcast_object_list  # loads torch: compare needs none
 
-        broadcast_object_list(chosen)
-        if chosen[1] is not None:
+        def take() -> Path:
+            self.path = make_directory(asked, recipe, resume)
+            self.lock = locked(self.path, min(patience, PATIENCE))
+            # At once: what an earlier attempt ended by says nothing of this one.
+            self.write_status("running", last_step(self.path) if resume else 0)
+            return self.path
+
+        try:
+            self.path = ask_rank_zero(take)
+        except UserError:
+            self.release()
             time.sleep(LETTING_GO)
             let_main_rank_exit_first()
-            raise UserError(chosen[1])
-        self.path = Path(chosen[0])
+            raise
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         if is_main_rank():
@@ -60,22 +61,23 @@ class RunDirectory:
 
         ``resumable`` is false where starting again would end in the same way.
         """
-        outcome = Outcome(status, status in ("running", "preempted"), reason)
-        self.write("status.json", outcome._asdict() | {"global_step": global_step})
+        if is_main_rank():
+            outcome = Outcome(status, status in ("running", "preempted"), reason)
+            write_outcome(self.path, outcome, global_step)
 
     def write_failure(self, outcome: Outcome, global_step: int) -> bool:
         """Say in `status.json` why the run failed; return whether this rank was the first to."""
         if read_status(self.path).get("status") == "failed":
             return False
         with contextlib.suppress(UserError):  # where the disk is full, it is printed all the same
-            write_json(self.path / "status.json", {**outcome._asdict(), "global_step": global_step})
+            write_outcome(self.path, outcome, global_step)
         return True
 
     def remove_if_unused(self) -> None:
         """Remove a directory that was named by the clock, if the run ended before it began."""
         names = {path.name for path in self.path.glob("*")}
-        if is_main_rank() and self.named_by_clock and names <= {"status.json", LOCK}:
-            shutil.rmtree(self.path)
+        if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
         if self.lock is not None:
@@ -86,7 +88,7 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
     """Make a run's directory; where none is asked for, one under `runs/` that no other run has."""
     if asked is not None:
         path = Path(asked)
-        if not resume and os.path.exists(path / "config.json"):
+        if not resume and holds_run(path):
             raise UserError(
                 f"--output-dir {path} holds a run, which is kept: name another, or go on with it "
                 "by --resume auto"
@@ -95,17 +97,19 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
             path.mkdir(parents=True, exist_ok=True)
             (path / LOCK).touch()
         return path
-    first = path = Path("runs", f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}")
-    with writing(str(first)):
-        for number in itertools.count(2):
-            try:
-                path.mkdir(parents=True)
+    name = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    with writing("runs"):
+        Path("runs").mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            path = Path("runs", f"{name}-{number}" if number > 1 else name)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
                 break
-            except FileExistsError:
-                if not path.is_dir():
-                    raise
-                path = first.with_name(f"{first.name}-{number}")
     return path
+
+
+def holds_run(path: str | Path) -> bool:
+    return os.path.exists(Path(path, "config.json"))
 
 
 def locked(path: Path, patience: float = PATIENCE) -> FileLock:
@@ -124,14 +128,23 @@ def locked(path: Path, patience: float = PATIENCE) -> FileLock:
 def read_status(path: Path) -> dict[str, Any]:
     """Return what a run's `status.json` holds; nothing where it is missing or damaged."""
     with contextlib.suppress(UserError):
-        return read_json(path / "status.json")
+        return read_json(path / STATUS)
     return {}
+
+
+def last_step(path: Path) -> int:
+    step = read_status(path).get("global_step")
+    return step if isinstance(step, int) else 0
+
+
+def write_outcome(path: Path, outcome: Outcome, global_step: int) -> None:
+    write_json(path / STATUS, outcome._asdict() | {"global_step": global_step})
 
 
 def model_folder(path: str | Path) -> Path:
     """Return the folder of the model in a run, or of the model itself."""
     for folder in (Path(path, "model"), Path(path)):
-        if (folder / WEIGHTS).is_file() and (folder / FACTS).is_file():
+        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
             return folder
     raise UserError(
         f"--init-from {path} holds no finished model ({WEIGHTS} and {FACTS}): "
@@ -139,16 +152,19 @@ def model_folder(path: str | Path) -> Path:
     )
 
 
-def refuse_to_resume(path: Path, reason: str) -> None:
-    """Say in the status of an unfinished run that the command given can't go on with it.
+def refuse_to_resume(asked: str | Path | None, outcome: Outcome, resume: bool = True) -> None:
+    """Say in the status of an unfinished run how the command given failed to go on with it.
 
-    Or a supervisor that starts the command again until the run is done would do so for ever.
+    Or a supervisor that starts the command again until the run is done would do so for ever. A
+    command that does not ask to `resume` says nothing of a run that is there.
     """
-    status = read_status(path)
-    if not is_main_rank() or status.get("status") in (None, "finished"):
+    if asked is None or not is_main_rank() or (holds_run(asked) and not resume):
+        return
+    path = Path(asked)
+    if read_status(path).get("status") in (None, "finished"):
         return
     # It may be running, by another command; and what could not be written is printed all the same.
     with contextlib.suppress(UserError):
         lock = locked(path, patience=0)
-        write_json(path / "status.json", status | Outcome("failed", False, reason)._asdict())
+        write_outcome(path, outcome, last_step(path))
         lock.release()

@@ -1,7 +1,10 @@
 """Ways in which a run ends early: by a mistake, by request, or by what a restart mends."""
 
+import errno
+import os
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from common.machine import is_main_rank
 
@@ -10,6 +13,10 @@ LETTING_GO = 0.2
 # What says that a rank or a worker of a loader is gone, and that memory is.
 LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# What a system says of a disk that is full or fails, and of no mistake of the user's.
+NO_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EIO)))
+
+Answer = TypeVar("Answer")
 
 
 class UserError(SystemExit):
@@ -17,12 +24,13 @@ class UserError(SystemExit):
 
     A ``SystemExit``: the interpreter prints the sentence without a traceback and ends with
     status 1. Only the first process of a job prints it, because all of them meet the same
-    mistake; pass ``every_rank=True`` for what one rank alone can see.
+    mistake; pass ``every_rank=True`` for what one rank alone can see, and ``resumable=True`` for
+    what is no mistake: the same command, given again, may end in another way.
     """
 
-    def __init__(self, message: str, *, every_rank: bool = False) -> None:
+    def __init__(self, message: str, *, every_rank: bool = False, resumable: bool = False) -> None:
         super().__init__(f"error: {message}" if every_rank or is_main_rank() else 1)
-        self.message = message
+        self.message, self.resumable = message, resumable
 
 
 class TrainingError(UserError):
@@ -45,7 +53,7 @@ class Outcome(NamedTuple):
     """How a run ended, as `status.json` says it."""
 
     status: str  # preempted or failed
-    resumable: bool  # whether the same command, given again, would not end in the same way
+    resumable: bool  # whether the same command, given again, may end in another way
     reason: str | None
 
 
@@ -54,12 +62,19 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
     if isinstance(error, Preempted):
         return Outcome("preempted", True, error.message)
     if isinstance(error, UserError):
-        return Outcome("failed", False, error.message)
+        return Outcome("failed", error.resumable, error.message)
     from torch.distributed import DistError
 
     is_lost = isinstance(error, (LostProcessError, DistError)) or says(error, LOST)
     where = "" if rank is None else f"rank {rank}: "
-    return Outcome("failed", is_lost, f"{where}{type(error).__name__}: {error}")
+    return Outcome(
+        "failed", is_lost or is_of_disk(error), f"{where}{type(error).__name__}: {error}"
+    )
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Whether an error of Python's or of a library's says that a disk is full or fails."""
+    return any(text in str(error) for text in NO_DISK)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -75,3 +90,19 @@ def let_main_rank_exit_first() -> None:
     """Wait on other ranks: a launcher ends all ranks when one exits, also one about to speak."""
     if not is_main_rank():
         time.sleep(5)
+
+
+def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
+    """Return what `choose` returns on rank 0, on all ranks; its `UserError` ends all of them."""
+    from accelerate.utils import broadcast_object_list  # loads torch: what compares needs none
+
+    answer: list[Any] = [None]
+    if is_main_rank():
+        try:
+            answer = [choose()]
+        except UserError as error:
+            answer = [error]
+    broadcast_object_list(answer)
+    if isinstance(answer[0], UserError):
+        raise answer[0]
+    return answer[0]

@@ -1,21 +1,20 @@
-"""Read and write files: JSON and tensors, whole or not at all, and in a sentence where not.
+"""Read and write files: JSON and tensors, whole or not at all.
 
-What reads, and what writes text, raises a `UserError`; what waits for the disk, for checkpoints,
-raises an `OSError`.
+What reads, and what writes text, raises a `UserError`; what waits for the disk, its own errors.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
+from common.errors import UserError, is_of_disk
 
 # JSON has no words for NaN and infinities, though Python writes some: they are missing.
 parse = partial(json.loads, parse_constant=lambda name: None)
@@ -23,16 +22,17 @@ parse = partial(json.loads, parse_constant=lambda name: None)
 
 @contextmanager
 def writing(what: str, advice: str = "") -> Iterator[None]:
-    """Turn a failure to write into a sentence; `what` names the file, `advice` what to do."""
+    """Turn a failure to write `what` into a sentence."""
     try:
         yield
-    except OSError as problem:
+    except (OSError, SafetensorError) as problem:
         then = f": {advice}" if advice else ""
-        raise UserError(f"{what} can't be made or written ({problem}){then}") from None
+        message = f"{what} can't be made or written ({problem}){then}"
+        raise UserError(message, resumable=is_of_disk(problem)) from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file by a rename: a reader never meets half of one."""
+    """Replace a file by a rename: a reader never meets half of one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(str(path)):
         try:
@@ -76,28 +76,23 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, to the first that is only half written."""
+    """Read a file of one JSON object a line, without what is damaged or only half written."""
     rows: list[Any] = []
     try:
         with path.open("rb") as file:
-            rows.extend(map(parse, file))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # a run that has logged nothing, is being written, or was killed
+            for line in file:
+                with suppress(ValueError, RecursionError):
+                    rows.append(parse(line))
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # of a run that has logged nothing
     except OSError as problem:
         raise UserError(f"{path} can't be read: {problem}") from None
     return [row for row in rows if isinstance(row, dict)]
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -109,12 +104,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
     # Not `safetensors.save`: it holds Python's lock, and the training, for 119 ms of 179 MiB.
     from safetensors.torch import save_file
 
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    except SafetensorError as problem:
-        raise OSError(f"{path}: {problem}") from None
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    sync(path)
     with path.open("rb") as file:
-        os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+import reprlib
 import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -61,31 +63,44 @@ def spelled(name: str) -> str:
 
 
 def check_limits(config: Any) -> None:
-    """Raise a `UserError` for the first number that is not finite, or outside of its limits."""
+    """Raise a `UserError` for the first value that is outside of its flag's limits."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        least, most = stated(type(config), field.name)["limits"]
-        for number in value if isinstance(value, tuple) else [value]:
-            if not isinstance(number, (int, float)):
-                continue
-            if isinstance(number, float) and not math.isfinite(number):
-                wanted = "a finite number"
-            elif (least is None or number >= least) and (most is None or number <= most):
-                continue
-            elif None not in (least, most):
-                wanted = f"{least:,} to {most:,}"
-            else:
-                wanted = f"at most {most:,}" if least is None else f"{least:,} or more"
-            raise UserError(f"{spelled(field.name)} {number} can't work: give {wanted}")
+        for item in value if isinstance(value, tuple) else [value]:
+            if wanted := outside(type(config), field.name, item):
+                raise UserError(f"{spelled(field.name)} {item!r:.99} can't work: give {wanted}")
+
+
+def outside(config_class: type, name: str, value: Any) -> str | None:
+    """Return what should be given instead of a flag's value, or one of a tuple; None if nothing."""
+    if isinstance(value, str):
+        return "text without NUL, in UTF-8" if re.search("[\0\ud800-\udfff]", value) else None
+    if not isinstance(value, (int, float)):
+        return None
+    least, most = stated(config_class, name)["limits"]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    if (least is None or value >= least) and (most is None or value <= most):
+        return None
+    if None not in (least, most):
+        return f"{least:,} to {most:,}"
+    return f"at most {most:,}" if least is None else f"{least:,} or more"
 
 
 def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return values that JSON holds with tuples for its lists, each of its flag's type."""
+    """Return values that JSON holds with tuples for its lists; a `UserError` names a wrong one."""
     kinds = typing.get_type_hints(config_class)
     found = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     for name, value in found.items():
+        wanted: Any = None
         try:
             check_type(value, kinds[name], collection_check_strategy=EVERY_ITEM)
-        except TypeCheckError as problem:
-            raise UserError(f"{source} has {value!r} for {spelled(name)}: {problem}") from None
+            for item in value if isinstance(value, tuple) else [value]:
+                wanted = wanted or outside(config_class, name, item)
+        except TypeCheckError:
+            kind = kinds[name]
+            wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        if wanted:
+            shown = reprlib.repr(value)
+            raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}") from None
     return found

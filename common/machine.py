@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What asks a process to stop: Slurm's --signal=USR1, a cluster's SIGTERM, a Ctrl-C.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# What asks a process to stop: Slurm's --signal=USR1, a cluster, a Ctrl-C, a terminal that closes.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def rank() -> int:

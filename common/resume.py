@@ -1,17 +1,27 @@
 """Which run `--resume` means, and whether this command may go on with it."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.console import say
-from common.directory import read_status
+from common.directory import INITIAL, read_status
 from common.errors import UserError
 from common.files import read_json
 from common.flags import from_json, role_of, spelled
 from common.machine import world_size
+
+
+class SavedRun(NamedTuple):
+    """What a run's directory says of the run."""
+
+    resolved: dict[str, Any]  # its flags, as they turned out
+    given: dict[str, Any]  # and as the command line had them
+    effective_batch_size: int
+    is_finished: bool
 
 
 def resumed_config(
@@ -27,82 +37,85 @@ def resumed_config(
         UserError: when there is no such run, it is another recipe's, or flags contradict it.
         SystemExit: with status 0, when the run is finished.
     """
-    fresh = None
+    directory: Path | None
     if asked != "auto":
-        named = Path(asked)
-        runs = [run for run in (named, named.parent.parent) if os.path.isfile(run / "config.json")]
-        if not os.path.isdir(named) or not runs:
-            raise UserError(
-                f"--resume {named} is neither a run's directory nor one of its checkpoints"
-            )
-        directory = runs[0]
-        if output_dir is not None and Path(output_dir).resolve() != directory.resolve():
-            raise UserError(f"--resume {asked} goes on in {directory}: leave --output-dir out")
-    elif output_dir is not None and os.path.exists(Path(output_dir, "config.json")):
-        directory = Path(output_dir)
+        directory = run_of(Path(asked), output_dir)
+    elif output_dir is None:
+        directory = newest_unfinished(parse(None), recipe)
     else:
-        fresh = parse(None)
-        found = None if output_dir is not None else newest_unfinished(fresh, recipe)
-        if found is None:
-            return replace(fresh, resume=None)
-        directory = found
-    saved = read_json(directory / "config.json")
-    if saved.get("recipe") != recipe:
-        raise UserError(f"{directory} is a run of {saved.get('recipe')}, and this is {recipe}")
-    if read_status(directory).get("status") == "finished":
+        directory = Path(output_dir) if os.path.exists(Path(output_dir, "config.json")) else None
+    if directory is None:
+        return replace(parse(None), resume=None)
+    run = read_run(directory, config_class, recipe)
+    if run.is_finished:
         say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
         raise SystemExit(0)
-    resolved = flags_of(saved, "config", config_class, directory)
-    given = resolved | flags_of(saved, "given", config_class, directory)
-    defaults = config_class(**resolved)
-    config = fresh or parse(defaults)
-    fixed = sorted(name for name in resolved if not role_of(config_class, name).free)
+    defaults = config_class(**run.resolved)
+    config = parse(defaults)
+    kept = {n: value for n, value in run.resolved.items() if not role_of(config_class, n).free}
     contradictions = [
-        f"{spelled(name)} {getattr(config, name)} (the run has {resolved[name]})"
-        for name in fixed
-        if getattr(config, name) not in (resolved[name], given[name])
+        f"{spelled(name)} {getattr(config, name)} (the run has {value})"
+        for name, value in sorted(kept.items())
+        if getattr(config, name) not in (value, run.given[name], "auto")
     ]
     if contradictions:
         advice = "leave the flag out, or start another run"
         raise UserError(f"can't resume {directory} with {', '.join(contradictions)}: {advice}")
-    kept = {name: resolved[name] for name in fixed}
     kept["resume"] = str(directory if asked == "auto" else Path(asked))
     config = replace(config, **kept, output_dir=str(directory))
-    return keep_effective_batch(config, defaults, saved)
+    return keep_effective_batch(config, defaults, run.effective_batch_size)
 
 
-def flags_of(
-    saved: dict[str, Any], group: str, config_class: type, directory: Path
-) -> dict[str, Any]:
-    """Return the flags that a run's `config.json` has and this version of the recipe knows."""
-    path, known = directory / "config.json", {field.name for field in fields(config_class)}
-    values = saved.get(group)
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is damaged: it has no {group!r}, and can't be resumed")
-    return from_json(config_class, {n: v for n, v in values.items() if n in known}, str(path))
+def run_of(named: Path, output_dir: str | None) -> Path:
+    """Return the directory of a run that is named, or one of whose checkpoints is."""
+    for directory in (named, named.parent.parent):
+        if os.path.isdir(named) and os.path.isfile(directory / "config.json"):
+            here = os.path.realpath(directory)
+            if output_dir is not None and os.path.realpath(output_dir) != here:
+                raise UserError(f"--resume {named} goes on in {directory}: leave --output-dir out")
+            return directory
+    raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
 
 
 def newest_unfinished(config: Any, recipe: str) -> Path | None:
+    """Return the newest run in `runs/` that is not finished and was started with such flags."""
     for path in sorted(Path("runs").glob("*/config.json"), key=os.path.getmtime, reverse=True):
-        try:
-            saved = read_json(path)
-            given = flags_of(saved, "given", type(config), path.parent)
-        except UserError:
-            continue
-        fixed = [name for name in given if not role_of(type(config), name).free]
-        same = all(getattr(config, name) == given[name] for name in fixed)
-        finished = read_status(path.parent).get("status") == "finished"
-        if saved.get("recipe") == recipe and same and not finished:
-            return path.parent
+        with contextlib.suppress(UserError):
+            run = read_run(path.parent, type(config), recipe)
+            fixed = [name for name in run.given if not role_of(type(config), name).free]
+            same = all(getattr(config, name) == run.given[name] for name in fixed)
+            if same and not run.is_finished:
+                return path.parent
     return None
 
 
-def keep_effective_batch(config: Any, defaults: Any, saved: dict[str, Any]) -> Any:
+def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
+    """Read what this version of the recipe knows of a run's flags; a `UserError` if it can't."""
+    path = directory / "config.json"
+    saved = read_json(path)
+    if saved.get("recipe") != recipe:
+        raise UserError(f"{directory} is a run of {saved.get('recipe')}, and this is {recipe}")
+    groups = [saved.get(name) for name in ("config", "given", "environment")]
+    config, given, environment = (one if isinstance(one, dict) else {} for one in groups)
+    effective, identifier = environment.get("effective_batch_size"), saved.get("wandb_run_id", "")
+    is_whole = bool(config and given and isinstance(identifier, str))
+    if not is_whole or not isinstance(effective, int) or effective < 1:
+        raise UserError(f"{path} is damaged, and the run can't be resumed")
+    # What `auto` turned out to be stays, and what the run began with lies in its directory.
+    config = config | {"mixed_precision": environment.get("mixed_precision")}
+    if os.path.isdir(directory / INITIAL):
+        config["init_from"] = str(directory / INITIAL)
+    known = {field.name for field in fields(config_class)}
+    resolved, given = (
+        from_json(config_class, {n: v for n, v in values.items() if n in known}, str(path))
+        for values in (config, given)
+    )
+    is_finished = read_status(directory).get("status") == "finished"
+    return SavedRun(resolved, resolved | given, effective, is_finished)
+
+
+def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:
     """Set the accumulation so that an update has as many samples as before, or refuse."""
-    environment = saved.get("environment")
-    effective = environment.get("effective_batch_size") if isinstance(environment, dict) else None
-    if not isinstance(effective, int):
-        raise UserError(f"{config.output_dir}/config.json is damaged: it has no environment")
     processes, batch = world_size(), config.batch_size
     accumulation = config.gradient_accumulation_steps
     before = (defaults.batch_size, defaults.gradient_accumulation_steps)

@@ -42,7 +42,7 @@ from common.training.accelerator import average_buffers, build_accelerator, comp
 from common.training.batch_size import fit_batch_size, out_of_memory_advice
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
-from common.training.plan import Progress, make_plan
+from common.training.plan import Plan, Progress
 from common.training.stop import Agreement, end_collectives
 
 
@@ -59,16 +59,18 @@ class Run:
         ``"accuracy:max"``.
         """
         self.config, self.given = config, dict(vars(config))
-        self.recipe, self.objective = Path(recipe_file).stem, Objective.parse(objective)
-        self.progress = Progress()
+        self.recipe, self.progress = Path(recipe_file).stem, Progress()
         try:
+            self.objective = Objective.parse(objective)
             self.accelerator = accelerator = build_accelerator(config)
+            self.directory = RunDirectory(
+                *(config.output_dir, self.recipe, config.resume is not None),
+                patience=config.collective_timeout / 2,
+            )
         except UserError as error:
-            if config.resume is not None and config.output_dir is not None:
-                refuse_to_resume(Path(config.output_dir), error.message)
+            refuse_to_resume(config.output_dir, outcome_of(error), config.resume is not None)
             raise
         self.device, self.compute_dtype = accelerator.device, compute_dtype(accelerator)
-        self.directory = RunDirectory(config.output_dir, self.recipe, config.resume is not None)
         path, rank = self.directory.path, accelerator.process_index
         folder, ranks = path / "checkpoints", accelerator.num_processes
         self.checkpoints = Checkpoints(
@@ -106,7 +108,7 @@ class Run:
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle how long the run is, by default in epochs by name of the data set or "other"."""
-        self.plan = make_plan(self.config, train_loader.order, self.data.name, default_epochs)
+        self.plan = Plan(self.config, train_loader.order, self.data.name, default_epochs)
 
     def keep(self, *, model: nn.Module, optimizer: Any, scheduler: Any, **others: Any) -> None:
         """Name what a checkpoint holds.
@@ -149,7 +151,7 @@ class Run:
             samples = self.data.splits["train"]
             self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
-            export.load_weights(model, config.init_from)
+            export.load_initial(model, config, self.directory.path)
         train_loader = self.all_loaders["train"]
         self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer, train_loader)
         folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
@@ -297,6 +299,7 @@ class Run:
             "global_sample_index": self.plan.sample_in_epoch(step),
             "effective_batch_size": self.plan.samples_per_update,
             "world_size": self.accelerator.num_processes,
+            "mixed_precision": self.accelerator.mixed_precision,
             "data": self.facts["data"] | {"class_names": self.data.class_names},
             "versions": self.facts["environment"]["versions"],
         }
@@ -307,15 +310,13 @@ class Run:
         What is returned is the state of the random generators, to be put back last.
         """
         saved = read_json(self.directory.path / "config.json")
-        self.facts |= {name: saved[name] for name in ("given", "wandb_run_id") if name in saved}
+        self.facts["given"] = {n: v for n, v in saved["given"].items() if n in self.given}
+        self.facts["wandb_run_id"] = saved.get("wandb_run_id", self.facts["wandb_run_id"])
         named = asked.name if asked.name.startswith("step-") else None
-        manifest = restore_newest(
-            self.accelerator, self.checkpoints.folder, named, self.parts, self.identity()
-        )
+        manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
             return None
-        self.checkpoints.last_step = self.progress.global_step
-        same = manifest["world_size"] == self.accelerator.num_processes
+        same = len(manifest["ranks"]) == self.accelerator.num_processes
         return self.random.state_dict() if same else None
 
     @contextmanager

@@ -2,6 +2,8 @@
 
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ from torch import nn
 
 from common.checkpoints.pack import identity
 from common.checkpoints.store import SUPERSEDED, UNFINISHED, copied, remove
-from common.directory import FACTS, WEIGHTS, model_folder
+from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
-from common.files import read_json, read_tensors, sync_folder, write_json, write_tensors
+from common.files import read_json, read_tensors, sync, write_json, write_tensors, writing
+from common.machine import is_main_rank
 
 
 def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
@@ -22,27 +25,45 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
         facts: what is needed to build and use the model: constructor arguments, class names,
             normalisation, image size. ``files`` is a folder to copy beside the weights.
     """
-    unfinished = folder.with_name(folder.name + UNFINISHED)
-    superseded = folder.with_name(folder.name + SUPERSEDED)
-    remove(unfinished)
-    unfinished.mkdir(parents=True)
-    if facts.get("files") is not None:
-        shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
-    if save_pretrained := getattr(model, "save_pretrained", None):
-        save_pretrained(unfinished)
-    else:
-        state = model.state_dict()
-        weights = {name: state[name] for name, *_ in names_by_weight(model)}
-        write_tensors(unfinished / WEIGHTS, copied(weights))
-    write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
-    for path in (*unfinished.rglob("*"), unfinished):
-        sync_folder(path)
-    remove(superseded)
-    if folder.exists():
-        folder.rename(superseded)
-    unfinished.rename(folder)
-    sync_folder(folder.parent)
-    remove(superseded)
+    with replacing(folder) as unfinished:
+        if facts.get("files") is not None:
+            shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
+        if save_pretrained := getattr(model, "save_pretrained", None):
+            save_pretrained(unfinished)
+        else:
+            state = model.state_dict()
+            weights = {name: state[name] for name, *_ in names_by_weight(model)}
+            write_tensors(unfinished / WEIGHTS, copied(weights))
+        write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which replaces another one of its name when it is on the disk."""
+    unfinished, superseded = (
+        folder.with_name(folder.name + ending) for ending in (UNFINISHED, SUPERSEDED)
+    )
+    with writing(str(folder)):
+        remove(unfinished)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in (*unfinished.rglob("*"), unfinished):
+            sync(path)
+        remove(superseded)
+        if folder.exists():
+            folder.rename(superseded)
+        unfinished.rename(folder)
+        sync(folder.parent)
+        remove(superseded)
+
+
+def load_initial(model: nn.Module, config: Any, directory: Path) -> None:
+    """Load the weights that `--init-from` names, and keep a copy: a resume needs no other."""
+    source, kept = model_folder(config.init_from), directory / INITIAL
+    load_weights(model, source)
+    if is_main_rank() and not config.evaluate_only and not kept.exists():
+        with replacing(kept) as unfinished:
+            shutil.copytree(source, unfinished, dirs_exist_ok=True)
 
 
 def names_by_weight(model: nn.Module) -> list[list[str]]:
@@ -89,11 +110,9 @@ class ImagePreprocessor:
 def load_model(
     model_class: type[nn.Module], path: str | Path
 ) -> tuple[nn.Module, ImagePreprocessor]:
-    """Return the trained image model of a run, ready to predict, and its preprocessing.
+    """Return the trained image model of a run, or of its `model` folder, and its preprocessing.
 
-    Args:
-        model_class: the class of the recipe, such as `recipes.resnet.ResNet`.
-        path: a run's directory, or its `model` folder.
+    `model_class` is the recipe's, such as `recipes.resnet.ResNet`.
     """
     facts = read_json(model_folder(path) / FACTS)
     model = model_class(**facts["arguments"])

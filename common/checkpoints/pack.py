@@ -3,7 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -15,16 +15,15 @@ Tensors = dict[str, torch.Tensor]
 def pack(state: Any) -> tuple[Tensors, Any]:
     """Split a nest into tensors, not copied, by their place, and what JSON can hold.
 
-    What JSON has no word for is an object of one key, such as ``!tuple``; NumPy's arrays are
-    tensors of bytes. A tensor that is there twice (tied weights) is stored once. A TypeError names
-    the place of the first value that can't be kept.
+    What JSON has no word for is an object of one key, such as ``!tuple``; a tensor that is there
+    twice (tied weights) is stored once. A TypeError names the place of what can't be kept.
     """
     tensors: Tensors = {}
     names: dict[Any, str] = {}
 
     def stored(tensor: torch.Tensor, place: str) -> str:
         if tensor.layout is not torch.strided or tensor.is_meta or not can_hold(tensor.dtype):
-            refuse(tensor, place)
+            raise unfit(tensor, place)
         tensor = tensor.detach().resolve_conj().resolve_neg()
         key = identity(tensor)
         if key not in names:
@@ -41,7 +40,7 @@ def pack(state: Any) -> tuple[Tensors, Any]:
             return {"!tensor": stored(value, place)}
         if type(value) is np.ndarray or isinstance(value, np.generic):
             if value.dtype.kind not in "biufcmM":
-                refuse(value, place)
+                raise unfit(value, place)
             raw = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
             kind = "!array" if isinstance(value, np.ndarray) else "!scalar"
             return {kind: [stored(raw, place), value.dtype.str, list(value.shape)]}
@@ -52,10 +51,10 @@ def pack(state: Any) -> tuple[Tensors, Any]:
             items = [packed(item, f"{inside}{number}") for number, item in enumerate(value)]
             return items if isinstance(value, list) else {"!tuple": items}
         if not isinstance(value, dict):
-            refuse(value, place)
+            raise unfit(value, place)
         for key in value:
             if not isinstance(key, (str, int)):
-                refuse(key, f"{inside}{key}")
+                raise unfit(key, f"{inside}{key}")
         pairs = [[key, packed(item, f"{inside}{key}")] for key, item in value.items()]
         if isinstance(value, Counter):
             return {"!Counter": pairs}
@@ -95,11 +94,9 @@ def unpack(tensors: Tensors, rest: Any) -> Any:
     return unpacked(rest)
 
 
-def refuse(value: Any, place: str) -> NoReturn:
-    kind = type(value).__name__
+def unfit(value: Any, place: str) -> TypeError:
     details = f" of {value.dtype}" if hasattr(value, "dtype") else ""
-    article = "an" if kind[0] in "aeiouAEIOU" else "a"
-    raise TypeError(f"{place}: {article} {kind}{details} can't be kept")
+    return TypeError(f"{place}: a value of type {type(value).__name__}{details} can't be kept")
 
 
 def identity(tensor: torch.Tensor) -> Any:

@@ -2,25 +2,35 @@
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import broadcast_object_list, extract_model_from_parallel
+from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from common.checkpoints import store
 from common.checkpoints.pack import Tensors, pack, unpack
 from common.console import say
-from common.errors import UserError
+from common.errors import UserError, ask_rank_zero
 from common.files import read_tensors
 
 # Integers as wide as an element, to look at its bits.
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# What a run keeps from its first start to its end, and what to do where it is another now.
+SAME_DATA = "put the data back as they were, or start another run with --init-from"
+KEPT = {
+    "recipe": "start it with the recipe that it is of",
+    "mixed_precision": "pass --mixed-precision as it was",
+    "sizes": SAME_DATA,
+    "class_names": SAME_DATA,
+}
+# Whose parts raise nothing that a recipe would want to see when their state does not fit.
+OURS = ("common.", "torch.", "accelerate.")
 
 
 class Parts:
@@ -34,26 +44,22 @@ class Parts:
     def add(self, name: str, thing: Any, shared: bool = True) -> None:
         """Keep `thing` in each checkpoint from now on; a TypeError names what can't be kept.
 
-        Of a shared module the parameters are written by rank 0, and the rest (batch norm's
-        statistics) by each rank. Parameters that are frozen now are written once.
-
-        Args:
-            shared: whether it is the same on all ranks. What is not is given back to its rank;
-                on another number of processes, all ranks' states to its `load_from_ranks` where
-                it has that, else rank 0's to each.
+        What all ranks share is written by rank 0; but of a shared module the buffers (batch norm's
+        statistics) by each rank, and the parameters that are frozen now once. What is not shared
+        is given back to its rank; on another number of processes, all ranks' states to its
+        `load_from_ranks` where it has that, else rank 0's to each.
         """
         is_taken = name in self.shared or name in self.of_rank
         if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
             raise ValueError(f"a part can't be named {name!r}: it is taken, or no word")
         if isinstance(thing, nn.Module):
             thing = extract_model_from_parallel(thing)
+            if shared:
+                thing = self.of_rank[name] = Network(thing)
         elif isinstance(thing, torch.optim.Optimizer):
             thing = OptimizerState(thing)
         pack({name: thing.state_dict()})
-        if shared and isinstance(thing, nn.Module):
-            self.shared[name] = self.of_rank[name] = Network(thing)
-        else:
-            (self.shared if shared else self.of_rank)[name] = thing
+        (self.shared if shared else self.of_rank)[name] = thing
 
     def collect(self) -> store.Contents:
         """Return this rank's state as it is now, its tensors not yet copied."""
@@ -63,7 +69,7 @@ class Parts:
                 tensors, frozen = thing.take()
                 contents.shared[name] = None
                 if frozen:
-                    contents.once[f"frozen-{name}.safetensors"] = frozen, thing.receipt
+                    contents.once[f"frozen-{name}.safetensors"] = frozen
             else:
                 tensors, rest = pack({name: thing.state_dict()})
                 contents.shared |= rest
@@ -75,36 +81,73 @@ class Parts:
 
     def restore(self, path: Path, manifest: dict[str, Any], world_size: int) -> None:
         """Put all parts back; a `UserError` where the checkpoint's are others, or don't fit."""
-        shared, ranks, files = manifest["parts"], manifest["ranks"], manifest["files"]
-        if other := (self.shared.keys() ^ shared.keys()) | (self.of_rank.keys() ^ ranks[0].keys()):
+        shared, ranks = manifest["parts"], manifest["ranks"]
+        other = {*self.shared} ^ {*shared}
+        if other := other.union(*({*self.of_rank} ^ {*state} for state in ranks)):
             what = f"it and this recipe differ in {', '.join(sorted(other))}"
             raise UserError(f"{path} is of another model: {what}")
+
+        def tensors_of(file: str) -> Tensors:
+            return read_tensors(path / file) if file in manifest["files"] else {}
+
         for name, thing in self.shared.items():
+            tensors = tensors_of(f"{name}.safetensors")
             if isinstance(thing, Network):
-                thing.put(path, name, files)
+                thing.put(path, name, tensors_of(f"../frozen-{name}.safetensors"), tensors)
             else:
-                file = f"{name}.safetensors"
-                tensors = read_tensors(path / file) if file in files else {}
-                load(thing, unpack(tensors, shared[name]), path, name)
+                with fitting(path, name):
+                    state = unpack(tensors, shared[name])
+                load(thing, state, path, name)
         same = len(ranks) == world_size
-        states = [
-            unpack(read_tensors(path / f"rank-{rank}.safetensors"), ranks[rank])
-            for rank in ([self.rank] if same else range(len(ranks)))
-        ]
+        with fitting(path, "states of ranks"):
+            states = [
+                unpack(tensors_of(f"rank-{rank}.safetensors"), ranks[rank])
+                for rank in ([self.rank] if same else range(len(ranks)))
+            ]
         for name, thing in self.of_rank.items():
             if not same and hasattr(thing, "load_from_ranks"):
-                thing.load_from_ranks([state[name] for state in states])
+                load(thing, [state[name] for state in states], path, name, of_ranks=True)
             else:
                 load(thing, states[0][name], path, name)
 
 
-def load(thing: Any, state: Any, path: Path, name: str) -> None:
+@contextmanager
+def fitting(path: Path, name: str) -> Iterator[None]:
+    """Turn whatever comes of a state that is another part's, or was edited, into a sentence."""
     try:
-        thing.load_state_dict(state)
-    except (RuntimeError, ValueError):  # as modules and optimizers say it
-        if isinstance(thing, (nn.Module, Network, OptimizerState)):
-            raise UserError(f"{path} is of another model: its {name} does not fit") from None
-        raise
+        yield
+    except Exception as problem:
+        found = " ".join(f"{type(problem).__name__}: {problem}".split())
+        advice = "go on with the recipe and flags that wrote it, or from an older checkpoint"
+        message = f"{path} is of another model: its {name} does not fit ({found:.150}): {advice}"
+        raise UserError(message) from None
+
+
+def load(thing: Any, state: Any, path: Path, name: str, of_ranks: bool = False) -> None:
+    """Put a state back, or those of all ranks; what a recipe's own class raises keeps its trace."""
+    put_back = thing.load_from_ranks if of_ranks else thing.load_state_dict
+    if not isinstance(thing, nn.Module) and not type(thing).__module__.startswith(OURS):
+        put_back(state)
+        return
+    with fitting(path, name):
+        if not isinstance(thing, RandomState):  # which looks for itself
+            now = thing.state_dict()
+            check_kinds(state, [now] * len(state) if of_ranks else now)
+        put_back(state)
+
+
+def check_kinds(saved: Any, now: Any) -> None:
+    """Raise a TypeError where a saved value is of another kind than what it is to replace."""
+    if isinstance(now, dict) and isinstance(saved, dict):
+        for key in now.keys() & saved.keys():
+            check_kinds(saved[key], now[key])
+    elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
+        for before, after in zip(saved, now, strict=False):
+            check_kinds(before, after)
+    elif now is not None and not isinstance(now, bool):
+        kinds = (int, float, torch.Tensor) if isinstance(now, (int, float)) else type(now)
+        if not isinstance(saved, kinds):
+            raise TypeError(f"{saved!r:.50} instead of {now!r:.50}")
 
 
 class Network:
@@ -116,7 +159,6 @@ class Network:
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
-        self.receipt: dict[str, Any] | None = None  # of their file, where a checkpoint named it
 
     def state_dict(self) -> dict[str, Any]:
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
@@ -134,17 +176,15 @@ class Network:
         What changes without a gradient, as an average of weights does, is known by its bits.
         """
         parameters: Tensors = dict(self.module.named_parameters())
-        still = {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
-        sums = sums_of_bits(still)
+        sums = sums_of_bits(
+            {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
+        )
         self.frozen = {n: now for n, now in sums.items() if self.frozen[n] in (None, now)}
         frozen = {name: parameters.pop(name) for name in self.frozen}
         return parameters, frozen
 
-    def put(self, path: Path, name: str, files: dict[str, Any]) -> None:
-        """Copy what a checkpoint of these files holds over the parameters."""
-        once, own = f"../frozen-{name}.safetensors", f"{name}.safetensors"
-        self.receipt = files.get(once)
-        frozen, trained = (read_tensors(path / f) if f in files else {} for f in (once, own))
+    def put(self, path: Path, name: str, frozen: Tensors, trained: Tensors) -> None:
+        """Copy what the checkpoint at `path` has over the parameters."""
         saved, parameters = frozen | trained, dict(self.module.named_parameters())
         for key in sorted(parameters.keys() | saved.keys()):
             kinds = [(t[key].shape, t[key].dtype) for t in (parameters, saved) if key in t]
@@ -174,11 +214,9 @@ class OptimizerState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state)
-        saved, now = (
-            [parameter for group in groups for parameter in group["params"]]
-            for groups in (state["param_groups"], self.optimizer.param_groups)
-        )
-        for index, parameter in zip(saved, now, strict=True):
+        groups = self.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        for index, parameter in enumerate(parameters):  # as torch numbers them
             for name, value in state["state"].get(index, {}).items():
                 # Fused kernels walk a parameter and its state side by side: same strides, then;
                 # and `load_state_dict` gave it the parameter's type.
@@ -198,7 +236,7 @@ class RandomState:
         state = {
             "torch": torch.get_rng_state(),
             "numpy": np.random.get_state(legacy=False),
-            "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
+            "python": (version, np.array(words, np.uint32), gauss),
         }
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -207,8 +245,8 @@ class RandomState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
-        python = state["python"]
-        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
         if self.device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
 
@@ -217,40 +255,28 @@ class RandomState:
 
 
 def restore_newest(
-    accelerator: Accelerator,
-    folder: Path,
-    named: str | None,
-    parts: Parts,
-    present: Mapping[str, Any],
+    checkpoints: store.Checkpoints, named: str | None, parts: Parts, present: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Restore all parts and return the manifest; None where no checkpoint is whole.
 
     Rank 0 chooses, the newest up to a `named` one such as ``step-00000120``, and passes a damaged
     one over, naming it. What is `present`, of recipe, model and data, must be what it was.
     """
-    if named is not None:
-        store.step_of(named)  # refused by all ranks, or the others would wait for rank 0
-    path = None
-    if accelerator.is_main_process:
-        store.remove_unfinished(folder)
-        path, problems = store.newest_whole(folder, named)
-        for problem in problems:
-            say(f"checkpoint passed over: {problem}")
-        say(f"resuming {path or f'{folder.parent} from its start: no whole checkpoint'}")
-        store.supersede(folder, path)
-    path = broadcast_object_list([path])[0]
+    path = ask_rank_zero(lambda: checkpoints.choose(named))
     if path is None:
+        say(f"resuming {checkpoints.folder.parent} from its start: no whole checkpoint")
         return None
+    say(f"resuming {path}")
     manifest = store.read_manifest(path)
-    for what in ("recipe", "model"):
-        if manifest[what] != present[what]:
-            raise UserError(f"{path} is of {what} {manifest[what]}, and this is {present[what]}")
-    for what in ("sizes", "class_names"):
-        before, now = manifest["data"].get(what), present["data"].get(what)
-        if before != now:
-            raise UserError(
-                f"the data have changed since {path}: {what.replace('_', ' ')} were {before} and "
-                f"are {now}: put the data back as they were, or start another run with --init-from"
-            )
-    parts.restore(path, manifest, accelerator.num_processes)
+    data = manifest.get("data")
+    before, now = (
+        manifest | (data if isinstance(data, dict) else {}),
+        {**present, **present["data"]},
+    )
+    for what, advice in KEPT.items():
+        if before.get(what) != now.get(what):
+            changed = f"{what.replace('_', ' ')} {before.get(what)}, and now {now.get(what)}"
+            raise UserError(f"{path} was written with {changed}: {advice}")
+    parts.restore(path, manifest, checkpoints.world_size)
+    checkpoints.go_on_from(path, manifest)
     return manifest

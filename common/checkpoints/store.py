@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from common.checkpoints.pack import Tensors
+from common.console import say
 from common.errors import LostProcessError, UserError
-from common.files import json_safe, read_json, sync_folder, write_synced, write_tensors
+from common.files import json_safe, read_json, sync, write_json, write_tensors, writing
 
 NAME = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
 SUPERSEDED = ".superseded"  # by a run that went on from an older one
+BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
 # Seconds to wait for the files of other ranks once this one has failed.
 LAST_PATIENCE = 5.0
 
@@ -38,10 +40,9 @@ class Contents:
     """What one rank puts into a checkpoint: tensors by name of the file, and JSON by part."""
 
     files: dict[str, Tensors] = field(default_factory=dict)
+    once: dict[str, Tensors] = field(default_factory=dict)  # never changing, beside the checkpoints
     shared: dict[str, Any] = field(default_factory=dict)  # of rank 0 alone
     of_rank: dict[str, Any] = field(default_factory=dict)
-    # Files beside the checkpoints, never changing; with its receipt where one is there already.
-    once: dict[str, tuple[Tensors, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,14 +66,9 @@ class Checkpoints:
         if self.failure is not None or step == self.last_step:
             return
         self.last_step = step
-        self.once |= {name: there for name, (_, there) in contents.once.items() if there}
-        new = {name: t for name, (t, _) in contents.once.items() if name not in self.once}
-        copies = replace(
-            contents,
-            files={name: copied(tensors) for name, tensors in contents.files.items()},
-            once={name: (copied(tensors), None) for name, tensors in new.items()},
-        )
-        arguments = (step, copies, json.loads(json.dumps(json_safe(facts))))
+        files = {name: copied(tensors) for name, tensors in contents.files.items()}
+        once = {n: copied(tensors) for n, tensors in contents.once.items() if n not in self.once}
+        arguments = (step, replace(contents, files=files, once=once), json_safe(facts))
         self.writer = threading.Thread(target=self.write_or_fail, args=arguments)
         self.writer.start()
 
@@ -109,16 +105,13 @@ class Checkpoints:
     def write(self, unfinished: Path, contents: Contents, facts: dict[str, Any]) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the folder."""
         unfinished.mkdir(parents=True, exist_ok=True)
-        for name, (tensors, _) in contents.once.items():
-            receipt = write_tensors(unfinished / name, tensors)
+        for name, tensors in contents.once.items():
+            self.once[name] = write_tensors(unfinished / name, tensors)
             os.replace(unfinished / name, self.folder / name)
-            sync_folder(self.folder)
-            self.once[name] = receipt
+            sync(self.folder)
         mine = {name: write_tensors(unfinished / name, t) for name, t in contents.files.items()}
         paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
-        part = paths[self.rank].with_suffix(".part")
-        write_synced(part, json.dumps({"files": mine, "state": contents.of_rank}).encode())
-        os.replace(part, paths[self.rank])
+        write_json(paths[self.rank], {"files": mine, "state": contents.of_rank})
         finished = unfinished.with_suffix("")
         self.await_files(unfinished, [finished] if self.rank else paths)
         if self.rank != 0:
@@ -126,15 +119,15 @@ class Checkpoints:
         receipts = [read_json(path) for path in paths]
         for path in paths:
             path.unlink()
-        files = {f"../{name}": receipt for name, receipt in self.once.items()}
+        files = {f"{BESIDE}{name}": receipt for name, receipt in self.once.items()}
         files |= {name: one for receipt in receipts for name, one in receipt["files"].items()}
         states = [receipt["state"] for receipt in receipts]
         manifest = {**facts, "parts": contents.shared, "ranks": states, "files": files}
-        manifest["sha256"] = digest_of(manifest)
-        write_synced(unfinished / MANIFEST, json.dumps(manifest).encode())
-        sync_folder(unfinished)
+        write_json(unfinished / MANIFEST, manifest | {"sha256": digest_of(manifest)})
+        sync(unfinished / MANIFEST)
+        sync(unfinished)
         os.rename(unfinished, finished)
-        sync_folder(self.folder)
+        sync(self.folder)
         for old in [*step_folders(self.folder)[: -self.keep], *self.folder.glob(f"*{SUPERSEDED}")]:
             remove(old)
 
@@ -149,6 +142,32 @@ class Checkpoints:
                 late = f"its part of {unfinished.name} was not there after {self.patience:.0f} s"
                 raise LostProcessError(f"rank {missing[0]} timed out: {late}")
             time.sleep(0.01)
+
+    def choose(self, named: str | None) -> Path | None:
+        """Clean up, and return the newest whole checkpoint up to a `named` one, if there is one.
+
+        A damaged one is passed over and named. What is newer is put aside until another one is
+        whole, and what was not finished is removed.
+        """
+        path, problems = newest_whole(self.folder, named)
+        for problem in problems:
+            say(f"checkpoint passed over: {problem}")
+        with writing(str(self.folder)):
+            for unfinished in self.folder.glob(f"*{UNFINISHED}"):
+                remove(unfinished)
+            for newer in step_folders(self.folder):
+                if path is None or step_of(newer) > step_of(path):
+                    aside = newer.with_name(newer.name + SUPERSEDED)
+                    say(f"put aside, until another checkpoint is whole: {aside}")
+                    remove(aside)
+                    os.rename(newer, aside)
+        return path
+
+    def go_on_from(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Take note of what need not be saved again."""
+        self.last_step = step_of(path)
+        beside = [name for name in manifest["files"] if name.startswith(BESIDE)]
+        self.once = {name.removeprefix(BESIDE): manifest["files"][name] for name in beside}
 
 
 def copied(tensors: Tensors) -> Tensors:
@@ -171,24 +190,10 @@ def step_of(checkpoint: Path | str) -> int:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def remove_unfinished(folder: Path) -> None:
-    for path in folder.glob(f"*{UNFINISHED}"):
-        remove(path)
-
-
-def supersede(folder: Path, chosen: Path | None) -> None:
-    """Put aside what is newer than the chosen checkpoint, until another one is whole."""
-    for path in step_folders(folder):
-        if chosen is None or step_of(path) > step_of(chosen):
-            aside = path.with_name(path.name + SUPERSEDED)
-            remove(aside)
-            os.rename(path, aside)
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
@@ -199,7 +204,8 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest; a `UserError` where it is missing or not one."""
     manifest = read_json(checkpoint / MANIFEST)
-    with contextlib.suppress(KeyError, TypeError, AttributeError):  # of what has another form
+    # Of what has another form.
+    with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         groups = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
         is_whole = manifest["sha256"] == digest_of(manifest) and manifest["ranks"]
         if is_whole and all(isinstance(one, dict) for one in groups):
@@ -219,10 +225,8 @@ def damage(checkpoint: Path) -> str | None:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = file.tell()
-        except FileNotFoundError:
-            return f"{path} is missing"
         except OSError as problem:
-            return f"{path} can't be read: {problem}"
+            return f"{path} can't be read: {problem.strerror}"
         if size != receipt.get("size"):
             return f"{path} has {size:,} bytes instead of {receipt.get('size')}"
         if digest != receipt.get("sha256"):
@@ -233,8 +237,9 @@ def damage(checkpoint: Path) -> str | None:
 def newest_whole(folder: Path, named: str | None = None) -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint up to a named one, and what is wrong with later ones."""
     problems: list[str] = []
+    last = None if named is None else step_of(named)
     for checkpoint in reversed(step_folders(folder)):
-        if named is None or step_of(checkpoint) <= step_of(named):
+        if last is None or step_of(checkpoint) <= last:
             problem = damage(checkpoint)
             if problem is None:
                 return checkpoint, problems

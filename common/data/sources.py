@@ -8,17 +8,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from filelock import FileLock
 
-from common.errors import UserError
+from common.errors import UserError, ask_rank_zero
 from common.files import read_json, write_json, writing
-
-Answer = TypeVar("Answer")
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {
@@ -61,21 +58,7 @@ def choose_source(
         reason = f"auto: {public} is not cached, the Hub does not answer"
         return built_in_source(built_in, reason)
 
-    return replace(ask_rank_zero(accelerator, choose), validation_share=config.validation_share)
-
-
-def ask_rank_zero(accelerator: Accelerator, choose: Callable[[], Answer]) -> Answer:
-    """Return what `choose` returns on rank 0, on all ranks; its `UserError` ends all of them."""
-    answer: list[Any] = [None]
-    if accelerator.is_main_process:
-        try:
-            answer = [choose()]
-        except UserError as error:
-            answer = [error]
-    broadcast_object_list(answer)
-    if isinstance(answer[0], UserError):
-        raise answer[0]
-    return answer[0]
+    return replace(ask_rank_zero(choose), validation_share=config.validation_share)
 
 
 def built_in_source(name: str, reason: str) -> DataSource:

@@ -7,10 +7,10 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 
 from common.console import quiet_transformers
-from common.data.sources import ask_rank_zero, hub_commit
+from common.data.sources import hub_commit
 from common.data.text import TextData
 from common.directory import model_folder
-from common.errors import UserError
+from common.errors import UserError, ask_rank_zero
 from common.files import read_json
 
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
@@ -42,7 +42,7 @@ def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
             )
         return name
 
-    return ask_rank_zero(accelerator, choose)
+    return ask_rank_zero(choose)
 
 
 def check_folder(folder: Path) -> None:

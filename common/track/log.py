@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.console import ProgressDisplay, say
 from common.errors import TrainingError, UserError
-from common.files import json_safe, write_text
+from common.files import json_safe, write_text, writing
 from common.measure.sums import of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.track import report
@@ -48,7 +48,8 @@ class Log:
             path = self.directory / "metrics.jsonl"
             rows = [row for row in read_rows(path) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-            self.file = path.open("a", encoding="utf-8")
+            with writing(str(path)):
+                self.file = path.open("a", encoding="utf-8")
             with self.tracking():
                 if config.tracker == "wandb":
                     name = self.directory.name
@@ -108,6 +109,7 @@ class Log:
                 f"{self.directory}/metrics.jsonl can't be written ({problem}): free some space, "
                 f"then go on with --resume {self.directory}",
                 every_rank=True,
+                resumable=True,
             ) from None
         if self.tracker is not None:
             with self.tracking():

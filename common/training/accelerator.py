@@ -1,7 +1,6 @@
 """Build the Accelerator: device, precision that really runs, threads, kernels, process group."""
 
 import functools
-import inspect
 import os
 import platform
 import warnings
@@ -24,15 +23,24 @@ from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.machine import cpu_threads, world_size
+from common.machine import cpu_threads, local_world_size, world_size
+
+LAUNCH = (
+    "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
+    "--multi_gpu --num_processes N"
+)
 
 
 def build_accelerator(config: TrainingConfig) -> Accelerator:
-    """Return an Accelerator set to what is best for the hardware, or say what can't run on it."""
+    """Return what fits the hardware, or say what can't run on it."""
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
-    precision = choose_precision(config.mixed_precision, use_cpu)
+    devices, started = torch.accelerator.device_count(), local_world_size()
+    if not use_cpu and started > devices:
+        counts = f"{started} processes on this machine, which has {devices} GPUs"
+        raise UserError(f"the launcher started {counts}: pass it --num_processes {devices}")
+    precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
     if use_cpu and config.gradient_compression == "bf16":
         raise UserError(
             "gradients can't travel as bf16 between processes on a CPU: pass "
@@ -44,9 +52,6 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     # Two look-ups of a package that is not there cost 90 µs in each optimizer step.
     stepping: Any = accelerate.optimizer
     stepping.is_lomo_available = functools.cache(stepping.is_lomo_available)
-    # Nor need it find out in each step what arguments this function takes.
-    zero_grad: Any = torch.optim.Optimizer.zero_grad
-    zero_grad.__signature__ = inspect.signature(zero_grad)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
@@ -58,8 +63,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
             # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
-            # No static graph: it gained nothing measurable on two gloo processes, and torch 2.13
-            # fails with it where an update's first micro-batch is under `no_sync`.
+            # No static graph: it gained nothing, and fails under `no_sync` (torch 2.13).
             DistributedDataParallelKwargs(
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
@@ -68,10 +72,13 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         ],
     )
     if accelerator.num_processes != world_size():
+        seen = f"but each of them sees {accelerator.num_processes}"
+        raise UserError(f"the launcher started {world_size()} processes, {seen}: {LAUNCH}")
+    # `accelerate launch` says so with `--cpu` or MULTI_CPU, and starts one process all the same.
+    if accelerator.num_processes == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}:
+        seen = "(or MASTER_ADDR is set, and should not be)"
         raise UserError(
-            f"the launcher started {world_size()} processes, but each of them sees "
-            f"{accelerator.num_processes}: launch with one of accelerate_configs/, such as "
-            "multi_cpu.yaml, or with --multi_gpu --num_processes N",
+            f"the launcher started one process, and was asked for more {seen}: {LAUNCH}"
         )
     if precision == "fp16":  # which Accelerate would leave out on a CPU, where tests see it run
         accelerator.native_amp, accelerator.scaler = True, SharedScaler(accelerator.device.type)
@@ -98,25 +105,24 @@ def compute_dtype(accelerator: Accelerator) -> torch.dtype:
     return types.get(accelerator.mixed_precision, torch.float32)
 
 
-def choose_precision(asked: str, use_cpu: bool) -> str:
+def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
     """Return the precision that will run: "no" (fp32), "bf16" or "fp16".
 
     ``auto`` is what the launcher asked for; else fp16 on CUDA, bf16 on a CPU that has bf16
-    instructions, and fp32 elsewhere.
+    instructions, and fp32 elsewhere. A run that is resumed asks for what it ran in.
     """
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    wanted = launcher if asked == "auto" and launcher in ("fp16", "bf16") else asked
     has_cuda = torch.cuda.is_available() and not use_cpu
     best = "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"
-    if wanted == "auto":
-        return best
+    wanted = asked if asked != "auto" else launcher if launcher in ("fp16", "bf16") else best
+    advice = f"pass --mixed-precision {best}"
+    if resumes:
+        advice = "resume this run where it can, or start another from its model with --init-from"
     if wanted == "fp16" and not pays_in_fp16(use_cpu):
-        raise UserError(
-            "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32): "
-            f"pass --mixed-precision {best}"
-        )
+        missing = "there is none here (it would silently run as fp32)"
+        raise UserError(f"fp16 needs a CUDA GPU and {missing}: {advice}")
     if wanted == "bf16" and has_cuda and not torch.cuda.is_bf16_supported(False):
-        raise UserError("this GPU has no bf16 arithmetic: pass --mixed-precision fp16")
+        raise UserError(f"this GPU has no bf16 arithmetic: {advice}")
     return wanted
 
 

@@ -99,7 +99,7 @@ class GradientGuard:
             )
 
     def figures(self) -> dict[str, float]:
-        """Return the ``train/`` metrics of the updates; after `check`."""
+        """Return ``train/`` metrics; after `check`."""
         found = {"train/grad_norm": float(self.grad_norm), "train/skipped_updates": self.skipped}
         if self.is_fp16:
             found["train/loss_scale"] = self.accelerator.scaler.get_scale()

@@ -8,16 +8,22 @@ from typing import Any
 from common.config import TrainingConfig
 
 
-@dataclass(frozen=True)
 class Plan:
     """A run's length and intervals, in optimizer updates."""
 
-    total_steps: int
-    updates_per_epoch: int
-    samples_per_update: int  # over all ranks
-    eval_every: int
-    save_every: int
-    warmup: int | None  # as asked for
+    def __init__(
+        self, config: TrainingConfig, order: Any, dataset: str, default_epochs: Mapping[str, int]
+    ) -> None:
+        """Settle how long a run is, and note in `config` the epochs that its data set gets."""
+        self.updates_per_epoch: int = order.updates_per_epoch
+        self.samples_per_update: int = order.global_batch  # over all ranks
+        if config.epochs is None:
+            config.epochs = default_epochs.get(dataset, default_epochs["other"])
+        total_steps = config.epochs * self.updates_per_epoch
+        self.total_steps = min(total_steps, config.max_steps or total_steps)
+        self.eval_every = config.eval_every or self.updates_per_epoch
+        self.save_every = config.checkpoint_every or self.updates_per_epoch
+        self.warmup = config.warmup_steps  # as asked for
 
     def warmup_steps(self, share: float) -> int:
         """Return `--warmup-steps`, or else a share of the run."""
@@ -48,24 +54,6 @@ class Plan:
             "progress/epoch": step / self.updates_per_epoch,
             "progress/samples": step * self.samples_per_update,
         }
-
-
-def make_plan(
-    config: TrainingConfig, order: Any, dataset: str, default_epochs: Mapping[str, int]
-) -> Plan:
-    """Settle how long a run is, and note in `config` the epochs that its data set gets."""
-    updates = order.updates_per_epoch
-    if config.epochs is None:
-        config.epochs = default_epochs.get(dataset, default_epochs["other"])
-    total_steps = config.epochs * updates
-    return Plan(
-        total_steps=min(total_steps, config.max_steps or total_steps),
-        updates_per_epoch=updates,
-        samples_per_update=order.global_batch,
-        eval_every=config.eval_every or updates,
-        save_every=config.checkpoint_every or updates,
-        warmup=config.warmup_steps,
-    )
 
 
 @dataclass

@@ -31,7 +31,8 @@ class StopRequest:
         self.reason: str | None = None
         self.since = 0.0
         for number in STOP_SIGNALS:
-            signal.signal(number, self.receive if heeded else signal.SIG_DFL)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self.receive if heeded else signal.SIG_DFL)
         # Set by `accelerate launch`, and by torchrun.
         is_launched = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & {*os.environ}
         if heeded and sys.platform == "linux" and is_launched:
@@ -88,6 +89,7 @@ class Agreement:
                 f"a checkpoint could not be written ({failure or 'on another rank'}): free some "
                 f"space, then go on from the one before with --resume {self.directory}",
                 every_rank=failure is not None,
+                resumable=True,
             )
 
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:

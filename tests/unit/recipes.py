@@ -40,11 +40,12 @@ def write_run(
     """Write what a run leaves at once, and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
     effective = config.batch_size * config.gradient_accumulation_steps * processes
+    precision = "bf16" if config.mixed_precision == "auto" else config.mixed_precision
     facts = {
         "recipe": recipe,
         "config": dataclasses.asdict(config),
         "given": dataclasses.asdict(given or config),
-        "environment": {"effective_batch_size": effective, "world_size": processes},
+        "environment": {"effective_batch_size": effective, "mixed_precision": precision},
     }
     (directory / "config.json").write_text(json.dumps(facts))
     if status is not None:
@@ -69,7 +70,7 @@ def other_value(config: TrainingConfig, name: str) -> Any:
     """Return a value that a flag may have, and has not."""
     value, kind = getattr(config, name), kind_of(type(config), name)
     if get_origin(kind) is Literal:
-        return next(choice for choice in get_args(kind) if choice != value)
+        return next(choice for choice in get_args(kind) if choice not in (value, "auto"))
     if get_origin(kind) is tuple:
         return (get_args(kind)[0](9),)
     if kind is bool:

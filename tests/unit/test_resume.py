@@ -30,7 +30,9 @@ def test_what_is_learned_can_not_change_and_the_rest_can(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each flag, by its role: refused by name with the run's value, or taken."""
-    resolved = dataclasses.replace(config_class(recipe)(), epochs=20, init_from="there")
+    resolved = dataclasses.replace(
+        config_class(recipe)(), epochs=20, init_from="there", mixed_precision="bf16"
+    )
     run = write_run(tmp_path / "run", resolved, recipe)
     for field in dataclasses.fields(resolved):
         name = field.name

@@ -231,11 +231,12 @@ def test_model_is_whole_or_not_there(
     def fail(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    for name in ("write_tensors", "sync_folder"):
+    for name in ("write_tensors", "sync"):
         with monkeypatch.context() as patch:
             patch.setattr(export, name, lambda path, *rest: fail(path))
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(UserError, match="No space") as failed:
                 save_model(directory / "model", newer, FACTS)
+        assert failed.value.resumable, "a full disk is no mistake of the user's"
         assert torch.equal(load_model(MLP, directory)[0].body[0].weight, model.body[0].weight)
     with pytest.raises(TypeError):
         save_model(directory / "model", newer, {"names": object()})

@@ -171,15 +171,18 @@ def test_kinds_of_plain_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (lambda: None, "a function can't be kept"),
-        (object(), "an object can't be kept"),
-        ({1, 2}, "a set can't be kept"),
-        (1 + 2j, "a complex can't be kept"),
-        (b"bytes", "a bytes can't be kept"),
-        (np.array([None]), "a ndarray of object can't be kept"),
-        (torch.empty(2, device="meta"), "a Tensor of torch.float32 can't be kept"),
-        (torch.eye(2).to_sparse(), "a Tensor of torch.float32 can't be kept"),
-        (torch.zeros(2, dtype=torch.complex128), "a Tensor of torch.complex128 can't be kept"),
+        (lambda: None, "a value of type function can't be kept"),
+        (object(), "a value of type object can't be kept"),
+        ({1, 2}, "a value of type set can't be kept"),
+        (1 + 2j, "a value of type complex can't be kept"),
+        (b"bytes", "a value of type bytes can't be kept"),
+        (np.array([None]), "a value of type ndarray of object can't be kept"),
+        (torch.empty(2, device="meta"), "a value of type Tensor of torch.float32 can't be kept"),
+        (torch.eye(2).to_sparse(), "a value of type Tensor of torch.float32 can't be kept"),
+        (
+            torch.zeros(2, dtype=torch.complex128),
+            "a value of type Tensor of torch.complex128 can't be kept",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_named_by_its_place(value: Any, said: str) -> None:

@@ -24,9 +24,7 @@ from common.checkpoints.store import (
     damage,
     newest_whole,
     read_manifest,
-    remove_unfinished,
     step_folders,
-    supersede,
 )
 from common.errors import LostProcessError, UserError
 from common.files import read_tensors
@@ -40,7 +38,7 @@ def contents_of(step: int, rank: int = 0) -> Contents:
     if rank == 0:
         contents.files["model.safetensors"] = {"weight": values}
         contents.shared["log"] = {"step": step}
-        contents.once["frozen-model.safetensors"] = {"frozen": torch.arange(5.0)}, None
+        contents.once["frozen-model.safetensors"] = {"frozen": torch.arange(5.0)}
     return contents
 
 
@@ -97,12 +95,9 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(store, "write_tensors", noted)
     checkpoints.save(6, contents_of(6), {})
     checkpoints.wait()
-    resumed = contents_of(9)
-    receipt = read_manifest(tmp_path / "step-00000006")["files"]["../frozen-model.safetensors"]
-    frozen, _ = resumed.once["frozen-model.safetensors"]
-    resumed.once["frozen-model.safetensors"] = frozen, receipt
-    later = opened(tmp_path)
-    later.save(9, resumed, {})
+    later, newest = opened(tmp_path), tmp_path / "step-00000006"
+    later.go_on_from(newest, read_manifest(newest))
+    later.save(9, contents_of(9), {})
     later.wait()
     assert "frozen-model.safetensors" not in written
     assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000006", "step-00000009"]
@@ -140,7 +135,7 @@ def test_going_on_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path)
         save(tmp_path, step, keep=3)
     old = step_folders(tmp_path)[0]
     assert newest_whole(tmp_path, named="step-00000006")[0] == tmp_path / "step-00000006"
-    supersede(tmp_path, old)
+    assert opened(tmp_path).choose(old.name) == old
     assert newest_whole(tmp_path) == (old, [])
     assert len([*tmp_path.glob("*.superseded")]) == 2
     save(tmp_path, 4, keep=1)
@@ -152,7 +147,7 @@ def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
     for step in (99_999_999, 100_000_000):
         save(tmp_path, step)
     assert newest_whole(tmp_path)[0] == tmp_path / "step-100000000"
-    supersede(tmp_path, tmp_path / "step-99999999")
+    opened(tmp_path).choose("step-99999999")
     assert newest_whole(tmp_path)[0] == tmp_path / "step-99999999"
 
 
@@ -216,7 +211,7 @@ def test_damaged_frozen_weights_damage_all_that_name_them(tmp_path: Path) -> Non
         path.write_bytes(whole)
     # A run that starts anew writes them anew.
     path.write_bytes(b"")
-    supersede(tmp_path, None)
+    assert opened(tmp_path).choose(None) is None
     save(tmp_path, 1)
     assert newest_whole(tmp_path) == (tmp_path / "step-00000001", [])
     assert path.read_bytes() == whole
@@ -252,8 +247,7 @@ def test_files_of_a_checkpoints_name_are_passed_over_and_go(tmp_path: Path) -> N
     found, problems = newest_whole(tmp_path)
     assert found == tmp_path / "step-00000003"
     assert problems == [f"{tmp_path}/step-00000009/manifest.json does not exist"]
-    remove_unfinished(tmp_path)
-    supersede(tmp_path, found)
+    assert opened(tmp_path).choose(None) == found
     checkpoints = save(tmp_path, 9, keep=1)
     assert checkpoints.failure is None
     assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000009", "step-notes"]
@@ -333,8 +327,7 @@ def test_killed_at_any_step_of_a_save_the_older_checkpoint_is_whole(
         if not was_killed:
             assert found.name == "step-00000009"
             break
-        remove_unfinished(folder)
-        supersede(folder, found)
+        assert opened(folder).choose(None) == found
         save(folder, 12)
         assert newest_whole(folder) == (folder / "step-00000012", [])
         assert names_in(folder) == ["frozen-model.safetensors", found.name, "step-00000012"]
@@ -355,16 +348,18 @@ def test_names_are_on_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((store, "sync_folder"), (os, "rename"), (os, "replace")):
+    for module, name in ((store, "sync"), (os, "rename"), (os, "replace")):
         noted(module, name)
     save(tmp_path / "run", 3)
     assert calls == [
         "replace frozen-model.safetensors frozen-model.safetensors",
-        "sync_folder run",
-        "replace receipt-0.part receipt-0.json",
-        "sync_folder step-00000003.unfinished",
+        "sync run",
+        f"replace .receipt-0.json.{os.getpid()} receipt-0.json",
+        f"replace .manifest.json.{os.getpid()} manifest.json",
+        "sync manifest.json",
+        "sync step-00000003.unfinished",
         "rename step-00000003.unfinished step-00000003",
-        "sync_folder run",
+        "sync run",
     ]
 
 
@@ -377,10 +372,10 @@ def test_killed_while_checkpoints_are_put_aside(
         for step in (3, 6, 9):
             save(folder, step, keep=3)
         chosen = folder / "step-00000003"
-        if not killed_at(monkeypatch, moment, partial(supersede, folder, chosen)):
+        if not killed_at(monkeypatch, moment, partial(opened(folder).choose, chosen.name)):
             break
         assert newest_whole(folder, named=chosen.name) == (chosen, [])
-        supersede(folder, chosen)
+        opened(folder).choose(chosen.name)
         assert newest_whole(folder) == (chosen, [])
     assert moment >= 4
 

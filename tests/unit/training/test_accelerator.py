@@ -43,6 +43,7 @@ def test_launcher_decides_between_gpu_and_cpu(
 ) -> None:
     """With a GPU the CPU is used only if the launcher says true: it says "False" otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     if variable is None:
         monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     else:

@@ -1,0 +1,168 @@
+"""Each call that changes the disk fails once: said in a sentence, and nothing saved is lost."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from common.checkpoints.store import MANIFEST
+from common.errors import UserError
+from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
+
+FAULTS = [
+    errno.ENOSPC,
+    pytest.param(errno.EIO, marks=pytest.mark.slow),
+    pytest.param(errno.EACCES, marks=pytest.mark.slow),
+]
+# What a run's files are made, changed and removed by; `open` and `write` come besides.
+CALLS: list[tuple[Any, str]] = [
+    *((os, n) for n in ("open", "mkdir", "fsync", "replace", "rename", "unlink", "rmdir")),
+    (shutil, "copytree"),
+    (safetensors.torch, "save_file"),
+]
+
+
+class Disk:
+    """A disk that fails once, at the n-th call that changes a file under a folder."""
+
+    def __init__(self, folder: Path, fails_at: int, number: int) -> None:
+        self.folder, self.fails_at, self.number = str(folder), fails_at, number
+        self.calls: list[str] = []
+
+    def count(self, name: str, *arguments: Any) -> None:
+        """Take note of a call, and raise if it is the one to fail."""
+        path = next((one for one in arguments if isinstance(one, (str, os.PathLike))), None)
+        if path is None and arguments and isinstance(arguments[0], int):
+            path = os.readlink(f"/proc/self/fd/{arguments[0]}")
+        if path is None or not os.path.abspath(path).startswith(self.folder):
+            return
+        self.calls.append(f"{name} {Path(path).name}")
+        if len(self.calls) - 1 == self.fails_at:
+            raise OSError(self.number, os.strerror(self.number), os.fspath(path))
+
+    def counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that counts before it does what `real` does."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.count(name, *arguments)
+            return real(*arguments, **named)
+
+        return call
+
+    def open(self, path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        """Open a file; one that is written counts, and its writes do."""
+        if not {*"wax+"} & {*mode}:
+            return OPEN(path, mode, *arguments, **named)
+        self.count("open", path)
+        return Written(OPEN(path, mode, *arguments, **named), self, path)
+
+
+class Written:
+    """A file whose writes are counted."""
+
+    def __init__(self, file: Any, disk: Disk, path: Any) -> None:
+        self.file, self.disk, self.path = file, disk, path
+
+    def write(self, data: Any) -> int:
+        self.disk.count("write", self.path)
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Written:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+OPEN = io.open
+
+
+def failing(folder: Path, fails_at: int, number: int, *flags: object) -> tuple[Disk, Any, str]:
+    """Run on a disk that fails at a call."""
+    disk = Disk(folder, fails_at, number)
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in CALLS:
+            patch.setattr(module, name, disk.counting(name, getattr(module, name)))
+        for module in (io, builtins):
+            patch.setattr(module, "open", disk.open)
+        return disk, *run(*flags)
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    with prepared():
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    with prepared():
+        assert run(*FLAGS, "--output-dir", directory)[0] is None
+    return directory
+
+
+def cut_off(whole: Path, directory: Path) -> None:
+    """Copy a run that was killed in a save and has a damaged checkpoint: much to put right."""
+    shutil.copytree(whole, directory)
+    for name in ("model", "summary.json", "memory.json"):
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    checkpoints = directory / "checkpoints"
+    (checkpoints / f"step-{STEPS[1]:08d}" / MANIFEST).write_bytes(b"{}")
+    shutil.copytree(checkpoints / f"step-{STEPS[0]:08d}", checkpoints / "step-00000003.unfinished")
+    status = {"status": "failed", "resumable": False, "reason": "before", "global_step": 4}
+    (directory / "status.json").write_text(json.dumps(status))
+
+
+@pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("begins", ["with a model", "resumed"])
+def test_each_call_fails_once(tmp_path: Path, whole: Path, number: int, begins: str) -> None:
+    """Then the same command goes on from the newest whole checkpoint, to the same weights."""
+    model, seen = Path("model", "model.safetensors"), set()
+    final = "" if begins == "with a model" else digest(whole / model)
+    reference: dict[int, dict[str, str]] = {}
+    for fails_at in range(10_000):
+        directory, least = tmp_path / str(fails_at) / "run", 0
+        if begins == "resumed":
+            cut_off(whole, directory)
+            least = STEPS[0]
+        flags = (*FLAGS, "--output-dir", directory, "--resume", "auto")
+        if begins == "with a model":
+            flags = (*flags, "--init-from", whole)
+        disk, error, said = failing(directory.parent, fails_at, number, *flags)
+        where = f"call {fails_at}, {disk.calls[fails_at : fails_at + 1]}: {error!r}\n{said}"
+        step, found = learned(directory)
+        assert step >= least, where
+        assert reference.setdefault(step, found) == found, where
+        if len(disk.calls) > fails_at:
+            seen.add(disk.calls[fails_at].split()[0])
+            assert error is None or isinstance(error, UserError), where
+            status = directory / "status.json"
+            if error is not None and number != errno.EACCES and status.exists():
+                assert json.loads(status.read_text())["resumable"], where
+            if error is not None:
+                error, said = run(*flags)
+        assert error is None, f"{where}\nthen {error!r}\n{said}"
+        final = final or digest(directory / model)
+        assert digest(directory / model) == final, where
+        assert learned(directory)[0] == STEPS[-1], where
+        if len(disk.calls) <= fails_at:
+            break
+        shutil.rmtree(directory.parent)
+    assert seen >= {"open", "write", "mkdir", "fsync", "replace", "rename", "unlink", "save_file"}
+    assert reference.keys() == {0, *STEPS} if begins != "resumed" else {*STEPS}
