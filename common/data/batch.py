@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import IterableDataset, default_collate
 
 from common.data.order import hash_integers
@@ -30,12 +30,11 @@ class Work(NamedTuple):
 class Samples:
     """One split. One's own needs `__len__` and `fetch`; the rest is for speed.
 
-    Wherever `samples` are asked for, they are int64 [batch]; `epoch` is None in an evaluation.
+    `samples` are int64 [batch], on the host; `epoch` is None in an evaluation.
     """
 
     seed = 0  # of the run; set by the loader
     num_bytes: int | None = None  # that `place` takes of a device; None: there is no `place`
-    bytes_per_sample: int | None = None  # None where batches can't be cut out of a larger one
     lengths: np.ndarray | None = None  # int64 [samples]; batches are of like lengths then
 
     def __len__(self) -> int:
@@ -46,14 +45,15 @@ class Samples:
         raise NotImplementedError
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Do the rest of `fetch` on the device, where `batch` and `samples` now are."""
+        """Do the rest of `fetch` on the device, where `batch` now is."""
         return batch
 
     def place(self, device: torch.device) -> None:
-        """Copy all samples to `device`, for `gather`; on a CPU memory-mapped ones stay so."""
+        """Copy all samples to `device`; on a CPU memory-mapped ones stay so."""
         raise NotImplementedError
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Make a batch of what was placed, to be cut into smaller ones where no `lengths` are."""
         raise NotImplementedError
 
     def count(self, samples: torch.Tensor) -> Work:
@@ -63,9 +63,10 @@ class Samples:
         return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
 
     def example(self, size: int, length: int) -> Batch:
-        """Return a batch that has shapes only, on the meta device; `length` is that of text."""
+        """Return a batch of shapes alone, on the meta device, in fp32; `length` is that of text."""
         samples = torch.zeros(size, dtype=torch.long)
-        return send_to_device(self.finish(self.read(samples, None), samples, None), "meta")
+        batch = self.finish(self.read(samples, None), samples, None)
+        return convert_to_fp32(send_to_device(batch, "meta"))
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """`fetch`, and leave the generators of this process, which may train, as they were."""
@@ -110,29 +111,26 @@ class TensorSamples(Samples):
     """Tensors or arrays by name, [samples, ...]: on the device if they fit; a batch is a gather."""
 
     def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
-        self.tensors = {name: as_tensor(values) for name, values in tensors.items()}
-        sizes = {name: len(values) for name, values in self.tensors.items()}
+        sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(f"tensors of one split need one number of samples each, not {sizes}")
-        (self.size,) = set(sizes.values())
+        self.tensors = {name: as_tensor(values) for name, values in tensors.items()}
         self.num_bytes = sum(values.nbytes for values in self.tensors.values())
-        self.bytes_per_sample = max(1, self.num_bytes // max(1, self.size))
 
     def __len__(self) -> int:
-        return self.size
+        return len(next(iter(self.tensors.values())))
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         return self.take(self.tensors, samples)
 
     def place(self, device: torch.device) -> None:
-        self.device = device
         self.placed = {name: values.to(device) for name, values in self.tensors.items()}
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        return self.take(self.placed, samples)
+        return self.finish(self.take(self.placed, samples), samples, epoch)
 
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
-        """Make a batch of `tensors`, all on one device, for `samples` on the host."""
+        """Make a batch of `tensors`, all on one device."""
         (device,) = {values.device for values in tensors.values()}
         samples = samples.to(device, non_blocking=True)
         return {name: values.index_select(0, samples) for name, values in tensors.items()}

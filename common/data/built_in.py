@@ -38,23 +38,15 @@ def digits() -> DatasetDict:
     from sklearn.model_selection import train_test_split
 
     loaded = load_digits()
+    labels = loaded.target.tolist()
     pixels = (loaded.images * (255 / 16)).round().astype(np.uint8)
-    rows = train_test_split(
-        np.arange(len(pixels)), test_size=0.2, random_state=0, stratify=loaded.target
-    )
+    columns = {"image": [*map(PillowImage.fromarray, pixels)], "label": labels}
     features = Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))})
-    return DatasetDict(
-        {
-            name: Dataset.from_dict(
-                {
-                    "image": [PillowImage.fromarray(pixels[row]) for row in chosen],
-                    "label": loaded.target[chosen].tolist(),
-                },
-                features=features,
-            )
-            for name, chosen in zip(("train", "test"), rows, strict=True)
-        }
+    whole = Dataset.from_dict(columns, features=features)
+    train, test = train_test_split(
+        range(len(whole)), test_size=0.2, random_state=0, stratify=labels
     )
+    return DatasetDict(train=whole.select(train), test=whole.select(test))
 
 
 def docstrings() -> DatasetDict:
@@ -102,10 +94,9 @@ def files_of(library: Path, name: str) -> list[Path]:
 def docstrings_of(path: Path) -> Iterator[str]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, documented):
-            text = ast.get_docstring(node)
-            if text and len(text) >= SHORTEST:
-                yield text
+        text = ast.get_docstring(node) if isinstance(node, documented) else None
+        if text and len(text) >= SHORTEST:
+            yield text
 
 
 LOADERS: dict[str, Callable[[], DatasetDict]] = {"digits": digits, "docstrings": docstrings}

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +16,11 @@ from PIL import Image, ImageOps
 
 from common.console import say
 from common.data.batch import Batch, Data, TensorSamples
+from common.data.cache import cached
 from common.data.order import random_bits
-from common.data.sources import DataSource, cache_folder, cached, prepare_once
-from common.data.tables import READS, RawData, existing_column, load_raw
+from common.data.sources import DataSource
+from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
@@ -44,44 +42,26 @@ class ImageSamples(TensorSamples):
         self.crop_padding = 0  # pixels by which a training image is shifted at most
         self.flip = False  # whether half of the training images are mirrored
 
-    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        samples = samples.to(self.device, non_blocking=True)
-        return self.taken(self.placed, samples, samples, epoch)
-
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        rows = torch.arange(len(samples), device=samples.device)
-        return self.taken(batch, rows, samples, epoch)
-
-    def taken(
-        self, arrays: Batch, rows: torch.Tensor, samples: torch.Tensor, epoch: int | None
-    ) -> Batch:
-        """Take `rows` of `arrays`, `samples` of the split, with pixels of mean 0, deviation 1."""
-        images = self.augmented(arrays["images"], rows, samples, epoch).to(self.dtype)
+        """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1."""
+        images = batch["images"]
+        if epoch is not None and (self.crop_padding or self.flip):
+            bits = random_bits(self.seed, epoch, samples)
+            images = self.augmented(images, bits.to(images.device, non_blocking=True))
         shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
-        images = images.sub_(shift).mul_(scale).permute(0, 3, 1, 2)
-        return {"images": images, "labels": arrays["labels"][rows]}
+        images = images.to(self.dtype).sub_(shift).mul_(scale).permute(0, 3, 1, 2)
+        return {"images": images, "labels": batch["labels"]}
 
-    def augmented(
-        self, images: torch.Tensor, rows: torch.Tensor, samples: torch.Tensor, epoch: int | None
-    ) -> torch.Tensor:
-        """Take `rows` of `images`, each shifted (and reflected at its border) and mirrored."""
-        if epoch is None or not (self.crop_padding or self.flip):
-            return images.index_select(0, rows)
-        height, width = images.shape[1:3]
-        bits = random_bits(self.seed, epoch, samples)
+    def augmented(self, images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+        """Shift images, reflecting them at the border, and mirror them, by 31 bits for each."""
+        count, height, width, _ = images.shape
+        rows, ys, xs = (torch.arange(n, device=images.device) for n in (count, height, width))
         shifts = 2 * self.crop_padding + 1
-        ys = torch.arange(height, device=rows.device) + (bits % shifts - self.crop_padding)[:, None]
-        xs = torch.arange(width, device=rows.device)
         if self.flip:
             xs = torch.where((bits >> 30).bool()[:, None], width - 1 - xs, xs)
-        xs = xs + (bits // shifts % shifts - self.crop_padding)[:, None]
-        ys, xs = reflected(ys, height), reflected(xs, width)
+        ys = reflected(ys + (bits % shifts - self.crop_padding)[:, None], height)
+        xs = reflected(xs + (bits // shifts % shifts - self.crop_padding)[:, None], width)
         return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
-
-    def example(self, size: int, length: int) -> Batch:
-        height, width, channels = self.images.shape[1:]
-        images = torch.empty(size, channels, height, width, device="meta")
-        return {"images": images, "labels": torch.empty(size, device="meta", dtype=torch.long)}
 
 
 @functools.cache  # to copy it from the host for each batch would be to wait for the device
@@ -131,14 +111,9 @@ def load_images(
     if source.location == "synthetic":
         facts, arrays = synthetic_images(image_size or LARGEST_DEFAULT_SIZE)
     else:
-
-        def prepare(target: Path) -> dict[str, Any]:
-            return decode_images(target, load_raw(source, label_column), image_size, image_column)
-
-        columns = [image_column, label_column]
-        folder = cache_folder(source, kind="images-6", size=image_size, columns=columns)
-        facts = prepare_once(folder, prepare)
-        arrays = {name: cached(folder, name, "images", "labels") for name in facts.pop("splits")}
+        columns = {"image_column": image_column, "label_column": label_column}
+        names, settings = ("images", "labels"), {"size": image_size, **columns}
+        _, facts, arrays = cached(source, decode_images, "images-6", names, settings)
     splits = {
         name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
         for name, (images, labels) in arrays.items()
@@ -149,34 +124,34 @@ def load_images(
 
 def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
     """Return facts and splits of random colour images of any size, for speed alone."""
-    random, names = np.random.default_rng(0), [str(index) for index in range(1000)]
-    arrays: dict[str, list[np.ndarray]] = {
-        split: [
-            random.integers(0, 256, (count, size, size, 3), dtype=np.uint8),
-            random.integers(0, len(names), count),
-        ]
-        for split, count in (("train", 4096), ("validation", 512))
-    }
-    return {
-        "channels": 3,
-        "image_size": size,
-        "mean": [0.5] * 3,
-        "std": [0.29] * 3,
-        "class_names": names,
-        "notes": ["random images: speed alone"],
-    }, arrays
+    random, arrays = np.random.default_rng(0), dict[str, list[np.ndarray]]()
+    for split, count in (("train", 4096), ("validation", 512)):
+        images = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+        arrays[split] = [images, random.integers(0, 1000, count)]
+    statistics = {"channels": 3, "image_size": size, "mean": [0.5] * 3, "std": [0.29] * 3}
+    names, notes = [str(index) for index in range(1000)], ["random images: speed alone"]
+    return statistics | {"class_names": names, "notes": notes}, arrays
 
 
 def decode_images(
-    folder: Path, raw: RawData, size: int | None, column: str | None
+    source: DataSource,
+    folder: Path,
+    size: int | None,
+    image_column: str | None,
+    label_column: str | None,
 ) -> dict[str, Any]:
-    """Write all images of `raw` as uint8 arrays of one size, and their labels; return facts."""
+    """Write all images as uint8 arrays of one size, and their labels; return facts."""
     import datasets
 
-    column = find_image_column(raw.splits["train"], column, raw.name)
-    for name, split in raw.splits.items():
+    raw = load_raw(source, label_column)
+    train = raw.splits["train"]
+    found = [name for name, kind in train.features.items() if isinstance(kind, datasets.Image)]
+    (column,) = find_columns(train, raw.name, "images", "--image-column", image_column, found)
+    if column not in found:
+        raise UserError(f"--image-column {column} of data set {raw.name} holds no images")
+    for name, split in [*raw.splits.items()]:
         raw.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
-        raw.keep(name, [r for r, v in enumerate(encoded[column]) if v is not None], "an image")
+        raw.keep(name, [r for r, v in enumerate(encoded[column]) if v is not None], "image")
     shapes, modes = [], set()
     for value in raw.splits["train"][column]:
         with opened(value, f"one of split train of {raw.name}") as image:
@@ -186,15 +161,14 @@ def decode_images(
     size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
     if set(shapes) != {(size, size)}:
         raw.notes.append(f"images resized and centre-cropped to {size}×{size}")
-    total, free = sum(map(len, raw.splits.values())), shutil.disk_usage(folder).free
-    needed = total * size * size * channels
+    needed, free = len(raw) * size * size * channels, shutil.disk_usage(folder).free
     if needed > 0.9 * free:
         raise UserError(
             f"the decoded data take {needed / 2**30:.1f} GiB, and {folder.parent} has "
             f"{free / 2**30:.1f} GiB free: lower --image-size, or let XDG_CACHE_HOME name a "
             "folder on a larger disk"
         )
-    say(f"decoding {total:,} images once, for this and later runs")
+    say(f"decoding {len(raw):,} images once, for this and later runs")
     counts = np.zeros((channels, 256), dtype=np.int64)  # of the training pixels' values
     for name, split in raw.splits.items():
         images = np.lib.format.open_memmap(
@@ -213,22 +187,8 @@ def decode_images(
     mean = np.average(levels, axis=1, weights=counts)
     variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
     std = np.sqrt(variance).clip(min=1 / 255)
-    statistics = {"mean": mean.tolist(), "std": std.tolist()}
-    return {"channels": channels, "image_size": size} | statistics | raw.facts()
-
-
-def find_image_column(split: "Dataset", asked: str | None, name: str) -> str:
-    from datasets import Image
-
-    if asked is not None:
-        existing_column(split, asked, "--image-column", name)
-    images = [column for column, kind in split.features.items() if isinstance(kind, Image)]
-    columns = [column for column in images if asked in (None, column)]
-    if len(columns) != 1:
-        found = ", ".join(f"{c} ({type(k).__name__})" for c, k in split.features.items())
-        what = "several columns of images: name one with --image-column" if columns else "no images"
-        raise UserError(f"data set {name} has {what}; its columns: {found}")
-    return columns[0]
+    facts = {"channels": channels, "image_size": size, "mean": mean.tolist(), "std": std.tolist()}
+    return facts | raw.facts()
 
 
 @contextmanager

@@ -40,12 +40,10 @@ class Loader:
         num_workers: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Choose where batches are made.
+        """Choose where batches are made, and place the samples.
 
-        Args:
-            placement: ``device``: all samples lie in its memory; ``workers``: processes make
-                batches; ``auto``: the former if they take less than half of the free memory.
-            num_workers: processes, if any; None for what the machine has, 0 for this one.
+        On the ``device``, in whose memory they lie, as with ``auto`` if they take less than half of
+        what is free; or by ``workers``: as many processes, this one for 0, by default by the cores.
         """
         self.samples, self.order, self.device = samples, order, device
         size = samples.num_bytes
@@ -57,10 +55,9 @@ class Loader:
         if placement == "auto":
             fits = size is not None and size < free_memory(device) / 2
             placement = "device" if fits else "workers"
-        self.placement = placement
         if num_workers is None:
             num_workers = min(8, max(1, usable_cores() // local_world_size()))
-        self.num_workers = num_workers if placement == "workers" else 0
+        self.placement, self.num_workers = placement, num_workers if placement == "workers" else 0
         self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
         samples.seed = seed
         if placement == "device":
@@ -75,18 +72,18 @@ class Loader:
 
     @property
     def batches_per_gather(self) -> int:
-        """How many batches are made at once."""
-        size = self.samples.bytes_per_sample
-        if size is None or self.placement == "workers":
+        """How many batches are made at once; of text, one, as each has a length of its own."""
+        size = self.samples.num_bytes
+        if self.placement == "workers" or self.samples.lengths is not None or not size:
             return 1
-        return max(1, GATHER_BYTES // (size * self.order.batch_size))
+        return max(1, GATHER_BYTES * len(self.samples) // (size * self.order.batch_size))
 
     def batch_of(self, samples: torch.Tensor) -> Batch:
         """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch."""
         if self.placement == "device":
             return self.samples.gather(samples, 0)
         batch = send_to_device(self.samples.read(samples, 0), self.device)
-        return self.samples.finish(batch, samples.to(self.device), 0)
+        return self.samples.finish(batch, samples, 0)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch of an evaluation, until it is cut short."""
@@ -126,7 +123,7 @@ class Loader:
         """Have worker processes make batches, and move them while the one before is used."""
         batches = moved(self.fetched(micro_batches, epoch), self.device)
         for samples, batch in zip(micro_batches, batches, strict=True):
-            yield self.samples.finish(batch, samples.to(self.device, non_blocking=True), epoch)
+            yield self.samples.finish(batch, samples, epoch)
 
     def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
         """Yield the batches in order as workers make them, in pinned memory for CUDA."""
@@ -146,11 +143,11 @@ class Loader:
             if self.num_workers == 0:
                 raise
             kill_workers()
-            words, broken = str(error), isinstance(error, (ConnectionError, EOFError))
+            words = str(error).strip()
+            is_lost = GONE in words or isinstance(error, (ConnectionError, EOFError))
             # What a data set raises in a worker says that it was caught there.
-            if not words.startswith("Caught") and (broken or GONE in words):
-                lost = f"a worker of the loader is gone ({words.strip()})"
-                raise LostProcessError(lost) from error
+            if is_lost and not words.startswith("Caught"):
+                raise LostProcessError(f"a worker of the loader is gone ({words})") from error
             raise
 
 
@@ -158,17 +155,17 @@ def make_loaders(
     config: TrainingConfig, accelerator: Accelerator, splits: Mapping[str, Samples]
 ) -> dict[str, Loader]:
     """Return a loader for each split: training in a shuffled order, the others each sample once."""
+    ranks = accelerator.num_processes, accelerator.process_index
+    where = accelerator.device, config.data_placement, config.num_workers
     loaders = {}
     for name, samples in splits.items():
-        size, ranks = config.batch_size, (accelerator.num_processes, accelerator.process_index)
         order: TrainingOrder | EvaluationOrder
         if name == "train":
-            cut = size, config.gradient_accumulation_steps, *ranks
+            cut = config.batch_size, config.gradient_accumulation_steps, *ranks
             order = TrainingOrder(len(samples), *cut, config.seed, samples.lengths)
         else:
-            order = EvaluationOrder(len(samples), size, *ranks, samples.lengths)
-        where = config.data_placement, config.num_workers
-        loaders[name] = Loader(samples, order, accelerator.device, *where, config.seed)
+            order = EvaluationOrder(len(samples), config.batch_size, *ranks, samples.lengths)
+        loaders[name] = Loader(samples, order, *where, config.seed)
     return loaders
 
 
@@ -186,10 +183,7 @@ def ignore_stop_signals(worker: int) -> None:
 
 
 def kill_workers() -> None:
-    """End all workers at once, where their loader can't be waited for.
-
-    They ignore SIGTERM, and one that was killed may have held what the others wait for.
-    """
+    """End all workers at once: they ignore SIGTERM, and one may hold what the others wait for."""
     # A loader's handler would raise an error in place of the one that ends the run.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in multiprocessing.active_children():
@@ -202,19 +196,14 @@ def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
         yield from (send_to_device(batch, device) for batch in batches)
         return
     copying, training = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-
-    def hold(values: torch.Tensor) -> torch.Tensor:
-        # Its memory was allocated for the other stream: not to be reused before this one is done.
-        values.record_stream(training)
-        return values
-
     ahead: list[Batch] = []
     for batch in batches:
         training.wait_stream(copying)  # for the copy made last, and not for the next
         ready = ahead
         with torch.cuda.stream(copying):
             ahead = [send_to_device(batch, device, non_blocking=True)]
-        recursively_apply(hold, ahead)
+        # Allocated for the other stream, and not to be reused before this one is done.
+        recursively_apply(torch.Tensor.record_stream, ahead, training)
         yield from ready
     training.wait_stream(copying)
     yield from ahead

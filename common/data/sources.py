@@ -1,21 +1,16 @@
-"""Find a data set: on the Hub, in a local folder or built in; and cache what is made of it."""
+"""Find a data set: on the Hub, in a local folder or built in."""
 
+import contextlib
 import hashlib
 import json
-import os
 import platform
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from accelerate import Accelerator
-from filelock import FileLock
 
 from common.errors import UserError, ask_rank_zero
-from common.files import read_json, write_json, writing
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {
@@ -75,20 +70,18 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     if folder.is_dir():
         stats = [(str(file), file.stat()) for file in folder.rglob("*") if file.is_file()]
         listing = sorted((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
-        name, reason = folder.name.lower(), "named, a local folder"
-        return DataSource(name, str(folder), configuration, reason, digest_of([listing]))
+        place, name = (str(folder), configuration), folder.name.lower()
+        return DataSource(name, *place, "named, a local folder", digest_of([listing]))
     if folder.exists():
         raise UserError(f"--dataset {name} is a file: pass the folder that holds it")
-    location, known_configuration = PUBLIC.get(name, (name, None))
-    commit = hub_commit(location)
-    if commit is None:
-        raise UserError(
-            f"--dataset {name} can't be had: there is no such folder, it is not cached, and the "
-            f"Hub has no {location} or does not answer. Pass a local folder, or one that is "
-            f"built in: {', '.join(BUILT_IN)}"
-        )
-    configuration = configuration or known_configuration
-    return DataSource(name, location, configuration, "named, from the Hub", commit)
+    location, known = PUBLIC.get(name, (name, None))
+    if commit := hub_commit(location):
+        return DataSource(name, location, configuration or known, "named, from the Hub", commit)
+    raise UserError(
+        f"--dataset {name} can't be had: there is no such folder, it is not cached, and the "
+        f"Hub has no {location} or does not answer. Pass a local folder, or one that is "
+        f"built in: {', '.join(BUILT_IN)}"
+    )
 
 
 def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") -> str | None:
@@ -99,49 +92,15 @@ def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") ->
 
     if not constants.HF_HUB_OFFLINE:
         address = f"{constants.ENDPOINT}/api/{kind}/{hub_id}"
-        try:
+        # Where it is out of reach, what the cache has will do.
+        with contextlib.suppress(requests.RequestException, KeyError):
             answer = requests.get(address, headers=build_hf_headers(), timeout=3)
             if answer.ok:
                 return answer.json()["sha"]
-        except (requests.RequestException, KeyError):
-            pass  # out of reach: what the cache has will do
     folder = f"{kind}--{hub_id.replace('/', '--')}"
     reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
     return reference.read_text().strip() if reference.is_file() else None
 
 
-def cache_folder(source: DataSource, **settings: object) -> Path:
-    """Return the folder that caches `source` prepared with `settings`; it may not exist yet."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "accelerate-recipes")
-    if source.validation_share is not None:
-        settings["validation_share"] = source.validation_share
-    place = source.fingerprint, source.location, source.configuration
-    return root / f"{source.name}-{digest_of([*place, settings])}"
-
-
 def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
-def prepare_once(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return the facts of the data cached in `folder`; if it is not there yet, of `prepare`.
-
-    Of several processes one prepares and the others wait on a file lock, for as long as it
-    takes: a barrier would time out. The folder appears by a rename, so it is whole or absent.
-    """
-    if not folder.is_dir():
-        with writing(f"the cache {folder}", "let XDG_CACHE_HOME name another folder"):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                if not folder.is_dir():
-                    unfinished = folder.with_name(folder.name + ".unfinished")
-                    shutil.rmtree(unfinished, ignore_errors=True)
-                    unfinished.mkdir()
-                    write_json(unfinished / "facts.json", prepare(unfinished))
-                    unfinished.rename(folder)
-    return read_json(folder / "facts.json")
-
-
-def cached(folder: Path, split: str, *names: str) -> list[np.ndarray]:
-    """Return arrays of a split, memory-mapped and read-only."""
-    return [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]

@@ -31,19 +31,25 @@ class RawData:
     name: str
     label_column: str
     splits: "dict[str, Dataset]" = field(default_factory=dict)
-    labels: dict[str, np.ndarray] = field(default_factory=dict)  # split -> int64 [rows]
+    labels: dict[str, np.ndarray] = field(default_factory=dict)  # split -> [rows], int64 at last
     class_names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def keep(self, split: str, rows: Sequence[int], missing: str) -> None:
-        """Leave all other rows of a split out, and note what was missing in them."""
-        lost = len(self.splits[split]) - len(rows)
-        if not rows:
-            raise UserError(f"data set {self.name}: no row of {split} has {missing}")
-        if lost:
-            self.notes.append(f"{split}: {lost:,} rows without {missing} are left out")
+    def keep(self, split: str, rows: Sequence[int], what: str) -> None:
+        """Leave out all other rows of a split, which have no `what`, or all of it, but of train."""
+        total = len(self.splits[split])
+        if not rows and split == "train":
+            advice = "check the data, or name another column"
+            raise UserError(f"data set {self.name}: no row of train has a {what}: {advice}")
+        if lost := total - len(rows):
+            self.notes.append(f"{split}: {lost:,} of {total:,} rows have no {what}")
             self.splits[split] = self.splits[split].select(rows)
             self.labels[split] = self.labels[split][rows]
+        if not rows:
+            del self.splits[split], self.labels[split]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.splits.values()))
 
     def facts(self) -> dict[str, Any]:
         names = {"class_names": self.class_names, "notes": self.notes}
@@ -58,39 +64,31 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
     """
     from datasets import ClassLabel
 
-    dataset = load_splits(source)
+    dataset, where = load_splits(source), f"data set {source.name}: "
     train_name = "train" if "train" in dataset else next(iter(dataset))
     label = find_label_column(dataset[train_name], label_column, source.name)
     feature = dataset[train_name].features[label]
     # As GLUE marks rows without one; where labels are mere numbers, -1 is one of them.
     unlabelled = (None, "", -1) if isinstance(feature, ClassLabel) else (None, "")
     raw = RawData(source.name, label)
-    values: dict[str, list[Any]] = {}
     for name, split in dataset.items():
         role = "train" if name == train_name else ROLES.get(str(name))
-        if role is None or role in values or label not in split.column_names:
+        if role is None or role in raw.splits or label not in split.column_names:
             continue
-        found = split[label][:]
-        kept = [row for row, v in enumerate(found) if v not in unlabelled and v == v]
-        if len(kept) < len(found):
-            missing = len(found) - len(kept)
-            raw.notes.append(f"{role}: {missing:,} of {len(found):,} rows have no label")
-        if kept:
-            raw.splits[role], values[role] = split.select(kept), [found[row] for row in kept]
-    where = f"data set {source.name}: "
-    if "train" not in values:
-        raise UserError(
-            f"{where}split {train_name} has no labelled row in column {label}: check the data, or "
-            "name another with --label-column"
+        values = split[label][:]
+        raw.splits[role], raw.labels[role] = split, np.array(values, dtype=object)
+        raw.keep(
+            role, [row for row, v in enumerate(values) if v not in unlabelled and v == v], "label"
         )
     if isinstance(feature, ClassLabel):
         classes, raw.class_names = list(range(feature.num_classes)), list(feature.names)
     else:
-        classes = find_classes(set().union(*values.values()), f"{where}column {label}")
+        classes = find_classes(set().union(*raw.labels.values()), f"{where}column {label}")
         raw.class_names = [str(int(v) if isinstance(v, float) else v) for v in classes]
     numbers = {value: index for index, value in enumerate(classes)}
-    raw.labels = {role: np.array([numbers[v] for v in rows]) for role, rows in values.items()}
-    if len(set(values["train"])) < 2:
+    for role, values in raw.labels.items():
+        raw.labels[role] = np.array([numbers[value] for value in values])
+    if len(set(raw.labels["train"])) < 2:
         raise UserError(f"{where}all rows of train have one label: classification needs two")
     share = source.validation_share or (0.1 if len(raw.splits) == 1 else None)
     if share is not None and "validation" not in raw.splits:
@@ -149,26 +147,29 @@ def find_label_column(split: "Dataset", asked: str | None, name: str) -> str:
     """Return the column of the labels: named, of type ClassLabel, or called as one."""
     from datasets import ClassLabel
 
-    if asked is not None:
-        return existing_column(split, asked, "--label-column", name)
-    by_type = [column for column, kind in split.features.items() if isinstance(kind, ClassLabel)]
-    by_name = [column for column in split.column_names if column.lower() in LABEL_NAMES]
-    for found in (by_type, by_name):
-        if len(found) == 1:
-            return found[0]
-    raise UserError(
-        f"data set {name}: can't tell which column is the label: "
-        f"name one with --label-column: {', '.join(by_type or split.column_names)}"
+    typed = [column for column, kind in split.features.items() if isinstance(kind, ClassLabel)]
+    called = [column for column in split.column_names if column.lower() in LABEL_NAMES]
+    found = typed if len(typed) == 1 or len(called) != 1 else called
+    return find_columns(split, name, "labels", "--label-column", asked, found)[0]
+
+
+def find_columns(
+    split: "Dataset", name: str, what: str, flag: str, asked: Any, found: list[str], most: int = 1
+) -> list[str]:
+    """Return the columns that a flag names, one or several, or else those found: `most` at most."""
+    there = ", ".join(
+        f"{column} ({type(kind).__name__})" for column, kind in split.features.items()
     )
-
-
-def existing_column(split: "Dataset", column: str, flag: str, name: str) -> str:
-    """Return `column`, or raise a `UserError` that lists what there is."""
-    if column not in split.column_names:
+    columns = [asked] if isinstance(asked, str) else [*(asked or found)]
+    for column in columns:
+        if column not in split.column_names:
+            raise UserError(f"{flag} {column}: data set {name} has no such column: {there}")
+    if not 1 <= len(columns) <= most:
+        count, few = len(columns) or "no", "one" if most == 1 else f"one to {most}"
         raise UserError(
-            f"{flag} {column}: data set {name} has no such column: {', '.join(split.column_names)}"
+            f"data set {name} has {count} columns of {what}: name {few} by {flag}: {there}"
         )
-    return column
+    return columns
 
 
 def find_classes(values: set[Any], where: str) -> list[Any]:

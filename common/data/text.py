@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import torch
 
 from common.console import say
 from common.data.batch import Batch, Data, TensorSamples, as_tensor
-from common.data.sources import DataSource, cache_folder, cached, prepare_once
-from common.data.tables import READS, RawData, existing_column, load_raw
+from common.data.cache import cached
+from common.data.sources import DataSource
+from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,12 +32,13 @@ class TextSamples(TensorSamples):
     """One split: all tokens in a row (int32), offsets, starts of second sentences, labels."""
 
     def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None = None) -> None:
-        self.arrays = dict(zip(ARRAYS, arrays, strict=True))
-        self.tensors = {name: as_tensor(array) for name, array in self.arrays.items()}
-        self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
-        self.size = len(self.lengths)
+        self.tensors = dict(zip(ARRAYS, map(as_tensor, arrays), strict=True))
+        self.lengths: np.ndarray = self.tensors["offsets"].diff().numpy()
         self.num_bytes = sum(array.nbytes for array in arrays)
         self.token_positions = token_positions
+
+    def __len__(self) -> int:
+        return len(self.tensors["labels"])
 
     def example(self, size: int, length: int) -> Batch:
         # Without a mask, whose values BERT would look at.
@@ -108,44 +111,42 @@ def load_text(
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
     files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
     contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
-    folder = cache_folder(
-        source,
-        kind="text-6",
-        tokenizer=[checkpoint, SCRATCH_VOCABULARY, hashlib.sha256(contents).hexdigest()],
-        max_length=max_length,
-        columns=[*text_columns, label_column],
-    )
-
-    def prepare(target: Path) -> dict[str, Any]:
-        raw = load_raw(source, label_column)
-        return tokenize(target, raw, checkpoint, max_length, text_columns)
-
-    facts = prepare_once(folder, prepare)
+    version = f"text-7-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
+    columns = {"text_columns": text_columns, "label_column": label_column}
+    settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
+    folder, facts, arrays = cached(source, tokenize, version, ARRAYS, settings)
     splits = {
-        name: TextSamples(*cached(folder, name, *ARRAYS), token_positions=token_positions)
-        for name in facts.pop("splits")
+        name: TextSamples(*held, token_positions=token_positions) for name, held in arrays.items()
     }
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
     return TextData(splits=splits, tokenizer_folder=folder / "tokenizer", **facts)
 
 
 def tokenize(
-    folder: Path, raw: RawData, checkpoint: str, max_length: int, text_columns: tuple[str, ...]
+    source: DataSource,
+    folder: Path,
+    checkpoint: str,
+    max_length: int,
+    text_columns: tuple[str, ...],
+    label_column: str | None,
 ) -> dict[str, Any]:
-    """Write all splits of `raw` as flat arrays of tokens, and the tokenizer; return facts."""
-    columns = find_text_columns(raw, text_columns)
-    texts: dict[str, list[list[str]]] = {}
-    for name, split in raw.splits.items():
-        rows = [split[column][:] for column in columns]
-        kept = [row for row, values in enumerate(zip(*rows, strict=True)) if all(values)]
-        raw.keep(name, kept, "text" if len(kept) else f"text in {columns}")
-        texts[name] = [[values[row] for row in kept] for values in rows]
+    """Write all splits as flat arrays of tokens, and the tokenizer; return facts."""
+    from datasets import Value
+
+    raw = load_raw(source, label_column)
+    train, others = raw.splits["train"], (raw.label_column, "id", "idx")
+    strings = [Value("string"), Value("large_string")]
+    found = [c for c, kind in train.features.items() if kind in strings and c not in others]
+    columns = find_columns(train, raw.name, "text", "--text-columns", text_columns, found, most=2)
+    for name, split in [*raw.splits.items()]:
+        rows = zip(*(split[column][:] for column in columns), strict=True)
+        raw.keep(name, [row for row, values in enumerate(rows) if all(values)], "text")
+    texts = {name: [split[c][:] for c in columns] for name, split in raw.splits.items()}
     if checkpoint == "scratch":
-        encoder = train_wordpiece([text for column in texts["train"] for text in column])
+        encoder = train_wordpiece([*chain(*texts["train"])])
     else:
         encoder = load_tokenizer(checkpoint)
-    total = sum(len(split_texts[0]) for split_texts in texts.values())
-    say(f"tokenising {total:,} texts once, for this and later runs")
+    say(f"tokenising {len(raw):,} texts once, for this and later runs")
     for name, split_texts in texts.items():
         encoded = encoder(*split_texts, truncation=True, max_length=max_length)
         rows = encoded["input_ids"]
@@ -163,24 +164,6 @@ def tokenize(
     encoder.save_pretrained(folder / "tokenizer")
     raw.notes.append(f"text from {' and '.join(columns)}")
     return {"vocabulary_size": len(encoder), **raw.facts()}
-
-
-def find_text_columns(raw: RawData, asked: tuple[str, ...]) -> list[str]:
-    """Return the one or two columns of text: named, or all that hold strings."""
-    from datasets import Value
-
-    split, others = raw.splits["train"], (raw.label_column, "id", "idx")
-    if asked:
-        found = [existing_column(split, column, "--text-columns", raw.name) for column in asked]
-    else:
-        strings = [Value("string"), Value("large_string")]
-        found = [c for c, kind in split.features.items() if kind in strings and c not in others]
-    if not 1 <= len(found) <= 2:
-        raise UserError(
-            f"data set {raw.name}: BERT takes one sentence or a pair, and there are {len(found)} "
-            f"columns of text: name them by --text-columns: {', '.join(split.column_names)}"
-        )
-    return found
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":

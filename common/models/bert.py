@@ -26,21 +26,19 @@ def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
         if config.init_from is not None:
             return str(model_folder(config.init_from).resolve())
         name: str = config.model
-        if name == "scratch":
-            return name
         if name == "auto":
             wanted = accelerator.device.type != "cpu" and hub_commit(PUBLIC_CHECKPOINT, "models")
             return PUBLIC_CHECKPOINT if wanted else "scratch"
-        if Path(name).is_dir():
+        if name != "scratch" and Path(name).is_dir():
             check_folder(Path(name))
             return str(Path(name).resolve())
-        if hub_commit(name, "models") is None:
-            raise UserError(
-                f"--model {name} can't be had: there is no such folder, it is not cached, and the "
-                "Hub has no such model or does not answer. Pass a local folder, or "
-                "--model scratch to train a small one"
-            )
-        return name
+        if name == "scratch" or hub_commit(name, "models"):
+            return name
+        raise UserError(
+            f"--model {name} can't be had: there is no such folder, it is not cached, and the Hub "
+            "has no such model or does not answer. Pass a local folder, or --model scratch to "
+            "train a small one"
+        )
 
     return ask_rank_zero(choose)
 

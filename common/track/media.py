@@ -107,5 +107,5 @@ def reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer_folder / "tokenizer.json"))
-    tokens, offsets = samples.arrays["tokens"], samples.arrays["offsets"]
+    tokens, offsets = samples.tensors["tokens"], samples.tensors["offsets"]
     return lambda number: tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())

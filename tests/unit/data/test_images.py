@@ -69,7 +69,8 @@ def test_grey_parquet_with_missing_values(tmp_path: Path) -> None:
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 37, "test": 9}
     notes = " ".join(data.notes)
     assert "2 of 40 rows have no label" in notes
-    assert "train: 1 rows without an image" in notes
+    assert "train: 1 of 38 rows have no image" in notes
+    assert "test: 1 of 10 rows have no image" in notes
     assert "held out" not in notes
     expected = [value for row, value in enumerate(train["label"]) if row not in (3, 5, 7)]
     assert data.splits["train"].labels.tolist() == expected
@@ -135,7 +136,7 @@ def test_text_is_no_image(tmp_path: Path) -> None:
     """Data without images are refused with the columns that there are."""
     write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
     message = refusal(lambda: images(tmp_path / "words"))
-    assert "no images" in message
+    assert "no columns of images" in message
     assert "sentence" in message
 
 

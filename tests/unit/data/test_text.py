@@ -25,7 +25,7 @@ def test_csv_with_string_labels(tmp_path: Path) -> None:
     assert 5 <= sizes["validation"] <= 7
     notes = " ".join(data.notes)
     assert "1 of 60 rows have no label" in notes
-    assert "without text" in notes
+    assert "rows have no text" in notes
     assert "held out" in notes
     assert "text from sentence" in notes
 
