@@ -25,7 +25,7 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
     """Turn a failure to write `what` into a sentence."""
     try:
         yield
-    except (OSError, SafetensorError) as problem:
+    except (OSError, SafetensorError, RecursionError) as problem:  # of a thousand folders
         then = f": {advice}" if advice else ""
         message = f"{what} can't be made or written ({problem}){then}"
         raise UserError(message, resumable=is_of_disk(problem)) from None

@@ -237,8 +237,12 @@ SHOWN: dict[str, Any] = {
 STATES: set[str] = set()  # of the checkpoints that were saved
 
 
+def checkpoints_in(folder: Path) -> Checkpoints:
+    return Checkpoints(folder, rank=0, world_size=1, keep=3, patience=5.0)
+
+
 def save_checkpoints(folder: Path) -> None:
-    training, checkpoints = Training(), Checkpoints(folder, 0, 1, keep=3, patience=5.0)
+    training, checkpoints = Training(), checkpoints_in(folder)
     STATES.add(training.state())  # the one to begin with
     for step in range(1, STEPS[-1] + 1):
         training.train()
@@ -280,9 +284,9 @@ def go_on(training: Training) -> None:
     directory = RunDirectory(config.output_dir, "mnist_mlp", resume=True)
     try:
         single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
-        checkpoints, asked = directory.path / "checkpoints", Path(config.resume).name
-        named = asked if asked.startswith("step-") else None
-        restore_newest(single, checkpoints, named, training.parts, identity_at(0))
+        checkpoints, asked = checkpoints_in(directory.path / "checkpoints"), Path(config.resume)
+        named = asked.name if asked.name.startswith("step-") else None
+        restore_newest(checkpoints, named, training.parts, identity_at(0))
         log = Log(single, directory.path, Objective("accuracy", "max"))
         log.start(config, SHOWN, lambda: {STEP: training.progress.values["global_step"]})
         log.finish({})
