@@ -132,7 +132,7 @@ def directories(data: st.DataObject, folder: Path) -> None:
     if asked.startswith("~") or "runs" in asked or (asked.startswith("/") and "/dev" not in asked):
         return
     place = work(folder)
-    with command_line(place):
+    with command_line(place, asked):
         made: list[RunDirectory] = []
         resume = data.draw(st.booleans())
         sentence = sentence_of(lambda: made.append(RunDirectory(asked, "mnist_mlp", resume)))
