@@ -46,12 +46,12 @@ def copy_of(finished: Finished, directory: Path) -> Path:
     return directory
 
 
-# Updates between checkpoints, samples of a batch of all processes, and flags: several intervals an
-# epoch, each longer than a save takes.
+# Updates between checkpoints, samples of a batch of all processes, and flags: each interval longer
+# than a save takes, and some checkpoints in the first half of an epoch.
 KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
     "mnist_mlp": (30, 16, (*MLP, "--epochs", 4)),
     "resnet": (
-        4,
+        7,
         16,
         (
             *("--epochs", 4, "--gradient-accumulation-steps", 2, "--log-every", 3),
@@ -62,7 +62,7 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
         4,
         8,
         (
-            *("--epochs", 16, "--gradient-accumulation-steps", 2, "--log-every", 3),
+            *("--epochs", 8, "--gradient-accumulation-steps", 2, "--log-every", 3),
             *("--model", "scratch", "--tracker", "none"),
         ),
     ),
