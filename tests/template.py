@@ -3,7 +3,8 @@
 Nearly all of a short run's seconds are the imports of torch. A fork has them already, and is in all
 else a process of its own: interpreter, session, signals, environment, files, and a `__main__` that
 is the script. What it shares with other forks is the seed of Python's hashes, so what depends on
-the order of a set looks the same in each: tests of resumed runs take a fresh interpreter once.
+the order of a set looks the same in each: tests of resumed runs take a fresh interpreter once. And
+it ends without taking the libraries apart, which would copy all that it shares.
 
 python tests/template.py SOCKET
 

@@ -30,7 +30,7 @@ def data_bound(runner: Runner) -> Finished:
 @pytest.fixture(scope="session")
 def compute_bound(runner: Runner) -> Finished:
     """ResNet-18 on random images that are there."""
-    flags = ("--dataset", "synthetic", "--image-size", 32, "--batch-size", 16, "--max-steps", 12)
+    flags = ("--dataset", "synthetic", "--image-size", 16, "--batch-size", 16, "--max-steps", 12)
     flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--profile")
     return runner.shared("resnet", *flags)
 

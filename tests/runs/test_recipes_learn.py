@@ -10,9 +10,9 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
+from datasets import DatasetDict
 
-from common.data.sources import find_named
-from common.data.tables import load_raw
+from common.data.built_in import digits, docstrings
 from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
@@ -65,16 +65,22 @@ def test_resnet_learns_digits(learned_resnet: Finished) -> None:
     assert learned_resnet.summary["test/count"] == 360
 
 
-def test_bert_learns_docstrings(learned_bert: Finished) -> None:
+@pytest.fixture(scope="session")
+def raw() -> DatasetDict:
+    """The docstrings, read from the standard library."""
+    return docstrings()
+
+
+def test_bert_learns_docstrings(learned_bert: Finished, raw: DatasetDict) -> None:
     """Three epochs from scratch beat by far what a majority guess reaches, which is said."""
-    raw = load_raw(find_named("docstrings", None), None)
-    guess = np.bincount(raw.labels["train"]).argmax()
-    majority = float((raw.labels["test"] == guess).mean())
+    guess = np.bincount(raw["train"]["label"]).argmax()
+    majority = float((np.array(raw["test"]["label"]) == guess).mean())
     assert majority < 0.35
     assert learned_bert.summary["test/accuracy"] >= max(0.6, 2 * majority)
     assert learned_bert.summary["val/best_accuracy"] >= 0.6
-    assert learned_bert.summary["test/count"] == len(raw.labels["test"])
-    assert f"{raw.class_names[guess]}: {majority:.1%} of test" in learned_bert.output
+    assert learned_bert.summary["test/count"] == len(raw["test"])
+    name = raw["test"].features["label"].names[guess]
+    assert f"{name}: {majority:.1%} of test" in learned_bert.output
 
 
 @pytest.mark.parametrize("learned", LEARNED, indirect=True)
@@ -240,20 +246,20 @@ def test_evaluate_only_reproduces_figures(learned: Finished, runner: Runner) -> 
     assert again.config["config"]["dataset"] == learned.config["config"]["dataset"]
 
 
-def test_bert_model_folder_loads_with_transformers(learned_bert: Finished) -> None:
+def test_bert_model_folder_loads_with_transformers(
+    learned_bert: Finished, raw: DatasetDict
+) -> None:
     """`from_pretrained` reads model and tokenizer from `model/`, as the README shows."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    from common.data.built_in import docstrings
 
     folder = learned_bert.directory / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     assert len(tokenizer) > 1000
     assert model.config.id2label[0] == learned_bert.read("model/model.json")["class_names"][0]
-    rows = docstrings()["train"].shuffle(seed=0)[:128]
+    rows = raw["train"].shuffle(seed=0)[:128]
     encoded = tokenizer(
-        *(rows["text"],),
+        rows["text"],
         truncation=True,
         max_length=learned_bert.read("model/model.json")["max_length"],
         padding=True,
@@ -267,7 +273,6 @@ def test_bert_model_folder_loads_with_transformers(learned_bert: Finished) -> No
 def test_image_model_folder_predicts(learned_mlp: Finished) -> None:
     """`load_model` gives the trained model and its preprocessing, right on held-out digits."""
     from common.checkpoints.export import load_model
-    from common.data.built_in import digits
     from recipes.mnist_mlp import MLP
 
     model, preprocess = load_model(MLP, learned_mlp.directory)

@@ -181,7 +181,7 @@ def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     script.write_text(STUB.read_text().replace('"accuracy:max"', '"rmse:min"'))
     study = tmp_path / "study"
     rates = ["--learning-rate", "0.1,0.00001", "--epochs", "1"]
-    main([str(script), *rates, "--trials", "4", "--study", str(study)])
+    main([str(script), *rates, "--trials", "2", "--study", str(study)])
     found = open_study(study, Objective("rmse", "min"), prune=True).trials
     of_rate = {"0.1": -1.0, "0.00001": 0.0}
     assert [trial.value for trial in found] == [of_rate[t.params["learning-rate"]] for t in found]
@@ -295,7 +295,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
     """A trial that fails is marked so, with its reason, and the search goes on."""
     study = tmp_path / "study"
     words = ["--learning-rate", "0.05,0.5", "--fail-above", "0.1", "--epochs", "1"]
-    main([str(STUB), *words, "--trials", "6", "--study", str(study)])
+    main([str(STUB), *words, "--trials", "3", "--study", str(study)])
     trials = trials_of(study)
     assert {trial.state.name for trial in trials} == {"COMPLETE", "FAIL"}
     for trial in trials:
