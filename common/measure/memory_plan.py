@@ -4,7 +4,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class MemoryPlan:
         # Of the longest micro-batch so far. A compiled model's activations are not looked at: it
         # would be compiled with the hooks, and again without them.
         self.watched_tokens = math.inf if is_compiled(model) else -1
-        self.first_updates: MemoryTracker | None = None
-        self.updates = 0
+        self.first_updates, self.updates = ExitStack(), 0
+        self.tracker: MemoryTracker | None = None  # of the first updates
         self.measured: dict[str, float] = {}
         self.planned = self.lasting()
         used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
@@ -87,9 +87,10 @@ class MemoryPlan:
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
         """Look at what a micro-batch takes, if it is longer than all before."""
-        if self.first_updates is None:
-            self.first_updates = MemoryTracker(self.device).__enter__()
-            self.hook = self.optimizer.register_step_pre_hook(self.see_gradients)
+        if self.tracker is None:
+            self.tracker = self.first_updates.enter_context(MemoryTracker(self.device))
+            hook = self.optimizer.register_step_pre_hook(self.see_gradients)
+            self.first_updates.callback(hook.remove)
         if work.tokens > self.watched_tokens:
             self.watched_tokens = work.tokens
             with saved_storages([*self.model.parameters(), *self.model.buffers()]) as sizes:
@@ -107,13 +108,12 @@ class MemoryPlan:
 
     def complete(self) -> None:
         """Plan what the first updates have shown, and say the whole."""
-        if self.first_updates is None or "workspace" in self.planned:
+        if self.tracker is None or "workspace" in self.planned:
             return
-        self.hook.remove()
-        self.first_updates.__exit__()
+        self.first_updates.close()
         seen = {name: size for name, size in self.measured.items() if name == "activations"}
         expected = self.total - self.planned.get("checkpoint", 0.0) + sum(seen.values())
-        seen["workspace"] = max(0.0, self.first_updates.peak_mib - expected)
+        seen["workspace"] = max(0.0, self.tracker.peak_mib - expected)
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
         self.planned |= {name: ratio * size for name, size in seen.items()}
         parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in seen)

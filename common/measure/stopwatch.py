@@ -40,20 +40,18 @@ class Stopwatch:
     total: Interval = field(default_factory=Interval)
     first: Interval = field(default_factory=Interval)  # `total` after the first updates
     marked: Interval = field(default_factory=Interval)  # `total` at the last lap
-    started: float | None = None
-    joules_before: float = 0.0
+    started: tuple[float, float] | None = None  # what energy and clock said then
 
     def start(self) -> None:
         self.synchronize()
-        self.joules_before = self.energy()
-        self.started = self.clock()
+        self.started = self.energy(), self.clock()
 
     def stop(self) -> None:
         """Count nothing until the next start: neither time, nor what is trained on."""
         if self.started is not None:
             self.synchronize()
-            self.total.seconds += self.clock() - self.started
-            self.total.joules += self.energy() - self.joules_before
+            self.total.seconds += self.clock() - self.started[1]
+            self.total.joules += self.energy() - self.started[0]
             self.started = None
 
     @contextmanager

@@ -79,3 +79,11 @@ def test_model_flops_of_a_real_run(unbroken: Finished) -> None:
     for step, speed in speeds.items():
         rate = unbroken.series("perf/tflops_per_device")[step]
         assert rate * 1e12 == pytest.approx(operations * speed, rel=0.02)
+
+
+def test_gradients_of_two_processes_are_planned_once(distributed_mlp: Finished) -> None:
+    """They lie in DDP's buckets, which are not there besides them."""
+    gradients = distributed_mlp.read("memory.json")["gradients"]
+    parameters = distributed_mlp.config["architecture"]["parameters"]
+    assert gradients["planned_mib"] == pytest.approx(4 * parameters / 2**20, rel=1e-3)
+    assert gradients["measured_mib"] == pytest.approx(gradients["planned_mib"], rel=1e-3)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -46,9 +47,6 @@ def sgd_plain(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-LOADER: Any = SimpleNamespace(order=SimpleNamespace(batch_size=32, lengths=None))
-
-
 class FakeAccelerator:
     """What the plan needs of an Accelerator, for one process without accumulation."""
 
@@ -74,7 +72,7 @@ def test_plan_is_what_exists_after_an_update(
     """Weights, gradients, optimizer state and buffers are planned within 10 % of what they are."""
     optimizer = make(model)
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, LOADER)
+    plan = MemoryPlan(accelerator, model, optimizer, loader_of(None))
     for _ in range(FIRST_UPDATES + 1):
         with plan.watching(Work(32)):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -120,7 +118,7 @@ def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
     assert optimizer_state_bytes(optimizer) is None
     assert not optimizer.state
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, LOADER)
+    plan = MemoryPlan(accelerator, model, optimizer, loader_of(None))
     assert "optimizer state unknown" in plan_text(plan.facts())
     assert {name: planned for name, planned, _ in plan.finish()}["optimizer_state"] is None
 
@@ -142,3 +140,70 @@ def test_tied_weights_count_once() -> None:
     """Two names of one tensor are one tensor's bytes."""
     weight = torch.ones(16, 16)
     assert mebibytes([weight, weight.t(), weight[0]]) == 4 * 256 / 2**20
+
+
+def loader_of(lengths: list[int] | None) -> Any:
+    """Return what the plan needs of a loader: batches of two texts of such lengths."""
+    texts = None if lengths is None else np.array(lengths)
+    return SimpleNamespace(order=SimpleNamespace(batch_size=2, lengths=texts))
+
+
+def planned_and_measured(plan: MemoryPlan, part: str) -> tuple[float | None, float | None]:
+    """Return a row of the plan."""
+    (row,) = [row for row in plan.finish() if row[0] == part]
+    return row[1], row[2]
+
+
+def test_longest_batch_is_planned_by_the_first_ones() -> None:
+    """What grows with the tokens is planned for the most that a batch may have, and seen there."""
+    accelerator: Any = FakeAccelerator()
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 8))
+    per_token = 4 * (256 + 1024) / 2**20
+    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of([100, 900, 50, 700]))
+    for tokens in (150, 400, 150, 1600):
+        assert plan.planned.get("activations") == (
+            pytest.approx(1600 * per_token, rel=0.01) if tokens == 1600 else None
+        )
+        with plan.watching(Work(2, tokens)):
+            model(torch.randn(tokens, 256)).sum().backward()
+    planned, measured = planned_and_measured(plan, "activations")
+    assert planned == pytest.approx(1600 * per_token, rel=0.01)
+    assert measured == pytest.approx(1600 * per_token, rel=0.01)
+
+
+def test_workspace_is_what_else_is_taken_in_the_first_updates() -> None:
+    """It is the peak of these, above what is known; neither an earlier nor a later one."""
+    accelerator: Any = FakeAccelerator()
+    model = nn.Linear(64, 8)
+    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+    torch.ones(300 * 2**18)  # as a checkpoint that is read
+    for number in range(FIRST_UPDATES + 1):
+        with plan.watching(Work(2)):
+            torch.ones((200 if number == FIRST_UPDATES else 100) * 2**18)
+            model(torch.randn(32, 64)).sum().backward()
+    planned, measured = planned_and_measured(plan, "workspace")
+    assert planned == pytest.approx(100, rel=0.1)
+    assert measured is None
+
+
+def test_compiled_model_has_no_hooks() -> None:
+    """Its activations are not told apart: they are in the peak of the first updates."""
+    accelerator: Any = FakeAccelerator()
+    model = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
+    model.compile(backend="eager")
+    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+    for _ in range(FIRST_UPDATES):
+        with plan.watching(Work(2)):
+            assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
+            model(torch.randn(32, 64)).sum().backward()
+    assert planned_and_measured(plan, "activations") == (None, None)
+    assert planned_and_measured(plan, "workspace")[0] is not None
+
+
+def test_run_without_an_update_has_a_plan() -> None:
+    """A finished run that is resumed shows what was known."""
+    accelerator: Any = FakeAccelerator()
+    model = nn.Linear(64, 8)
+    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+    assert planned_and_measured(plan, "workspace") == (None, None)
+    assert planned_and_measured(plan, "weights")[0] == pytest.approx(4 * 65 * 8 / 2**20)

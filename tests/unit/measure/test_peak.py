@@ -1,12 +1,15 @@
 """What a device could do at most, by its name or as measured."""
 
+import math
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from common.measure import peak
-from common.measure.peak import peak_tflops
+from common.measure.peak import PowerMeter, peak_tflops
 
 GPU = torch.device("cuda", 0)
 
@@ -52,9 +55,9 @@ def test_other_gpus_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert peak_tflops(GPU, torch.float16) == (12.5, "measured")
 
 
-@pytest.mark.parametrize("error", [NotImplementedError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("error", [NotImplementedError, torch.OutOfMemoryError, AssertionError])
 def test_peak_that_cannot_be_measured_is_unknown(
-    error: type[RuntimeError], monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is 0, and no reason to stop."""
 
@@ -70,3 +73,83 @@ def test_cpu_is_measured() -> None:
     rate, source = peak_tflops(torch.device("cpu"), torch.float32)
     assert source == "measured"
     assert 1e-4 < rate < 1e3
+
+
+class FakeNvml(ModuleType):
+    """A driver that says what a test lets it say, in its units."""
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.millijoules, self.latest = 1000, 90
+        self.samples: list[tuple[int, int]] = []  # microseconds, percent
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments: self.answer(name, *arguments)
+
+    def answer(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the driver by its name."""
+        if self.broken:
+            raise RuntimeError("GPU is lost")
+        if name == "nvmlDeviceGetSamples":
+            assert arguments[1] == 1  # NVML_GPU_UTILIZATION_SAMPLES
+            late = [sample for sample in self.samples if sample[0] > arguments[2]]
+            if not late:
+                raise RuntimeError("not found")
+            return 1, [
+                SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=percent))
+                for at, percent in late
+            ]
+        return {
+            "nvmlDeviceGetTotalEnergyConsumption": self.millijoules,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=self.latest),
+        }.get(name)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Pretend that there is a GPU, and a driver."""
+    driver = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    properties = SimpleNamespace(uuid="1234")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return driver
+
+
+def test_power_and_utilisation_are_means_since_the_last_reading(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power is energy over time; utilisation the mean of the driver's samples, or its latest."""
+    now = [0.0]
+    monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    meter = PowerMeter(GPU)
+    now[0], nvml.millijoules, nvml.samples = 2.0, 601_000, [(1, 20), (2, 40)]
+    assert meter.readings() == {"gpu/utilization": 0.3, "gpu/power_watts": 300}
+    now[0], nvml.samples = 3.0, [(1, 20), (2, 40), (3, 60)]
+    assert meter.readings() == {"gpu/utilization": 0.6, "gpu/power_watts": 0}
+    assert meter.joules() == 601
+    now[0] = 3.1
+    assert meter.readings()["gpu/utilization"] == 0.9
+
+
+def test_driver_that_fails_later_leaves_figures_out(nvml: FakeNvml) -> None:
+    """Each reading has the same keys, so that ranks can be gathered, and NaN for what is lost."""
+    meter = PowerMeter(GPU)
+    keys = list(meter.readings())
+    assert meter.joules() == 1
+    nvml.broken = True
+    readings = meter.readings()
+    assert list(readings) == keys
+    assert all(math.isnan(value) for value in [*readings.values(), meter.joules()])
+
+
+def test_missing_driver_leaves_figures_out(nvml: FakeNvml) -> None:
+    """A GPU whose driver can't be asked has the same keys; a CPU has none, and draws nothing."""
+    nvml.broken = True
+    readings = PowerMeter(GPU).readings()
+    assert list(readings) == ["gpu/utilization", "gpu/power_watts"]
+    assert all(math.isnan(value) for value in readings.values())
+    cpu = PowerMeter(torch.device("cpu"))
+    assert (cpu.readings(), cpu.joules()) == ({}, 0)

@@ -1,0 +1,72 @@
+"""The meters' figures of all ranks, where one of them lacks some."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from common.data.batch import Work
+from common.measure import meters as module
+from common.measure.meters import Meters
+
+
+class TwoRanks(SimpleNamespace):
+    """What meters need of an Accelerator: another rank says the same, but for some numbers."""
+
+    device = torch.device("cpu")
+    is_main_process = True
+
+    def gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return both ranks' rows."""
+        return torch.cat([mine, self.other(mine.clone())])
+
+
+def trained(accelerator: Any) -> Meters:
+    """Return meters after an update."""
+    meters = Meters(accelerator, 1)
+    meters.stopwatch.start()
+    meters.count(torch.tensor(1.0), {}, Work(8), 0.0, True)
+    return meters
+
+
+def test_what_one_rank_does_not_know_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's driver that fails on one rank, or from some time on, is no reason to stop."""
+
+    def other(row: torch.Tensor) -> torch.Tensor:
+        row[row == 250.0] = math.nan
+        row[row == 7.0] = 9.0
+        return row
+
+    meters = trained(TwoRanks(other=other))
+    readings = {"gpu/utilization": 7.0, "gpu/power_watts": 250.0}
+    monkeypatch.setattr(meters.power, "readings", lambda: readings)
+    monkeypatch.setattr(meters.stopwatch, "energy", lambda: math.nan)
+    values = meters.interval()
+    assert values["gpu/utilization"] == 9.0
+    assert values["train/loss"] == 1.0
+    assert values["perf/samples_per_second"] > 0
+    assert not {"gpu/power_watts", "perf/joules_per_sample"} & values.keys()
+    assert not any(math.isnan(value) for value in values.values())
+    assert not any(math.isnan(value) for value in meters.whole_run().values())
+
+
+def test_peak_is_known_where_operations_are_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that can't be counted is said with its reason, and the other way round is no word."""
+    meters = trained(TwoRanks(other=lambda row: row))
+
+    def refuse(*others: Any) -> Any:
+        raise NotImplementedError("no meta kernel\nof this operation")
+
+    monkeypatch.setattr(module, "training_flops", refuse)
+    meters.find_flops(nn.Linear(1, 1), refuse, refuse, torch.float32)  # type: ignore[arg-type]
+    reason = "FLOPs can't be counted (NotImplementedError: no meta kernel)"
+    assert capsys.readouterr().out == f"no perf/mfu: {reason}\n"
+    assert meters.peak > 0
+    assert "perf/tflops_per_device" not in meters.interval()
