@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,23 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, to the first that is only half written."""
-    rows: list[Any] = []
+    """Read a file of one JSON object a line; a last one that is only half written is left out."""
     try:
-        with path.open("rb") as file:
-            rows.extend(map(parse, file))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # a run that has logged nothing, is being written, or was killed
+        lines = path.read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # a run that has logged nothing
     except OSError as problem:
         raise UserError(f"{path} can't be read: {problem}") from None
-    return [row for row in rows if isinstance(row, dict)]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = None
+        with suppress(ValueError, RecursionError):
+            row = parse(line)
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines):
+            raise UserError(f"{path}, line {number}, is damaged: take the line out to go on")
+    return rows
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """What others read again of a run's files: facts, status and rows, each of the type it had."""
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,21 +39,24 @@ GROUPS = {*FACTS, "memory_plan", "peak"} - {"config"}  # at W&B, what is none of
 TOO_LARGE = 1e100  # for a chart
 
 
-def checked(value: Any, kinds: Mapping[str, Any], source: str) -> dict[str, Any]:
+def checked(value: Any, kinds: Mapping[str, Any], source: str) -> Any:
     """Return what a file held if it has all of `kinds`, each name with a type or more such names.
 
     A `UserError` names what `source` lacks or has of another type, at any depth.
     """
     for name, kind in kinds.items():
+        wrong = ""
         if not isinstance(value, dict) or name not in value:
-            raise UserError(f"{source} is not what a recipe wrote: it lacks {name}")
-        if isinstance(kind, Mapping):
+            wrong = f"it lacks {name}"
+        elif isinstance(kind, Mapping):
             checked(value[name], kind, f"{source}, {name},")
-            continue
-        try:
-            check_type(value[name], kind, collection_check_strategy=EVERY_ITEM)
-        except TypeCheckError as problem:
-            raise UserError(f"{source} is not what a recipe wrote: {name}: {problem}") from None
+        else:
+            try:
+                check_type(value[name], kind, collection_check_strategy=EVERY_ITEM)
+            except TypeCheckError:
+                wrong = f"{name} is {reprlib.repr(value[name])}"
+        if wrong:
+            raise UserError(f"{source} is not what a recipe wrote: {wrong}")
     return value
 
 

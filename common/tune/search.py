@@ -167,7 +167,9 @@ class Search:
             if "validation" not in record.facts["data"]["sizes"]:
                 why = f"{self.settings.recipe} evaluates on test data, which must not choose"
                 self.refuse(trial, f"{why}: let its data have a validation split")
-            evaluated = [r for r in record.rows if name in r and 0 <= r.get(EPOCH, -1) <= MOST_EPOCHS]
+            evaluated = [
+                r for r in record.rows if name in r and 0 <= r.get(EPOCH, -1) <= MOST_EPOCHS
+            ]
             values = {round(row[EPOCH] * STEPS_PER_EPOCH): row[name] for row in evaluated}
             new = values.keys() - reported
             for step in sorted(new):

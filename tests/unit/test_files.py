@@ -96,7 +96,7 @@ def test_damage_anywhere_is_a_sentence_or_another_object(tmp_path: Path) -> None
     assert taken < 500
 
 
-def test_lines_are_read_to_the_first_that_is_broken(tmp_path: Path) -> None:
+def test_half_a_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
     """As a run leaves them that is being written, or was killed: cut at each byte."""
     path = tmp_path / "rows.jsonl"
     rows = [{"step": step, "text": "ü"} for step in range(4)]
@@ -107,8 +107,10 @@ def test_lines_are_read_to_the_first_that_is_broken(tmp_path: Path) -> None:
         found = read_lines(path)
         # A line that lacks nothing but its end is as good as a whole one.
         assert found == rows[: (whole[:length] + b"\n").count(b"}\n")]
-    path.write_bytes(lines[0] + b"[1]\n" + lines[1])
-    assert read_lines(path) == rows[:2]
+    for damaged in (b"[1]\n", b"\n", b'{"a": \xff}\n', b"[" * 10**5 + b"\n"):
+        path.write_bytes(lines[0] + damaged + lines[1])
+        with pytest.raises(UserError, match=r"rows\.jsonl, line 2, is damaged"):
+            read_lines(path)
 
 
 def test_failure_to_write_keeps_what_was_there(
