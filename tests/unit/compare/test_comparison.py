@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -417,11 +418,35 @@ def test_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert text.startswith("<?xml")
 
 
-@pytest.mark.parametrize("name", ["runs.docx", "missing/runs.png"])
+LONG = "x" * 300
+AS_ROOT = os.geteuid() == 0  # who may write everywhere
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("runs.docx", "missing/runs.png", "file/runs.png", "folder.png", f"{LONG}.png"),
+        pytest.param("sealed/runs.png", marks=pytest.mark.skipif(AS_ROOT, reason="as root")),
+    ],
+)
 def test_picture_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    """A format that isn't known, or a folder that isn't there, is one sentence."""
+    """A format that isn't known, or what is no place for a file, is one sentence."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "sealed").mkdir(mode=0o500)
     with pytest.raises(UserError, match="--plot"):
         main([write_run(tmp_path / "run"), "--plot", str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    "source", [LONG, f"a/{LONG}", "~nobody-of-this-name/run", "run/status.json/x"]
+)
+def test_what_is_no_place_of_a_run_is_named(source: str, tmp_path: Path) -> None:
+    """Also where the system refuses to look."""
+    write_run(tmp_path / "run")
+    with pytest.raises(UserError) as refused:
+        read_runs([str(tmp_path / source) if source.startswith("run") else source])
+    assert source in refused.value.message
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
