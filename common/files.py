@@ -75,8 +75,11 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line; a last one that is only half written is left out."""
+def read_lines(path: Path, key: str) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line, each with a number at `key`.
+
+    A last line that is only half written is left out; any other that is damaged, a `UserError`.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -88,9 +91,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         row = None
         with suppress(ValueError, RecursionError):
             row = parse(line)
-        if isinstance(row, dict):
+        if isinstance(row, dict) and isinstance(row.get(key), int | float):
             rows.append(row)
-        elif number < len(lines):
+        elif row is not None or number < len(lines):
             raise UserError(f"{path}, line {number}, is damaged: take the line out to go on")
     return rows
 

@@ -87,5 +87,6 @@ def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dic
         try:
             check_type(value, kinds[name], collection_check_strategy=EVERY_ITEM)
         except TypeCheckError as problem:
-            raise UserError(f"{source} has {value!r} for {spelled(name)}: {problem}") from None
+            said = " ".join(str(problem).split())
+            raise UserError(f"{source} has {value!r} for {spelled(name)}: {said}") from None
     return found
