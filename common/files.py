@@ -75,19 +75,27 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, without what is damaged or only half written."""
-    rows: list[Any] = []
+def read_lines(path: Path, key: str) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line, each with a number at `key`.
+
+    A last line that is only half written is left out; any other that is damaged, a `UserError`.
+    """
     try:
-        with path.open("rb") as file:
-            for line in file:
-                with suppress(ValueError, RecursionError):
-                    rows.append(parse(line))
+        lines = path.read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # of a run that has logged nothing
+        return []  # a run that has logged nothing
     except OSError as problem:
         raise UserError(f"{path} can't be read: {problem}") from None
-    return [row for row in rows if isinstance(row, dict)]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = None
+        with suppress(ValueError, RecursionError):
+            row = parse(line)
+        if isinstance(row, dict) and isinstance(row.get(key), int | float):
+            rows.append(row)
+        elif row is not None or number < len(lines):
+            raise UserError(f"{path}, line {number}, is damaged: take the line out to go on")
+    return rows
 
 
 def sync(path: Path) -> None:

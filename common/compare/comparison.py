@@ -10,14 +10,36 @@ from common.compare.readers import RunRecord
 from common.config import TrainingConfig
 from common.flags import role_of, spelled
 from common.objective import PREFIXES
-from common.track.names import PEAK, STEP
-from common.track.records import precision_name
+from common.track.names import PEAK, STEP, precision_name
 
 FIGURES = (
     *("perf/samples_per_second", "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
     *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds"),
 )
 RATIOS = {"perf/samples_per_second": "throughput_ratio", PEAK: "memory_ratio"}
+# Where `config.json` has what runs must agree in for their figures to compare,
+FAIR = {
+    "recipe": "recipe",
+    "objective": "objective",
+    "data set": "data.name",
+    "samples of": "data.sizes",
+    "model": "architecture.name",
+    "parameters": "architecture.parameters",
+    "device": "environment.device",
+    "processes": "environment.world_size",
+    "threads per process": "environment.threads_per_process",
+    "effective batch": "environment.effective_batch_size",
+    "python": "environment.python",
+    "version of": "environment.versions",
+}
+OF_EACH = ("samples of", "version of")  # splits, packages
+# and what is often compared on purpose, as flags are.
+ON_PURPOSE = {
+    "precision": "environment.mixed_precision",
+    "TF32": "environment.tf32",
+    "updates planned": "plan.total_steps",
+    "commit": "environment.git_commit",
+}
 MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
 
 
@@ -52,16 +74,14 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
             own[ratio] = value / base if value is not None and base else None
         if own["memory_kind"] != figures[0]["memory_kind"]:
             own["memory_ratio"] = None
-    fair = [what_must_be_equal(run) for run in runs]
-    facts = [own | shown_where_different(run) for own, run in zip(fair, runs, strict=True)]
+    facts = [facts_of(run) for run in runs]
     columns = {name: [own.get(name) for own in facts] for name in union(facts)}
     differences = {name: c for name, c in columns.items() if any(v != c[0] for v in c)}
-    must_be_equal = union(fair)
     unfair = [
         {"run": run.name, "what": what, "baseline_value": values[0], "value": value}
         for what, values in differences.items()
         for run, value in zip(runs, values, strict=True)
-        if what in must_be_equal and value != values[0]
+        if value != values[0] and (what in FAIR or what.startswith(OF_EACH))
     ]
     return Comparison(list(runs), figures, differences, unfair, target, given)
 
@@ -70,42 +90,20 @@ def union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
-def what_must_be_equal(run: RunRecord) -> dict[str, Any]:
-    environment, data, model = (
-        run.facts[group] for group in ("environment", "data", "architecture")
-    )
-    # W&B gives them in another order than the run's own files.
-    sizes = ", ".join(f"{name} {size:,}" for name, size in sorted(data["sizes"].items()))
-    on_cpu = environment["device_type"] == "cpu"
-    return {
-        "recipe": run.facts["recipe"],
-        "objective": run.facts["objective"],
-        "data set": f"{data['name']} ({sizes})",
-        "model": f"{model['name']}, {model['parameters']:,} parameters",
-        "device": environment["device"],
-        "processes": environment["world_size"],
-        "threads per process": environment["threads_per_process"] if on_cpu else None,
-        "effective batch": environment["effective_batch_size"],
-        "python": environment["python"],
-        **environment["versions"],
-    }
-
-
-def shown_where_different(run: RunRecord) -> dict[str, Any]:
-    """Return the flags and facts that are often compared on purpose, and not warned of."""
-    environment = run.facts["environment"]
-    return {
-        "precision": precision_name(run.facts),
-        "TF32": environment["tf32"],
-        "updates planned": run.facts["plan"]["total_steps"],
-        "commit": environment["git_commit"] and environment["git_commit"][:10],
-        **{
-            spelled(name): value
-            for name, value in run.facts["config"].items()
-            # The precision above is what `auto` came to be.
-            if role_of(TrainingConfig, name).compared and name != "mixed_precision"
-        },
-    }
+def facts_of(run: RunRecord) -> dict[str, Any]:
+    """Return what a run's figures may depend on, by label."""
+    told = {label: run.fact(path) for label, path in (FAIR | ON_PURPOSE).items()}
+    told["precision"] = precision_name(told["precision"])  # what `auto` came to be
+    if run.fact("environment.device_type") != "cpu":
+        del told["threads per process"]
+    flags = run.fact("config")
+    for name, value in flags.items() if isinstance(flags, Mapping) else ():
+        if role_of(TrainingConfig, name).compared and name != "mixed_precision":
+            told[spelled(name)] = value
+    for group in OF_EACH:
+        parts = told.pop(group)
+        told |= {f"{group} {n}": p for n, p in parts.items()} if isinstance(parts, Mapping) else {}
+    return told
 
 
 def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
     the metrics of the final evaluation; ``*_to_target`` is where `target` was first reached.
     """
     summary, objective, goal = run.summary, run.objective, run.goal
-    where = f" at step {run.last_step:,} of {run.facts['plan']['total_steps']:,}"
+    where = f" at step {run.last_step:,} of {run.fact('plan.total_steps')}"
     logged = [*run.rows, summary]
     peaks = {
         kind: max(values)

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import read_json_if_there
+from common.files import read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
-from common.track.names import STEP
-from common.track.records import STATUS, checked, checked_facts, numbers, read_rows, unflat
+from common.track.names import STEP, unflat
+
+TOO_LARGE = 1e100  # for a chart
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,20 @@ class RunRecord:
     status: str  # running, finished, preempted or failed
     reason: str | None = None  # why it was preempted or failed
 
+    def __post_init__(self) -> None:
+        try:
+            Objective.parse(str(self.fact("objective")))
+        except UserError as problem:
+            what = f"{self.source}/config.json is not what a recipe wrote"
+            raise UserError(f"{what}: {problem.message}") from None
+
+    def fact(self, path: str) -> Any:
+        """Return what `config.json` has at a path such as ``data.name``; None if there is none."""
+        value: Any = self.facts
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
     @property
     def objective(self) -> Objective:
         return Objective.parse(self.facts["objective"])
@@ -42,10 +57,8 @@ class RunRecord:
     @property
     def splits(self) -> tuple[str, str]:
         """The splits, keys of `PREFIXES`, evaluated during training and at its end."""
-        found = [split for split in PREFIXES if split in self.facts["data"]["sizes"]] or [
-            "validation"
-        ]
-        return found[0], found[-1]
+        found = [split for split in PREFIXES if self.fact(f"data.sizes.{split}") is not None]
+        return (found[0], found[-1]) if found else ("validation", "validation")
 
     @property
     def goal(self) -> str:
@@ -58,6 +71,14 @@ class RunRecord:
 
     def values(self, metric: str) -> list[float]:
         return [row[metric] for row in self.rows if metric in row]
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TOO_LARGE
+    }
 
 
 def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -97,30 +118,28 @@ def read_source(source: str) -> list[RunRecord]:
 
 
 def read_directory(path: Path) -> RunRecord:
-    facts, stands = (read_json_if_there(path / name) for name in ("config.json", "status.json"))
-    status, reason = "running", None
-    if stands is not None:
-        told = checked(stands, STATUS, str(path / "status.json"))
-        status, reason = told["status"], told["reason"]
-    if facts is None and stands:
+    told = read_json_if_there(path / "status.json") or {}
+    status, reason = str(told.get("status", "running")), told.get("reason")
+    facts = read_json_if_there(path / "config.json")
+    if facts is None and told:
         why = f"it {status} before training began" + (f": {reason}" if reason else "")
         raise UserError(f"{path} has nothing to compare: {why}")
     if facts is None:
         held = len([*path.glob("*/config.json")])
         hint = f"; it holds {held} runs: pass them, as in {path}/*" if held else ""
         raise UserError(f"{path} is no run: it has no config.json{hint}")
-    checked_facts(facts, str(path / "config.json"))
     # A run that goes on again may still have the summary of its first end, a missed target.
     ended = status in ("finished", "failed")
-    return RunRecord(
-        name=str(facts["config"].get("run_name") or path.resolve().name),
+    run = RunRecord(
+        name=path.resolve().name,
         source=str(path),
         facts=facts,
-        rows=merge_rows(read_rows(path / "metrics.jsonl")),
+        rows=merge_rows(read_lines(path / "metrics.jsonl", STEP)),
         summary=numbers(read_json_if_there(path / "summary.json") or {}) if ended else {},
         status=status,
         reason=reason,
     )
+    return replace(run, name=str(run.fact("config.run_name") or run.name))
 
 
 def read_offline(file: Path) -> RunRecord:
@@ -198,5 +217,4 @@ def record_of(
     elif status == "failed":  # killed, and crashed: what has not said goodbye
         last = rows[-1][STEP] if rows else 0
         reason = f"W&B calls it {state} after update {last:g}"
-    facts = checked_facts(unflat(config), f"the configuration of {source}")
-    return RunRecord(name, source, facts, rows, ended, status, reason)
+    return RunRecord(name, source, unflat(config), rows, ended, status, reason)

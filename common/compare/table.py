@@ -103,6 +103,8 @@ def written(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return " ".join(map(written, value)) or UNKNOWN
+    if isinstance(value, int):
+        return f"{value:,}"
     return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -11,12 +11,11 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.console import ProgressDisplay, say
 from common.errors import TrainingError, UserError
-from common.files import json_safe, write_text, writing
+from common.files import json_safe, read_lines, write_text, writing
 from common.measure.sums import of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.track import report
 from common.track.names import STEP
-from common.track.records import read_rows
 from common.track.trackers import TensorBoard, WandB
 
 
@@ -46,7 +45,7 @@ class Log:
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / "metrics.jsonl"
-            rows = [row for row in read_rows(path) if row[STEP] < step]
+            rows = [row for row in read_lines(path, STEP) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             with writing(str(path)):
                 self.file = path.open("a", encoding="utf-8")

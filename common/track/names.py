@@ -1,11 +1,18 @@
-"""What a run's metrics are called: each one's label, unit, better direction and place."""
+"""What a run tells: each metric's label, unit, better direction and place; groups of facts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 STEP = "progress/global_step"
 PEAK = "memory/peak_mib"  # of the device or the host, where runs stand side by side
 SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
+# Of `config.json`; at W&B, what is no group is a flag.
+GROUPS = (
+    *("recipe", "objective", "environment", "data", "architecture"),
+    *("plan", "memory_plan", "peak"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,3 +86,18 @@ def duration(seconds: float) -> str:
         if seconds >= 10 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def precision_name(mixed_precision: str) -> str:
+    return "fp32" if mixed_precision == "no" else mixed_precision
+
+
+def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's facts with its flags at top level, beside the groups, for W&B's table."""
+    return {**facts["config"], **{name: facts[name] for name in GROUPS if name in facts}}
+
+
+def unflat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that `flat` was given, without what it leaves out."""
+    groups = {name: config[name] for name in GROUPS if name in config}
+    return {"config": {n: v for n, v in config.items() if n not in GROUPS}, **groups}

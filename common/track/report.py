@@ -10,8 +10,7 @@ from common.console import CONSOLE, say
 from common.machine import is_main_rank
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
-from common.track.names import METRICS, STEP, describe
-from common.track.records import precision_name
+from common.track.names import METRICS, STEP, describe, precision_name
 
 OF_THE_RUN = (
     *("time/total_seconds", "time/train_seconds", "time/compile_seconds"),
@@ -25,13 +24,14 @@ def show_plan(facts: Mapping[str, Any], logs: str) -> None:
     model, plan, processes = facts["architecture"], facts["plan"], environment["world_size"]
     sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
     classes = f"; {data['classes']} classes" if "classes" in data else ""
+    precision = environment["mixed_precision"]
     count = f"{processes} process{'es' if processes > 1 else ''}"
     cut = f", cut at {config['max_steps']:,}" if config["max_steps"] else ""
     for line in (
         f"recipe  {facts['recipe']}: {model['name']}, {model['parameters']:,} parameters",
         f"data    {data['name']} ({data['reason']}): {sizes}{classes}",
         *(f"        {note}" for note in data["notes"]),
-        f"device  {environment['device']}; {count}; {precision_name(facts)}",
+        f"device  {environment['device']}; {count}; {precision_name(precision)}",
         f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
         f"{processes} processes = {environment['effective_batch_size']}",
         f"plan    {plan['total_steps']:,} updates: {config['epochs']} epochs of "

@@ -12,8 +12,7 @@ from accelerate.tracking import filter_trackers
 
 from common.config import TrainingConfig
 from common.objective import Objective
-from common.track.names import METRICS, SPLITS, STEP
-from common.track.records import flat, precision_name
+from common.track.names import METRICS, SPLITS, STEP, flat, precision_name
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
 SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
@@ -117,7 +116,7 @@ def init_arguments(config: TrainingConfig, facts: Mapping[str, Any], name: str) 
     tags = [
         facts["recipe"],
         facts["data"]["name"],
-        precision_name(facts),
+        precision_name(environment["mixed_precision"]),
         "cpu" if environment["device_type"] == "cpu" else environment["device"],
         *config.tags,
         *said("WANDB_TAGS", "").split(","),

@@ -84,7 +84,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         raise UserError(f"--trials {given.trials} can't work: give 1 or more")
     if study is not None and (settings := read_settings(study)) is not None:
         before = (settings.recipe, settings.flags, settings.config_file)
-        asked = (recipe, flags or None, given.config_file)
+        asked = (recipe, tuple(flags) or None, given.config_file)
         if any(new not in (None, old) for new, old in zip(asked, before, strict=True)):
             raise UserError(
                 f"--study {study} searches {settings.recipe} {' '.join(settings.flags)}: "
@@ -96,7 +96,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     elif study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(f"--study {study} holds something else than a search")
     else:
-        settings = SearchSettings(recipe, flags, given.config_file)
+        settings = SearchSettings(recipe, tuple(flags), given.config_file)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
         raise UserError(f"--config-file {settings.config_file} does not exist")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")

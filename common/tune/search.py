@@ -6,9 +6,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn, get_type_hints
+from typing import NoReturn
 
 import optuna
 from optuna.study import Study, StudyDirection
@@ -19,9 +19,9 @@ from common.console import say
 from common.directory import read_status
 from common.errors import UserError
 from common.files import read_json_if_there
+from common.flags import from_json
 from common.objective import Objective
 from common.track.names import describe, duration
-from common.track.records import checked
 from common.tune.space import Distribution, command_words
 from common.tune.trial import TrialRun
 
@@ -39,18 +39,20 @@ class SearchSettings:
     """What a search was asked to do, as `search.json` in its directory keeps it."""
 
     recipe: str
-    flags: list[str]  # as given: ranges, choices, and what all trials share
+    flags: tuple[str, ...]  # as given: ranges, choices, and what all trials share
     config_file: str | None = None  # for `accelerate launch`
     trials: int = 20
     prune: bool = True
 
 
 def read_settings(directory: Path) -> SearchSettings | None:
-    path, kinds = directory / "search.json", get_type_hints(SearchSettings)
+    path, names = directory / "search.json", [field.name for field in fields(SearchSettings)]
     if (kept := read_json_if_there(path)) is None:
         return None
-    checked(kept, kinds, str(path))
-    return SearchSettings(**{name: kept[name] for name in kinds})
+    if missing := ", ".join(name for name in names if name not in kept):
+        raise UserError(f"{path} is not what a search wrote: it lacks {missing}")
+    values = {name: kept[name] for name in names}
+    return SearchSettings(**from_json(SearchSettings, values, str(path)))
 
 
 def open_study(
@@ -164,7 +166,7 @@ class Search:
         name, record = f"val/{self.objective.metric}", None
         metric, reported = describe(name), set(self.study.trials[trial.number].intermediate_values)
         for record in run.follow():
-            if "validation" not in record.facts["data"]["sizes"]:
+            if record.splits[0] != "validation":
                 why = f"{self.settings.recipe} evaluates on test data, which must not choose"
                 self.refuse(trial, f"{why}: let its data have a validation split")
             evaluated = [
@@ -175,7 +177,7 @@ class Search:
             for step in sorted(new):
                 trial.report(values[step], step)
             reported |= new
-            is_ending = record.last_step >= record.facts["plan"]["total_steps"]
+            is_ending = record.last_step == record.fact("plan.total_steps")
             if new and run.is_running() and not is_ending and trial.should_prune():
                 said = f"pruned after epoch {max(new) / STEPS_PER_EPOCH:.3g}, {metric.label}"
                 return TrialState.PRUNED, None, f"{said} {metric.text(values[max(new)])}"

@@ -15,6 +15,7 @@ from common.compare.comparison import compare as compare_runs
 from common.compare.readers import read_runs
 from common.compare.table import notes
 from common.compare.view import panels
+from common.errors import UserError
 from tests.launch import Finished, Runner, clean_environment, run_command
 
 FLAGS = ("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32)
@@ -98,6 +99,20 @@ def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> Non
     # W&B's summary has the best values, and what it shows as panels, besides.
     summary = {name: theirs.summary[name] for name in ours.summary}
     assert summary == pytest.approx(ours.summary)
+
+
+def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: Path) -> None:
+    """As a kill leaves it: the rows that it holds, or a sentence that names it."""
+    (file,) = runs["fp32"].wandb_folder.glob("wandb/offline-run-*/*.wandb")
+    whole, cut = file.read_bytes(), tmp_path / "run-cut.wandb"
+    cut.write_bytes(whole[: len(whole) * 2 // 3])
+    (run,) = read_runs([str(tmp_path)])
+    assert (run.status, run.summary) == ("running", {})
+    assert len(run.rows) > 0
+    for length in (0, 5, 1000):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=str(tmp_path)):
+            read_runs([str(tmp_path)])
 
 
 def test_view_at_wandb_shows_all_that_is_logged(learned_mlp: Finished) -> None:

@@ -50,9 +50,9 @@ def test_numbers_that_json_has_not_are_missing(tmp_path: Path) -> None:
     assert json_safe(held) == expected
     write_json(path, held)
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == expected
-    path.write_text('{"a": NaN, "b": [Infinity, -Infinity]}\n')
-    assert read_json(path) == {"a": None, "b": [None, None]}
-    assert read_lines(path) == [{"a": None, "b": [None, None]}]
+    path.write_text('{"a": NaN, "b": [Infinity, -Infinity], "step": 1}\n')
+    assert read_json(path) == {"a": None, "b": [None, None], "step": 1}
+    assert read_lines(path, "step") == [{"a": None, "b": [None, None], "step": 1}]
 
 
 def test_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
@@ -60,13 +60,13 @@ def test_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none.json", tmp_path / "file" / "none.json"):
         assert read_json_if_there(path) is None
-        assert read_lines(path) == []
+        assert read_lines(path, "step") == []
         with pytest.raises(UserError, match=r"none\.json does not exist"):
             read_json(path)
     with pytest.raises(UserError, match="can't be read"):
         read_json_if_there(tmp_path)
     with pytest.raises(UserError, match="can't be read"):
-        read_lines(tmp_path)
+        read_lines(tmp_path, "step")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"\x00", b"\xff{}", b"[" * 10**5])
@@ -96,7 +96,7 @@ def test_damage_anywhere_is_a_sentence_or_another_object(tmp_path: Path) -> None
     assert taken < 500
 
 
-def test_lines_are_read_to_the_first_that_is_broken(tmp_path: Path) -> None:
+def test_half_a_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
     """As a run leaves them that is being written, or was killed: cut at each byte."""
     path = tmp_path / "rows.jsonl"
     rows = [{"step": step, "text": "ü"} for step in range(4)]
@@ -104,11 +104,20 @@ def test_lines_are_read_to_the_first_that_is_broken(tmp_path: Path) -> None:
     whole = b"".join(lines)
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        found = read_lines(path)
+        found = read_lines(path, "step")
         # A line that lacks nothing but its end is as good as a whole one.
         assert found == rows[: (whole[:length] + b"\n").count(b"}\n")]
-    path.write_bytes(lines[0] + b"[1]\n" + lines[1])
-    assert read_lines(path) == rows[:2]
+    for damaged in (
+        b"[1]\n",
+        b"\n",
+        b"{}\n",
+        b'{"step": null}\n',
+        b'{"a": \xff}\n',
+        b"[" * 10**5 + b"\n",
+    ):
+        path.write_bytes(lines[0] + damaged + lines[1])
+        with pytest.raises(UserError, match=r"rows\.jsonl, line 2, is damaged"):
+            read_lines(path, "step")
 
 
 def test_failure_to_write_keeps_what_was_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from common.compare.comparison import compare
 from common.compare.readers import read_runs, record_of
 from common.compare.table import as_markdown, notes, table_cells, warnings
 from common.errors import UserError
-from common.track.records import flat
+from common.track.names import flat
 from tests.unit.compare.run_folders import FACTS, rows, write_run
 
 
@@ -153,14 +154,11 @@ def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
     before: Any = FACTS
     for name in path.split("."):
         before = before[name]
+    if isinstance(value, dict):  # the first of its parts is another
+        (part, before), value = next(iter(before.items())), next(iter(value.values()))
+        assert f" of {part} " in warning
     for side in (before, value):
-        for part in side.values() if isinstance(side, dict) else [side]:
-            said = (
-                f"{part:,}"
-                if path.startswith(("data", "architecture")) and part != str(part)
-                else part
-            )
-            assert str(said) in warning or before["accelerate"] == part
+        assert (side if isinstance(side, str) else f"{side:,}") in warning
 
 
 def test_threads_matter_on_a_cpu_alone(tmp_path: Path) -> None:
@@ -417,11 +415,35 @@ def test_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert text.startswith("<?xml")
 
 
-@pytest.mark.parametrize("name", ["runs.docx", "missing/runs.png"])
+LONG = "x" * 300
+AS_ROOT = os.geteuid() == 0  # who may write everywhere
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("runs.docx", "missing/runs.png", "file/runs.png", "folder.png", f"{LONG}.png"),
+        pytest.param("sealed/runs.png", marks=pytest.mark.skipif(AS_ROOT, reason="as root")),
+    ],
+)
 def test_picture_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    """A format that isn't known, or a folder that isn't there, is one sentence."""
+    """A format that isn't known, or what is no place for a file, is one sentence."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "sealed").mkdir(mode=0o500)
     with pytest.raises(UserError, match="--plot"):
         main([write_run(tmp_path / "run"), "--plot", str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    "source", [LONG, f"a/{LONG}", "~nobody-of-this-name/run", "run/status.json/x"]
+)
+def test_what_is_no_place_of_a_run_is_named(source: str, tmp_path: Path) -> None:
+    """Also where the system refuses to look."""
+    write_run(tmp_path / "run")
+    with pytest.raises(UserError) as refused:
+        read_runs([str(tmp_path / source) if source.startswith("run") else source])
+    assert source in refused.value.message
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.track.names import METRICS, describe
-from common.track.records import flat, unflat
+from common.track.names import METRICS, describe, flat, unflat
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from PIL import Image
 from common.errors import UserError
 from common.objective import Objective
 from common.tune.__main__ import main, read_command_line
-from common.tune.search import finished_trials, open_study
+from common.tune.search import finished_trials, open_study, read_settings
 from common.tune.space import Distribution, command_words, load_recipe, parse_space
 from tests.launch import CONFIGS, REPOSITORY
 
@@ -42,12 +42,12 @@ def space(*words: str) -> tuple[dict[str, Distribution], list[str]]:
     return parse_space(words, load_recipe(STUB))
 
 
-def trials_of(study: Path) -> list[FrozenTrial]:
+def trials_of(study: Path, objective: str = "accuracy:max") -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
     search = read_settings(study)
     assert search is not None
     found, _ = space(*search.flags)
-    return open_study(study, Objective.parse("accuracy:max"), prune=True, space=found).trials
+    return open_study(study, Objective.parse(objective), prune=True, space=found).trials
 
 
 def states(study: Path) -> list[str]:
@@ -164,12 +164,12 @@ def test_recipe_states_its_objective(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mode", "ranked"), [("max", [1, 0, 2]), ("min", [2, 0, 1])])
 def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path: Path) -> None:
     """Zero and negative values are values; a search for one goal is not one for another."""
-    study = open_study(tmp_path, Objective("score", mode), prune=True)
+    study = open_study(tmp_path, Objective("score", mode), prune=True, space={})
     for value in (0.0, 2.0, -3.0):
         study.tell(study.ask(), value)
     assert [trial.number for trial in finished_trials(study)] == ranked
     with pytest.raises(UserError, match=f"score:{mode}, not rmse:min"):
-        open_study(tmp_path, Objective("rmse", "min"), prune=True)
+        open_study(tmp_path, Objective("rmse", "min"), prune=True, space={})
 
 
 # A whole search
@@ -182,7 +182,7 @@ def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     study = tmp_path / "study"
     rates = ["--learning-rate", "0.1,0.00001", "--epochs", "1"]
     main([str(script), *rates, "--trials", "2", "--study", str(study)])
-    found = open_study(study, Objective("rmse", "min"), prune=True).trials
+    found = trials_of(study, "rmse:min")
     of_rate = {"0.1": -1.0, "0.00001": 0.0}
     assert [trial.value for trial in found] == [of_rate[t.params["learning-rate"]] for t in found]
     assert {trial.value for trial in found} == {-1.0, 0.0}
