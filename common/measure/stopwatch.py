@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import torch
 
@@ -118,8 +118,8 @@ class Stopwatch:
         return {name: asdict(getattr(self, name)) for name in ("total", "first", "marked")}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        for name, counts in state.items():
-            setattr(self, name, Interval(**counts))
+        for name in ("total", "first", "marked"):
+            setattr(self, name, Interval(*(state[name][one.name] for one in fields(Interval))))
 
 
 def throughput(
