@@ -92,15 +92,16 @@ def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dic
     kinds = typing.get_type_hints(config_class)
     found = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     for name, value in found.items():
-        wanted: Any = None
+        kind: Any = kinds[name]
+        items = value if isinstance(value, tuple) else [value]
         try:
-            check_type(value, kinds[name], collection_check_strategy=EVERY_ITEM)
-            for item in value if isinstance(value, tuple) else [value]:
-                wanted = wanted or outside(config_class, name, item)
+            check_type(value, kind, collection_check_strategy=EVERY_ITEM)
+            is_number = "bool" not in str(kind) and any(isinstance(one, bool) for one in items)
+            wanted = next(filter(None, (outside(config_class, name, one) for one in items)), None)
         except TypeCheckError:
-            kind = kinds[name]
-            wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-        if wanted:
+            is_number, wanted = True, None
+        if is_number or wanted:
+            wanted = wanted or getattr(kind, "__name__", str(kind)).replace("typing.", "")
             shown = reprlib.repr(value)
-            raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}") from None
+            raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}")
     return found

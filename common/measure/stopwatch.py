@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import torch
 
@@ -107,7 +107,8 @@ class Stopwatch:
         return {name: asdict(getattr(self, name)) for name in ("total", "first", "marked")}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        vars(self).update({name: Interval(**counts) for name, counts in state.items()})
+        for name in ("total", "first", "marked"):
+            setattr(self, name, Interval(*(state[name][one.name] for one in fields(Interval))))
 
 
 def throughput(

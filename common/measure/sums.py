@@ -69,7 +69,8 @@ class TrainingSums:
         for state in states:
             for name, pair in state["metrics"].items():
                 self.sums[name] = self.sums.get(name, self.zero) + self.zero.new_tensor(pair)
-            self.last_update.extend(torch.tensor(state["last_update"], device=self.zero.device))
+            losses = [*map(float, state["last_update"])]
+            self.last_update.extend(torch.tensor(losses, device=self.zero.device))
 
 
 class Evaluation(dict[str, float]):

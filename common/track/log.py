@@ -144,4 +144,5 @@ class Log:
         return {"latest": self.latest, "pending": self.pending, "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
+        self.latest, self.pending = state["latest"], state["pending"]
+        self.best = None if state["best"] is None else float(state["best"])

@@ -71,5 +71,7 @@ class Progress:
         return {"global_step": self.global_step, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if type(state["global_step"]) is not int or state["global_step"] < 0:
+            raise ValueError(f"no number of updates: {state['global_step']}")
         self.global_step = state["global_step"]
         self.began = time.perf_counter() - state["seconds"]

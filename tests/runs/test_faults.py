@@ -145,7 +145,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
     assert newest_step(directory) == status["global_step"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
 def test_signal_to_the_recipe_then_resume(
     runner: Runner, unbroken: Finished, directory: Path, number: signal.Signals
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.commands import launch
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from common.config import TrainingConfig
 from common.errors import UserError
@@ -72,6 +75,36 @@ def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.Mo
     with pytest.raises(UserError) as error:
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     assert "multi_cpu.yaml" in error.value.message
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before CUDA says "invalid device ordinal" of it."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="4 processes on this machine, which has 2 GPUs"):
+        accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
+
+
+@pytest.mark.parametrize("asked_for_more", [True, False])
+def test_one_process_where_more_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked_for_more: bool
+) -> None:
+    """`accelerate launch --cpu --num_processes 2` exports an address, and starts one process."""
+    alone = SimpleNamespace(num_processes=1, scaler=None)
+    monkeypatch.setattr(accelerator, "Accelerator", lambda **_: alone)
+    words = ["--cpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    words += ["--num_processes", "2" if asked_for_more else "1", "train.py"]
+    parsed, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    _, exported = prepare_simple_launcher_cmd_env(parsed)
+    for name in exported.keys() - os.environ.keys():
+        monkeypatch.setenv(name, exported[name])
+    if asked_for_more:
+        with pytest.raises(UserError, match=r"started one process, and was asked.*multi_cpu\.yaml"):
+            accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
+    else:
+        assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Places that are none, for every flag that takes a path: one sentence, and nothing is made."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from tests.fuzz.small_run import FLAGS, prepared, run
+
+PATH_FLAGS = ("--output-dir", "--resume", "--init-from", "--config")
+NOBODY = 65534
+PLACES = {
+    "a long name": "x" * 300,
+    "a long path": "/".join(["x" * 200] * 30),
+    "a long component": f"there/{'x' * 300}/run",
+    "a file": "file",
+    "in a file": "file/run",
+    "a dangling link": "dangling",
+    "in a dangling link": "dangling/run",
+    "a loop of links": "loop",
+    "in a loop of links": "loop/run",
+    "a device": "/dev/null",
+    "in a device": "/dev/full/run",
+    "of the system": "/proc/self/run",
+    "forbidden": "closed/run",
+    "not UTF-8": "\udcff",
+    "empty": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in a folder with each of the places."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "closed").mkdir(mode=0o000)
+    (tmp_path / "runs").mkdir(mode=0o777)
+    monkeypatch.chdir(tmp_path)
+    with prepared():
+        yield
+
+
+@contextlib.contextmanager
+def somebody_else() -> Iterator[None]:
+    """Be a user whom a permission can stop."""
+    if os.geteuid() != 0:
+        yield
+        return
+    run(*FLAGS, "--output-dir", "there/warm")  # imports what nobody else may read
+    for path in (Path(), Path("runs")):
+        path.chmod(0o777)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("flag", PATH_FLAGS)
+def test_place_that_is_none(flag: str, place: str) -> None:
+    """Whatever the reason is, and whatever else is asked for."""
+    if (flag, place) == ("--output-dir", "empty"):
+        pytest.skip("the folder that one is in, which is one")
+    others: list[tuple[str, ...]] = [(), ("--evaluate-only",), ("--resume", "auto")]
+    for other in others[:2] if flag == "--resume" else others:
+        with somebody_else() if place == "forbidden" else contextlib.nullcontext():
+            before = sorted(Path().rglob("*"))
+            error, _ = run(*FLAGS, flag, PLACES[place], *other)
+            after = sorted(Path().rglob("*"))
+        assert isinstance(error, UserError), repr(error)
+        assert "\n" not in error.message
+        assert after == before
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * 300])
+@pytest.mark.parametrize("name", ["init_from", "dataset", "project", "tags"])
+def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) -> None:
+    """NUL and half a character can't be typed, but be in a `config.json`."""
+    config = {"recipe": "regression", "config": {name: [text] if name == "tags" else text}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    error, _ = run("--config", tmp_path / "config.json", *FLAGS, "--output-dir", "there/run")
+    if len(text) < 300:
+        assert isinstance(error, UserError)
+        assert error.message.startswith(f"{tmp_path}/config.json has ")
+        assert f"--{name.replace('_', '-')}" in error.message
+    else:
+        assert error is None or isinstance(error, UserError)

@@ -1,0 +1,174 @@
+"""A run's own files, edited at any place: a sentence that names the file, or the run goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.checkpoints.store import MANIFEST, digest_of
+from common.errors import UserError
+from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
+
+CHECKPOINTS = [Path("checkpoints", f"step-{step:08d}") for step in STEPS]
+OTHERS: list[Any] = [None, "x", -1, 1.5, 10**20, True, [], {}, [[[]]], {"x": {"y": 0}}]
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    with prepared():
+        yield
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed between its last update and its end."""
+    directory = tmp_path_factory.mktemp("killed") / "run"
+    with prepared():
+        assert run(*FLAGS, "--output-dir", directory)[0] is None
+    for name in ("summary.json", "memory.json"):
+        (directory / name).unlink()
+    shutil.rmtree(directory / "model")
+    (directory / "status.json").write_text('{"status": "running", "global_step": 4}')
+    return directory
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value in a nest, nests among them."""
+    if place:
+        yield place
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*place, key))
+
+
+def edited(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield a nest with each of its values left out, and replaced by each of other kinds."""
+    for place in places(value):
+        for other in [..., *OTHERS]:
+            changed = copy.deepcopy(value)
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            if other is ...:
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = other
+            yield (*place, "deleted" if other is ... else other), changed
+
+
+def broken(path: Path) -> Iterator[bytes]:
+    """Yield what may have become of a file: cut, flipped bits, other text."""
+    whole, chance = path.read_bytes(), random.Random(path.name)
+    yield from (b"", b"\xff\xfe", b"[]", b"null", b"{}", b'{"a": ' * 100_000, b"\0" * 99)
+    yield b'{"a": ' * 400 + b"1" + b"}" * 400
+    for _ in range(20):
+        yield whole[: chance.randrange(len(whole))]
+        flipped = bytearray(whole)
+        flipped[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        yield bytes(flipped)
+
+
+def digests_of(directory: Path) -> set[str]:
+    """Return what the files of a run hold, but for the one that says how the run stands."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {digest(path) for path in files if path.name not in ("status.json", ".lock")}
+
+
+def insist_on_a_sentence(error: BaseException | None, directory: Path) -> None:
+    assert isinstance(error, UserError), repr(error)
+    assert "\n" not in error.message
+    assert len(error.message) < 600
+    assert str(directory) in error.message or "--" in error.message, error.message
+
+
+def go_on(directory: Path, *flags: object) -> bool:
+    """Return whether a run goes on to its end; if not, a sentence says so, and nothing is lost."""
+    before = digests_of(directory)
+    error, _ = run("--resume", directory, *flags)
+    if error is None:
+        assert json.loads((directory / "status.json").read_text())["status"] == "finished"
+        return True
+    insist_on_a_sentence(error, directory)
+    assert before <= digests_of(directory)
+    return False
+
+
+SHARES = [29, pytest.param(1, marks=pytest.mark.slow)]  # one in so many is tried
+
+
+def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:
+    """Yield one in `share` of some cases, by chance, the same in each run."""
+    chance = random.Random(0)
+    return (case for case in cases if chance.random() < 1 / share)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
+    """Each value of `config.json` is left out or of another kind."""
+    directory = tmp_path / "run"
+    facts = json.loads((killed / "config.json").read_text())
+    ends = [0, 0]
+    for _, changed in tried(edited(facts), share):
+        shutil.copytree(killed, directory)
+        (directory / "config.json").write_text(json.dumps(changed))
+        ends[go_on(directory)] += 1
+        shutil.rmtree(directory)
+    assert min(ends) > 0, ends
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
+    """And signed again: its digest is right, and its content is not."""
+    directory = tmp_path / "run"
+    manifest = json.loads((killed / CHECKPOINTS[1] / MANIFEST).read_text())
+    ends = [0, 0]
+    for _, changed in tried(edited(manifest), share):
+        shutil.copytree(killed, directory)
+        if "sha256" in changed:
+            changed["sha256"] = digest_of(changed)
+        (directory / CHECKPOINTS[1] / MANIFEST).write_text(json.dumps(changed))
+        ends[go_on(directory)] += 1
+        shutil.rmtree(directory)
+    assert min(ends) > 0, ends
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> None:
+    """They say how far a run came, and are not needed to go on."""
+    directory, rows = tmp_path / "run", (killed / "metrics.jsonl").read_text().splitlines()
+    status = json.loads((killed / "status.json").read_text())
+    changes = [("status.json", json.dumps(changed)) for _, changed in edited(status)]
+    changes += [
+        ("metrics.jsonl", "\n".join([*rows[:-1], json.dumps(changed), rows[-1]]))
+        for _, changed in edited(json.loads(rows[-1]))
+    ]
+    for name, text in tried(iter(changes), share):
+        shutil.copytree(killed, directory)
+        (directory / name).write_text(text)
+        assert go_on(directory)
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_broken_bytes(killed: Path, tmp_path: Path, share: int) -> None:
+    """Cut, flipped and replaced, each file: a checkpoint that is broken is passed over."""
+    directory = tmp_path / "run"
+    files = [
+        path.relative_to(killed)
+        for path in sorted(killed.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    ]
+    cases = ((name, content) for name in files for content in broken(killed / name))
+    for name, content in tried(cases, share):
+        shutil.copytree(killed, directory)
+        (directory / name).write_bytes(content)
+        went_on = go_on(directory)
+        assert went_on or name.name == "config.json", name
+        shutil.rmtree(directory)
