@@ -129,6 +129,7 @@ def space(data: st.DataObject, folder: Path) -> None:
 def directories(data: st.DataObject, folder: Path) -> None:
     """A directory is made where it was asked for, or the refusal says why not."""
     asked = data.draw(st.one_of(st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT]), st.text()))
+    asked = asked.replace("\0", "")  # which no command line can hold
     if asked.startswith("~") or "runs" in asked or (asked.startswith("/") and "/dev" not in asked):
         return
     place = work(folder)
