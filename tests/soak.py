@@ -42,7 +42,7 @@ RECIPES: dict[str, tuple[object, ...]] = {
     ),
     "resnet": ("--dataset", "digits", "--epochs", 2, "--checkpoint-every", 2),
     "bert": (
-        *("--dataset", "docstrings", "--model", "scratch", "--epochs", 2, "--max-length", 48),
+        *("--dataset", "docstrings", "--model", "scratch", "--epochs", 1, "--max-length", 48),
         *("--checkpoint-every", 3),
     ),
 }
