@@ -37,11 +37,12 @@ def cpu_threads(asked: int | None = None) -> int:
     """Return the threads of a process: `--num-threads`, or its share of the cores.
 
     ``accelerate launch`` exports ``OMP_NUM_THREADS=1`` when nothing is set, which would leave
-    every core but one idle; any other value is the user's and is kept.
+    every core but one idle, and with a file for the CPU all cores of the machine, usable or not;
+    any other value is the user's and is kept.
     """
     exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes 4,2 as well
     if asked is None and exported.isdigit() and int(exported) > 1:
-        asked = int(exported)
+        asked = min(int(exported), usable_cores())
     return asked or max(1, usable_cores() // local_world_size())
 
 

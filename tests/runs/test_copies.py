@@ -19,7 +19,7 @@ from common.compare.__main__ import main
 from common.objective import Objective
 from common.tune.space import load_recipe, parse_space
 from tests.copies.listed import COPIES, Copy
-from tests.jobs import final_weights, learned, newest_step
+from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
@@ -97,7 +97,7 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """What a kill in the middle leaves, and the same command: the same rows, the same weights.
 
-    Of real kills there are tests in `test_faults`; a copy's own is what its checkpoints hold.
+    Real kills are slow tests, here and in `test_faults`.
     """
     run, directory = whole(runner, copy), tmp_path / "run"
     shutil.copytree(run.directory, directory)
@@ -111,6 +111,22 @@ def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -
     again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
     resumed = runner.run(copy.path, *again, output_directory=False)
     assert "resuming" in resumed.output
+    assert learned(directory) == learned(run.directory)
+    assert final_weights(directory) == final_weights(run.directory)
+
+
+@pytest.mark.slow
+@EACH
+def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    """And a real one, at any moment after its first checkpoint."""
+    run, directory = whole(runner, copy), tmp_path / "run"
+    again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
+    job = Job(runner, copy.path, *again, directory=directory)
+    job.wait_for_step(run.summary["progress/global_step"] // 3)
+    job.kill()
+    assert 0 < newest_step(directory) < run.summary["progress/global_step"], "killed too late"
+    job = Job(runner, copy.path, *again, directory=directory)
+    assert job.end(240) == 0, job.said()
     assert learned(directory) == learned(run.directory)
     assert final_weights(directory) == final_weights(run.directory)
 

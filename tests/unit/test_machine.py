@@ -17,6 +17,7 @@ from common import machine
         (None, None, 8, 1, 8),
         (None, "1", 8, 2, 4),
         (None, "3", 8, 2, 3),  # the user's
+        (None, "64", 8, 1, 8),  # of a machine whose other cores are not to be used
         (None, "1", 1, 2, 1),
         (None, "4,2", 8, 1, 4),  # one number a level of nesting
         (None, "", 8, 1, 8),
