@@ -71,8 +71,8 @@ class MemoryTracker:
 
     In MiB, ``memory.peak_mib`` is then the most that was in use in the block, ``delta_mib`` how
     far that is above its beginning, ``kept_mib`` how far its end is: of CUDA's allocator, or of the
-    process's resident pages. Trackers may be nested, in one thread. Where no Linux keeps a mark of
-    a process's peak that can be reset, a peak in the block is seen if none before was higher.
+    process's resident pages. Trackers may be nested, in one thread. Where the system keeps no mark
+    of a process's peak that can be reset, only a peak above all earlier ones is seen.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -99,7 +99,7 @@ class MemoryTracker:
         after = memory_now(self.device)
         highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
         is_known = self.is_reset or highest > self.around[0]
-        self.peak = max(self.before, after, highest if is_known else 0)
-        self.peak_mib = self.peak / MEBIBYTE
-        self.delta_mib = (self.peak - self.before) / MEBIBYTE
+        peak = max(self.before, after, highest if is_known else 0)
+        self.peak_mib = peak / MEBIBYTE
+        self.delta_mib = (peak - self.before) / MEBIBYTE
         self.kept_mib = (after - self.before) / MEBIBYTE

@@ -34,8 +34,8 @@ class TrainingSums:
 
     def fold(self) -> None:
         for name in {name: None for metrics in self.held for name in metrics}:
-            values = [metrics[name].flatten() for metrics in self.held if name in metrics]
-            elements = torch.cat(values) if len(values) > 1 else values[0]
+            held = [metrics[name].flatten() for metrics in self.held if name in metrics]
+            elements = torch.cat(held)
             total = elements.sum(dtype=torch.float64)
             pair = torch.stack([total, torch.full_like(total, elements.numel())])
             self.sums[name] = self.sums.get(name, self.zero) + pair.to(self.zero.device)

@@ -120,23 +120,20 @@ def judge(
 
 def advice(largest: str, config: TrainingConfig, precision: str, placement: str) -> str:
     if largest == "data" and placement == "device":
-        turn = (
-            "--data-placement workers --num-workers N, which makes batches in other processes; or "
-            "make the transform cheaper"
+        elsewhere = (
+            "--data-placement workers --num-workers N, which makes batches in other processes"
         )
-    elif largest == "data":
-        turn = "--num-workers up, or --data-placement device if the data fits in its memory"
-    elif largest == "launch":
-        turn = f"--batch-size {2 * config.batch_size}, twice the work of each launch"
-        turn += "" if config.compile else "; or --compile"
-    elif precision == "no":
+        return f"Turn: {elsewhere}; or make the transform cheaper"
+    if largest == "data":
+        return "Turn: --num-workers up, or --data-placement device if the data fits in its memory"
+    if largest == "launch":
+        fused = "" if config.compile else "; or --compile"
+        return f"Turn: --batch-size {2 * config.batch_size}, twice the work of each launch{fused}"
+    if precision == "no":
         where = "on a GPU, or bf16 where the processor has instructions for it"
-        saved = ": half the bytes" if largest == "memory" else ""
-        turn = f"--mixed-precision fp16 {where}{saved}"
-    elif largest == "memory" and not config.compile:
-        turn = "--compile, which fuses such operations"
-    elif largest == "memory":
+        return f"Turn: --mixed-precision fp16 {where}"
+    if largest == "memory" and not config.compile:
+        return "Turn: --compile, which fuses such operations"
+    if largest == "memory":
         return "No flag is left to turn: fewer or cheaper such operations in the model"
-    else:
-        return "No flag is left to turn: this is what the hardware is for. Add devices to go faster"
-    return f"Turn: {turn}"
+    return "No flag is left to turn: this is what the hardware is for. Add devices to go faster"
