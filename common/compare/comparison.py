@@ -32,7 +32,6 @@ FAIR = {
     "python": "environment.python",
     "version of": "environment.versions",
 }
-OF_EACH = ("samples of", "version of")  # splits, packages
 # and what is often compared on purpose, as flags are.
 ON_PURPOSE = {
     "precision": "environment.mixed_precision",
@@ -81,7 +80,7 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
         {"run": run.name, "what": what, "baseline_value": values[0], "value": value}
         for what, values in differences.items()
         for run, value in zip(runs, values, strict=True)
-        if value != values[0] and (what in FAIR or what.startswith(OF_EACH))
+        if value != values[0] and what.startswith(tuple(FAIR))
     ]
     return Comparison(list(runs), figures, differences, unfair, target, given)
 
@@ -91,19 +90,18 @@ def union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def facts_of(run: RunRecord) -> dict[str, Any]:
-    """Return what a run's figures may depend on, by label."""
-    told = {label: run.fact(path) for label, path in (FAIR | ON_PURPOSE).items()}
-    told["precision"] = precision_name(told["precision"])  # what `auto` came to be
+    """Return what a run's figures may depend on, by label; of a group, by label and part."""
+    told: dict[str, Any] = {}
+    for label, path in (FAIR | ON_PURPOSE).items():
+        fact = run.fact(path)
+        parts = fact.items() if isinstance(fact, Mapping) else ()
+        told |= {f"{label} {name}": part for name, part in parts} or {label: fact}
+    told["precision"] = precision_name(told.get("precision"))  # what `auto` came to be
     if run.fact("environment.device_type") != "cpu":
-        del told["threads per process"]
-    flags = run.fact("config")
-    for name, value in flags.items() if isinstance(flags, Mapping) else ():
-        if role_of(TrainingConfig, name).compared and name != "mixed_precision":
-            told[spelled(name)] = value
-    for group in OF_EACH:
-        parts = told.pop(group)
-        told |= {f"{group} {n}": p for n, p in parts.items()} if isinstance(parts, Mapping) else {}
-    return told
+        told.pop("threads per process", None)
+    flags = {name: value for name, value in run.flags.items() if name != "mixed_precision"}
+    compared = {n: value for n, value in flags.items() if role_of(TrainingConfig, n).compared}
+    return told | {spelled(name): value for name, value in compared.items()}
 
 
 def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:

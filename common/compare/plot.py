@@ -65,21 +65,17 @@ def draw_curves(
     axes: Axes, runs: list[RunRecord], styles: list[dict[str, Any]], metric: str, axis: str
 ) -> None:
     """Draw the training and the evaluation curve of each run against one axis."""
-    absent = 0
+    drawn = 0
     for run, style in zip(runs, styles, strict=True):
-        drawn = 0
         for split, kind in (("train", TRAINING), (PREFIXES[run.splits[0]], EVALUATION)):
             rows = [row for row in run.rows if axis in row and f"{split}/{metric}" in row]
             values = [row[f"{split}/{metric}"] for row in rows]
             axes.plot([row[axis] for row in rows], values, **style, **kind)
             drawn += len(rows)
-        absent += not drawn
     axes.set_xlabel(AXES[axis])
     axes.grid(alpha=0.25)
-    if absent:
-        whose = "" if absent == len(runs) else f" by {absent} of {len(runs)} runs"
-        axes.set_title(f"not logged{whose}", fontsize=9, color="dimgrey")
-    if absent == len(runs):
+    if not drawn:
+        axes.set_title("not logged", fontsize=9, color="dimgrey")
         axes.set_xticks([])
     else:
         axes.set_xlim(left=0)

@@ -51,6 +51,11 @@ class RunRecord:
         return value
 
     @property
+    def flags(self) -> Mapping[str, Any]:
+        flags = self.fact("config")
+        return flags if isinstance(flags, Mapping) else {}
+
+    @property
     def objective(self) -> Objective:
         return Objective.parse(self.facts["objective"])
 
@@ -139,7 +144,7 @@ def read_directory(path: Path) -> RunRecord:
         status=status,
         reason=reason,
     )
-    return replace(run, name=str(run.fact("config.run_name") or run.name))
+    return replace(run, name=str(run.flags.get("run_name") or run.name))
 
 
 def read_offline(file: Path) -> RunRecord:

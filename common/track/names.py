@@ -88,7 +88,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def precision_name(mixed_precision: str) -> str:
+def precision_name(mixed_precision: Any) -> Any:
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 

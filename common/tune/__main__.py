@@ -26,15 +26,7 @@ from common.console import say
 from common.errors import UserError
 from common.files import write_json, writing
 from common.track.names import describe
-from common.tune.search import (
-    Search,
-    SearchSettings,
-    finished_trials,
-    open_study,
-    read_settings,
-    trial_name,
-    usable,
-)
+from common.tune.search import Search, SearchSettings, finished_trials, open_study, usable
 from common.tune.space import load_recipe, parse_space
 
 SHOWN = 5  # trials in the table at the end
@@ -82,7 +74,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     study: Path | None = given.study
     if given.trials is not None and given.trials < 1:
         raise UserError(f"--trials {given.trials} can't work: give 1 or more")
-    if study is not None and (settings := read_settings(study)) is not None:
+    if study is not None and (settings := SearchSettings.read(study)) is not None:
         before = (settings.recipe, settings.flags, settings.config_file)
         asked = (recipe, tuple(flags) or None, given.config_file)
         if any(new not in (None, old) for new, old in zip(asked, before, strict=True)):
@@ -112,14 +104,13 @@ def report(search: Search) -> None:
     ranked = finished_trials(search.study)
     if not ranked:
         raise UserError("no trial finished: give more --trials, or a narrower range")
-    best = [str(search.directory / trial_name(trial.number)) for trial in ranked[:SHOWN]]
-    show(compare(read_runs(best)))
+    show(compare(read_runs([str(search.place(trial)) for trial in ranked[:SHOWN]])))
     metric = describe(f"val/{search.objective.metric}")
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {os.path.relpath(picture)}")
     value = metric.text(ranked[0].value)
-    say(f"best: {trial_name(ranked[0].number)}, validation {metric.label} {value}")
+    say(f"best: {search.place(ranked[0]).name}, validation {metric.label} {value}")
     say(search.best_command())
 
 

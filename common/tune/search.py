@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import optuna
 from optuna.study import Study, StudyDirection
@@ -44,15 +44,15 @@ class SearchSettings:
     trials: int = 20
     prune: bool = True
 
-
-def read_settings(directory: Path) -> SearchSettings | None:
-    path, names = directory / "search.json", [field.name for field in fields(SearchSettings)]
-    if (kept := read_json_if_there(path)) is None:
-        return None
-    if missing := ", ".join(name for name in names if name not in kept):
-        raise UserError(f"{path} is not what a search wrote: it lacks {missing}")
-    values = {name: kept[name] for name in names}
-    return SearchSettings(**from_json(SearchSettings, values, str(path)))
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read what a search in a directory was asked to do; None where there is none."""
+        path, names = directory / "search.json", [field.name for field in fields(cls)]
+        if (kept := read_json_if_there(path)) is None:
+            return None
+        if missing := ", ".join(name for name in names if name not in kept):
+            raise UserError(f"{path} is not what a search wrote: it lacks {missing}")
+        return cls(**from_json(cls, {name: kept[name] for name in names}, str(path)))
 
 
 def open_study(
@@ -100,10 +100,6 @@ def finished_trials(study: Study) -> list[FrozenTrial]:
     return sorted(finished, key=lambda trial: float(trial.value or 0), reverse=more_is_better)
 
 
-def trial_name(number: int) -> str:
-    return f"{TRIAL}{number:03d}"
-
-
 @dataclass
 class Search:
     """Carries out the trials of a study, each a normal run in its own directory."""
@@ -118,7 +114,7 @@ class Search:
     def run(self) -> None:
         """Carry out what is left of the search; the trial that runs saves itself on a Ctrl-C."""
         for trial in self.trials():
-            directory, began = self.directory / trial_name(trial.number), time.monotonic()
+            directory, began = self.place(trial), time.monotonic()
             words = command_words(self.space, trial.params)
             run = TrialRun(self.command(words, directory), directory)
             try:
@@ -129,10 +125,8 @@ class Search:
             took, total = duration(time.monotonic() - began), self.settings.trials
             say(f"{directory.name} of {total}  {shlex.join(words)}  {said}  {took}")
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
-            count = min(FIRST_TRIALS, total)
-            if states == [TrialState.FAIL] * count:
-                which = "the only trial" if count == 1 else f"each of the first {count} trials"
-                raise UserError(f"{which} failed; the last {said}")
+            if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
+                raise UserError(f"no trial succeeds; {directory.name} {said}")
 
     def trials(self) -> Iterator[Trial]:
         """Yield the trials that a kill left unfinished, then new ones up to their number."""
@@ -143,6 +137,9 @@ class Search:
                 self.study.tell(left.number, state=TrialState.FAIL)
         while len(self.study.get_trials(deepcopy=False)) < self.settings.trials:
             yield self.study.ask(dict(self.space))
+
+    def place(self, trial: Trial | FrozenTrial) -> Path:
+        return self.directory / f"{TRIAL}{trial.number:03d}"
 
     def command(self, words: Sequence[str], directory: Path) -> list[str]:
         """Return what starts a trial in its directory, or goes on with what that holds."""

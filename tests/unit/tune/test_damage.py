@@ -109,8 +109,8 @@ def test_damaged_study_is_named_or_borne(count: int, tmp_path: Path) -> None:
     whole = path.read_bytes()
 
     def go_on() -> None:
-        study = open_study(tmp_path, GOAL, True, space)
         with usable(path):
+            study = open_study(tmp_path, GOAL, True, space)
             study.tell(study.ask(dict(space)), 0.4)
 
     texts = [b"text", b"", b"SQLite format 3\x00", whole[:100] + bytes(len(whole) - 100)]

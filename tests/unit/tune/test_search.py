@@ -21,7 +21,7 @@ from PIL import Image
 from common.errors import UserError
 from common.objective import Objective
 from common.tune.__main__ import main, read_command_line
-from common.tune.search import finished_trials, open_study, read_settings
+from common.tune.search import SearchSettings, finished_trials, open_study
 from common.tune.space import Distribution, command_words, load_recipe, parse_space
 from tests.launch import CONFIGS, REPOSITORY
 
@@ -44,7 +44,7 @@ def space(*words: str) -> tuple[dict[str, Distribution], list[str]]:
 
 def trials_of(study: Path, objective: str = "accuracy:max") -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
-    search = read_settings(study)
+    search = SearchSettings.read(study)
     assert search is not None
     found, _ = space(*search.flags)
     return open_study(study, Objective.parse(objective), prune=True, space=found).trials
@@ -308,7 +308,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the beginning mean that the command is wrong: its reason is told."""
     study = tmp_path / "study"
-    with pytest.raises(UserError, match=r"each of the first 3 .*learning rate .* is too high"):
+    with pytest.raises(UserError, match=r"no trial succeeds; .*learning rate .* is too high"):
         main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
     assert states(study) == ["FAIL"] * 3
 
@@ -323,7 +323,7 @@ def test_trial_that_is_killed_is_explained(
     place = source.index("    if config.learning_rate > config.fail_above")
     script.write_text(source[:place] + dying + source[place:])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"the only trial failed.*SIGKILL: about to die"):
+    with pytest.raises(UserError, match=r"no trial succeeds; .*SIGKILL: about to die"):
         main([str(script), *RATES, "--trials", "1"])
 
 
