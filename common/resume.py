@@ -29,9 +29,7 @@ def resumed_config(
 ) -> Any:
     """Return the configuration of the run to go on with, or a fresh one where there is none.
 
-    Its ``resume`` is the run's directory, or the checkpoint that was named, and its ``output_dir``
-    the run's directory; for a fresh run ``resume`` is None. `parse` reads the command line over
-    the given defaults.
+    `parse` reads the command line over the given defaults. A fresh run's ``resume`` is None.
 
     Raises:
         UserError: when there is no such run, it is another recipe's, or flags contradict it.

@@ -13,7 +13,8 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from common.checkpoints import export
-from common.checkpoints.state import Parts, RandomState, restore_newest
+from common.checkpoints.kinds import RandomState
+from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints, step_folders
 from common.config import TrainingConfig
 from common.console import say

@@ -1,26 +1,22 @@
 """A run's state as a table of named parts: into a checkpoint, and back, bit for bit."""
 
-import random
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from common.checkpoints import store
+from common.checkpoints.kinds import Network, OptimizerState, RandomState
 from common.checkpoints.pack import Tensors, pack, unpack
 from common.console import say
 from common.errors import UserError, ask_rank_zero
 from common.files import read_tensors
 
-# Integers as wide as an element, to look at its bits.
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # What a run keeps from its first start to its end, and what to do where it is another now.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
@@ -90,22 +86,20 @@ class Parts:
         def tensors_of(file: str) -> Tensors:
             return read_tensors(path / file) if file in manifest["files"] else {}
 
-        for name, thing in self.shared.items():
-            tensors = tensors_of(f"{name}.safetensors")
-            if isinstance(thing, Network):
-                thing.put(path, name, tensors_of(f"../frozen-{name}.safetensors"), tensors)
-            else:
-                with fitting(path, name):
-                    state = unpack(tensors, shared[name])
-                load(thing, state, path, name)
         same = len(ranks) == world_size
-        with fitting(path, "states of ranks"):
+        with fitting(path, "state"):
             states = [
                 unpack(tensors_of(f"rank-{rank}.safetensors"), ranks[rank])
                 for rank in ([self.rank] if same else range(len(ranks)))
             ]
-        for name, thing in self.of_rank.items():
-            if not same and hasattr(thing, "load_from_ranks"):
+            for name in self.shared.keys() - self.of_rank.keys():
+                states[0][name] = unpack(tensors_of(f"{name}.safetensors"), shared[name])
+        for name, thing in self.shared.items():
+            if isinstance(thing, Network):
+                files = (f"../frozen-{name}.safetensors", f"{name}.safetensors")
+                thing.put(path, name, *map(tensors_of, files))
+        for name, thing in {**self.shared, **self.of_rank}.items():
+            if not same and name not in self.shared and hasattr(thing, "load_from_ranks"):
                 load(thing, [state[name] for state in states], path, name, of_ranks=True)
             else:
                 load(thing, states[0][name], path, name)
@@ -148,110 +142,6 @@ def check_kinds(saved: Any, now: Any) -> None:
         kinds = (int, float, torch.Tensor) if isinstance(now, (int, float)) else type(now)
         if not isinstance(saved, kinds):
             raise TypeError(f"{saved!r:.50} instead of {now!r:.50}")
-
-
-class Network:
-    """A module: its parameters, of all ranks, and as its `state_dict` the rest, of each rank."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        # By name of what was frozen from the start: the sum of its bits as written, None before.
-        self.frozen: dict[str, int | None] = {
-            name: None for name, value in module.named_parameters() if not value.requires_grad
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        parameters = dict(self.module.named_parameters(remove_duplicate=False))
-        state = self.module.state_dict()
-        return {name: value for name, value in state.items() if name not in parameters}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.keys() != self.state_dict().keys():
-            raise ValueError("other buffers")
-        self.module.load_state_dict(state, strict=False)
-
-    def take(self) -> tuple[Tensors, Tensors]:
-        """Return the parameters that may have changed, and those that are still frozen.
-
-        What changes without a gradient, as an average of weights does, is known by its bits.
-        """
-        parameters: Tensors = dict(self.module.named_parameters())
-        sums = sums_of_bits(
-            {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
-        )
-        self.frozen = {n: now for n, now in sums.items() if self.frozen[n] in (None, now)}
-        frozen = {name: parameters.pop(name) for name in self.frozen}
-        return parameters, frozen
-
-    def put(self, path: Path, name: str, frozen: Tensors, trained: Tensors) -> None:
-        """Copy what the checkpoint at `path` has over the parameters."""
-        saved, parameters = frozen | trained, dict(self.module.named_parameters())
-        for key in sorted(parameters.keys() | saved.keys()):
-            kinds = [(t[key].shape, t[key].dtype) for t in (parameters, saved) if key in t]
-            if len(kinds) != 2 or kinds[0] != kinds[1]:
-                raise UserError(f"{path} is of another model: its {name}.{key} does not fit")
-        with torch.no_grad():
-            for key, parameter in parameters.items():
-                parameter.copy_(saved[key])
-        still = self.frozen.keys() & frozen.keys() - trained.keys()
-        self.frozen = dict(sums_of_bits({key: parameters[key] for key in still}))
-
-
-def sums_of_bits(tensors: Tensors) -> dict[str, int]:
-    sums = [value.detach().view(BITS[value.element_size()]).sum() for value in tensors.values()]
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
-
-
-class OptimizerState:
-    """An optimizer's state, each tensor as exact and laid out as its parameter is."""
-
-    def __init__(self, optimizer: Any) -> None:
-        is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
-        self.optimizer = optimizer.optimizer if is_wrapped else optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
-        groups = self.optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        for index, parameter in enumerate(parameters):  # as torch numbers them
-            for name, value in state["state"].get(index, {}).items():
-                # Fused kernels walk a parameter and its state side by side: same strides, then;
-                # and `load_state_dict` gave it the parameter's type.
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape != ():
-                    like = torch.empty_like(parameter, dtype=value.dtype)
-                    self.optimizer.state[parameter][name] = like.copy_(value)
-
-
-class RandomState:
-    """The random generators of this rank: torch's, NumPy's, Python's and the device's."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def state_dict(self) -> dict[str, Any]:
-        version, words, gauss = random.getstate()
-        state = {
-            "torch": torch.get_rng_state(),
-            "numpy": np.random.get_state(legacy=False),
-            "python": (version, np.array(words, np.uint32), gauss),
-        }
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch.set_rng_state(state["torch"])
-        np.random.set_state(state["numpy"])
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
-        if self.device.type == "cuda" and "cuda" in state:
-            torch.cuda.set_rng_state(state["cuda"], self.device)
-
-    def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
-        """Leave the generators alone: other ranks than these draw from the seed."""
 
 
 def restore_newest(

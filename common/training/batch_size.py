@@ -73,5 +73,6 @@ def out_of_memory_advice(config: TrainingConfig, resume: str | None, peak: float
     words = [sys.argv[0], *(["--resume", resume] if resume else sys.argv[1:])]
     half, twice = config.batch_size // 2, config.gradient_accumulation_steps * 2
     flags = f"--batch-size {half} --gradient-accumulation-steps {twice}"
-    same = "The same updates" if config.batch_size % 2 == 0 else "Almost the same updates"
-    return f"{said} {same} from half the batch: accelerate launch {shlex.join(words)} {flags}"
+    same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
+    command = f"accelerate launch {shlex.join(words)} {flags}"
+    return f"{said} Take a smaller model, or make {same} from half the batch: {command}"

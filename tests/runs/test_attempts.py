@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from common.checkpoints.store import step_folders
 from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
@@ -173,6 +174,39 @@ def test_mistake_with_the_directory_is_said_once_by_all_ranks(
     assert refused.said().count("error: ") == 1
     assert "can't be made" in refused.said()
     assert "Traceback" not in refused.said()
+
+
+def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
+    runner: Runner, directory: Path
+) -> None:
+    """The other ranks wait for no longer than they may, and all end with the one sentence."""
+    directory.mkdir()
+    flags = (*MLP, "--output-dir", directory, "--collective-timeout", 4)
+    with FileLock(directory / ".lock"):
+        refused = runner.run("mnist_mlp", *flags, launcher="two", output_directory=False,
+                             succeeds=False)  # fmt: skip
+    assert refused.returncode != 0
+    assert refused.said().count("error: another job writes to") == 1
+    assert "gloo" not in refused.output + refused.errors
+    assert not (directory / "status.json").exists()
+
+
+def test_model_that_a_run_began_with_may_be_gone(
+    runner: Runner, directory: Path, tmp_path: Path
+) -> None:
+    """Two processes: a resume needs nothing but its directory."""
+    begins = runner.run("mnist_mlp", *MLP, "--max-steps", 2, launcher="python")
+    source = shutil.copytree(begins.directory / "model", tmp_path / "source")
+    flags = (*MLP, *LONG, "--init-from", source, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job.wait_for_step(EVERY)
+    job.kill()
+    shutil.rmtree(source)
+    again = ("--resume", directory)
+    job = Job(runner, "mnist_mlp", *again, directory=directory, launcher="two")
+    job.wait_for_step(newest_step(directory) + EVERY)
+    job.kill()
+    assert "resuming" in job.said()
 
 
 def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path) -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
-from tests.launch import RECIPES, REPOSITORY, Finished, Runner, plain
+from tests.launch import (
+    RECIPES,
+    REPOSITORY,
+    Finished,
+    Runner,
+    clean_environment,
+    launch_command,
+    plain,
+)
 
 
 def message_of(run: Finished) -> str:
@@ -59,6 +68,18 @@ def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
     assert run.status["status"] == "failed"
     assert not run.status["resumable"]
     assert "ylecun/mnist" in run.status["reason"]
+
+
+def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(tmp_path: Path) -> None:
+    """`--cpu --num_processes 2` starts one, which would train on half of each batch."""
+    words = [*launch_command("accelerate"), "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    script = str(REPOSITORY / "recipes" / "mnist_mlp.py")
+    run = subprocess.run([*words, script], env=clean_environment(tmp_path), cwd=tmp_path,
+                         capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert run.returncode != 0
+    assert run.stderr.count("error: the launcher started one process, and was asked for more") == 1
+    assert "multi_cpu.yaml" in run.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 LOADED_BY_HELP = """

@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common.checkpoints.state import Parts, RandomState
+from common.checkpoints.kinds import RandomState
+from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints, newest_whole, read_manifest
 from common.errors import UserError
 from common.files import read_tensors

@@ -1,0 +1,57 @@
+"""Numbers and words that a flag may be given: a sentence, or a run that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from tests.fuzz.small_run import FLAGS, prepared, run
+
+MANY = 10**9  # the most that a count may be
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    with prepared():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--batch-size", MANY, "--gradient-accumulation-steps", MANY), "fewer than the effective"),
+        (("--gradient-accumulation-steps", MANY), "fewer than the effective batch"),
+        (("--hidden-sizes", 10**6, 10**6), "out of memory"),
+        (("--hidden-sizes", *[10**6] * 9), "out of memory"),
+        (("--hidden-sizes", 10**6 + 1), "give 1 to 1,000,000"),
+        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "Take a smaller model"),
+        (("--max-steps", 10**20), "give 1 to 1,000,000,000"),
+        (("--seed", 2**32), "give 0 to 4,294,967,295"),
+        (("--seed", 2**32 - 1), None),
+        (("--epochs", MANY, "--warmup-steps", MANY, "--keep-checkpoints", MANY), None),
+        (("--log-every", MANY, "--eval-every", MANY, "--checkpoint-every", MANY), None),
+        (("--collective-timeout", 10**6), None),
+        (("--learning-rate", "1e309"), "give a finite number"),
+        (("--learning-rate", "1e308"), "not finite by update"),
+        (("--weight-decay", "1e308"), "not finite by update"),
+        (("--learning-rate", "1e-320", "--weight-decay", "-0.0", "--dropout", "-0.0"), None),
+        (("--learning-rate", "-0.0", "--max-grad-norm", "1e-300"), None),
+        (("--max-grad-norm", "1e308", "--dropout", 1), None),
+        (("--target", "-inf"), "give a finite number"),
+        (("--tags", "", "\t", "x" * 999, "a,b", "a", "a"), None),
+        (("--tags", "\udcff"), "give text"),
+        (("--run-name", "", "--project", "", "--notes", "\n", "--group", "x" * 9999), None),
+    ],
+)
+def test_extremes(tmp_path: Path, flags: tuple[object, ...], said: str | None) -> None:
+    """Products that overflow, sizes that nothing holds, floats at the end of their range."""
+    error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", *flags)
+    if said is None:
+        assert error is None, repr(error)
+    else:
+        assert isinstance(error, UserError), repr(error)
+        assert said in error.message
+        assert "\n" not in error.message
