@@ -3,6 +3,7 @@
 What reads, and what writes text, raises a `UserError`; what waits for the disk, its own errors.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 
 from common.errors import UserError, is_of_disk
 
+MOST_WORDS = 300  # characters of a library's message that are repeated
 # JSON has no words for NaN and infinities, though Python writes some: they are missing.
 parse = partial(json.loads, parse_constant=lambda name: None)
 
@@ -29,6 +31,25 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
         then = f": {advice}" if advice else ""
         message = f"{what} can't be made or written ({problem}){then}"
         raise UserError(message, resumable=is_of_disk(problem)) from None
+
+
+@contextmanager
+def reading(what: str, advice: str = "") -> Iterator[None]:
+    """Turn what a library raises on a file of the user's into a sentence; it may be anything.
+
+    But for a full disk, to which libraries write what they read: that is an `OSError` still.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as problem:  # of Rust's panics, too
+        cause = problem.__cause__ or problem
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise cause from None
+        words = " ".join(str(cause).split())[:MOST_WORDS]
+        then = f": {advice}" if advice else ""
+        raise UserError(f"{what} can't be read ({type(cause).__name__}: {words}){then}") from None
 
 
 def write_text(path: Path, text: str) -> None:

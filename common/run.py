@@ -20,7 +20,7 @@ from common.config import TrainingConfig
 from common.console import say
 from common.data.batch import Data, refuse_unread
 from common.data.loader import Loader, kill_workers, make_loaders
-from common.directory import RunDirectory, refuse_to_resume
+from common.directory import RunDirectory, read_status, refuse_to_resume
 from common.errors import (
     Preempted,
     TrainingError,
@@ -145,6 +145,7 @@ class Run:
         Without `compute_loss`, it is not counted what a sample costs.
         """
         config, accelerator, self.description = self.config, self.accelerator, description
+        self.agreement.request.obey_at_once(False)
         model = self.unwrapped
         if compute_loss is not None and config.auto_batch_size:
             self.fit_batch_size(compute_loss)
@@ -408,6 +409,11 @@ class Run:
         }
 
     def __enter__(self) -> Self:
+        try:
+            self.agreement.request.obey_at_once(True)  # while data are prepared
+        except Preempted as error:
+            self.__exit__(Preempted, error, None)
+            raise
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -431,7 +437,8 @@ class Run:
             TrainingError: in place of an out-of-memory error, with the command that needs less.
         """
         kill_workers()
-        step, outcome = self.progress.global_step, outcome_of(error, self.accelerator.process_index)
+        step = self.progress.global_step or read_status(self.directory.path).get("global_step", 0)
+        outcome = outcome_of(error, self.accelerator.process_index)
         if isinstance(error, Preempted):
             say(error.message)
             self.logs.flush()

@@ -1,8 +1,12 @@
-"""What is made of a data set once, kept for later runs: whole or not there."""
+"""What is made of a data set once, kept for later runs: whole and as it was, or made again."""
 
+import contextlib
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +14,12 @@ import numpy as np
 from filelock import FileLock
 
 from common.data.sources import DataSource, digest_of
-from common.files import read_json, write_json, writing
+from common.errors import UserError
+from common.files import read_json, sync_folder, write_json, write_synced, writing
+
+FACTS = "facts.json"  # what was prepared, and the SHA-256 of each file
+SEEN = "seen.json"  # the files' stamps when their digests were last compared
+ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
 
 
 class Cached(NamedTuple):
@@ -31,26 +40,25 @@ def cached(
     """Return what `prepare`, in some version, makes of a data set with some settings.
 
     It takes the source, a folder and the settings by name, writes SPLIT_NAME.npy there for each of
-    `names`, and returns facts, with a list of the splits. Of several processes one prepares and the
-    others wait on a file lock, for as long as it takes: a barrier would time out. The folder
-    appears by a rename, so it is whole or absent.
+    `names`, and returns facts, with a list of the splits. Of several processes one prepares, or
+    looks for damage, and the others wait on a file lock, for as long as it takes: a barrier would
+    time out.
     """
     folder = cache_folder(source, kind=version, **settings)
-    if not folder.is_dir():
-        with writing(f"the cache {folder}", "let XDG_CACHE_HOME name another folder"):
+    with writing(f"the cache {folder}", ADVICE):
+        if not was_seen(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                if not folder.is_dir():
-                    unfinished = folder.with_name(folder.name + ".unfinished")
-                    shutil.rmtree(unfinished, ignore_errors=True)
-                    unfinished.mkdir()
-                    write_json(unfinished / "facts.json", prepare(source, unfinished, **settings))
-                    unfinished.rename(folder)
-    facts = read_json(folder / "facts.json")
-    arrays = {
-        split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
-        for split in facts.pop("splits")
-    }
+            with locked(Path(f"{folder}.lock")):
+                if not was_seen(folder) and (reason := damage(folder)):
+                    if folder.exists():
+                        print(f"the cache {folder} is made again: {reason}", flush=True)
+                    make(folder, partial(prepare, source, **settings))
+        facts = read_json(folder / FACTS)
+        arrays = {
+            split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
+            for split in facts.pop("splits")
+        }
+    del facts["files"], facts["sha256"]
     return Cached(folder, facts, arrays)
 
 
@@ -60,4 +68,93 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
     place = source.fingerprint, source.location, source.configuration
-    return root / f"{source.name}-{digest_of([*place, settings])}"
+    return root / f"{source.name[:80]}-{digest_of([*place, settings])}"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, where there can be one: a cache may be whole that nobody here can write to."""
+    lock = FileLock(path)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def stamps(folder: Path) -> dict[str, list[int]]:
+    """Return of each file what changes with it: time, size and place on the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEEN)
+    found = {str(path.relative_to(folder)): path.stat() for path in files}
+    return {name: [of.st_mtime_ns, of.st_size, of.st_ino] for name, of in found.items()}
+
+
+def was_seen(folder: Path) -> bool:
+    """Whether all files of a cache have the stamps with which they were last seen to be whole."""
+    with contextlib.suppress(UserError, OSError):
+        return read_json(folder / SEEN) == stamps(folder)
+    return False
+
+
+def damage(folder: Path) -> str | None:
+    """Return what is wrong with a cache, every byte of which is read; None of a whole one."""
+    try:
+        facts, before = read_json(folder / FACTS), stamps(folder)
+        if facts.pop("sha256", None) != digest_of(facts):
+            return f"{FACTS} has changed"
+        for name, digest in facts["files"].items():
+            if digest_of_file(folder / name) != digest:
+                return f"{name} has changed"
+    except (UserError, OSError) as problem:
+        return str(problem)
+    remember(folder, before)
+    return None
+
+
+def remember(folder: Path, found: dict[str, list[int]]) -> None:
+    with contextlib.suppress(UserError):  # where it can't be written, all is read each time
+        write_json(folder / SEEN, found)
+
+
+def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
+    """Put what `prepare` writes in the place of `folder`, by a rename, once it is on the disk."""
+    unfinished, old = (folder.with_name(folder.name + end) for end in (".unfinished", ".old"))
+    leftovers = partial(shutil.rmtree, ignore_errors=True)
+    leftovers(unfinished)
+    leftovers(old)
+    try:
+        unfinished.mkdir()
+        facts = prepare(unfinished)
+        facts["files"] = {name: digest_of_file(unfinished / name) for name in stamps(unfinished)}
+        signed = facts | {"sha256": digest_of(facts)}
+        write_synced(unfinished / FACTS, json.dumps(signed, indent=2).encode())
+        remember(unfinished, stamps(unfinished))
+        for path in (*unfinished.rglob("*"), unfinished):
+            sync_folder(path)
+        if folder.exists():  # others may have it mapped: it is there until they are done
+            folder.rename(old)
+        unfinished.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        leftovers(unfinished)
+        leftovers(old)
+
+
+def digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_array(path: Path, parts: Iterable[np.ndarray], length: int) -> None:
+    """Write an array of `length` rows, whose parts come one after the other, as a .npy file.
+
+    Not through a memory map: where the disk is full, that ends the process.
+    """
+    with path.open("wb") as file:
+        for part in map(np.ascontiguousarray, parts):
+            if file.tell() == 0:
+                shape = (length, *part.shape[1:])
+                header = {"descr": part.dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(part.data)

@@ -2,13 +2,14 @@
 
 import functools
 import io
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +17,15 @@ from PIL import Image, ImageOps
 
 from common.console import say
 from common.data.batch import Batch, Data, TensorSamples
-from common.data.cache import cached
+from common.data.cache import cached, write_array
 from common.data.order import random_bits
 from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
+from common.files import reading
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
@@ -113,7 +118,7 @@ def load_images(
     else:
         columns = {"image_column": image_column, "label_column": label_column}
         names, settings = ("images", "labels"), {"size": image_size, **columns}
-        _, facts, arrays = cached(source, decode_images, "images-6", names, settings)
+        _, facts, arrays = cached(source, decode_images, "images-7", names, settings)
     splits = {
         name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
         for name, (images, labels) in arrays.items()
@@ -146,15 +151,14 @@ def decode_images(
     raw = load_raw(source, label_column)
     train = raw.splits["train"]
     found = [name for name, kind in train.features.items() if isinstance(kind, datasets.Image)]
-    (column,) = find_columns(train, raw.name, "images", "--image-column", image_column, found)
-    if column not in found:
-        raise UserError(f"--image-column {column} of data set {raw.name} holds no images")
+    (column,) = find_columns(train, raw.name, "--image-column", image_column, found, found)
     for name, split in [*raw.splits.items()]:
         raw.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
-        raw.keep(name, [r for r, v in enumerate(encoded[column]) if v is not None], "image")
+        values = [value or {"bytes": None, "path": None} for value in encoded[column]]
+        raw.keep(name, [r for r, v in enumerate(values) if {*v.values()} != {None}], "image")
     shapes, modes = [], set()
     for value in raw.splits["train"][column]:
-        with opened(value, f"one of split train of {raw.name}") as image:
+        with opened(value, source, "train") as image:
             shapes.append(image.size)
             modes.add(image.mode)
     channels = 1 if modes <= {"1", "L", "I", "I;16", "F"} else 3
@@ -170,19 +174,22 @@ def decode_images(
         )
     say(f"decoding {len(raw):,} images once, for this and later runs")
     counts = np.zeros((channels, 256), dtype=np.int64)  # of the training pixels' values
-    for name, split in raw.splits.items():
-        images = np.lib.format.open_memmap(
-            folder / f"{name}_images.npy", "w+", np.uint8, (len(split), size, size, channels)
+
+    def decoded(name: str, split: "Dataset") -> Iterator[np.ndarray]:
+        """Decode 256 images at a time, and count the values of training pixels."""
+        decode = functools.partial(
+            pixels_of, source=source, split=name, size=size, channels=channels
         )
-        where = f"one of split {name} of {raw.name}"
-        decode = functools.partial(pixels_of, size=size, channels=channels, where=where)
-        with ThreadPoolExecutor() as pool:
-            for start, rows in zip(range(0, len(split), 256), split.iter(256), strict=True):
-                decoded = np.stack(list(pool.map(decode, rows[column])))
-                images[start : start + 256] = decoded
-                for channel in range(channels if name == "train" else 0):
-                    counts[channel] += np.bincount(decoded[..., channel].ravel(), minlength=256)
-        np.save(folder / f"{name}_labels.npy", raw.labels[name])
+        for rows in split.iter(256):
+            images = np.stack([*pool.map(decode, rows[column])])
+            for channel in range(channels if name == "train" else 0):
+                counts[channel] += np.bincount(images[..., channel].ravel(), minlength=256)
+            yield images
+
+    with ThreadPoolExecutor() as pool:
+        for name, split in raw.splits.items():
+            write_array(folder / f"{name}_images.npy", decoded(name, split), len(split))
+            write_array(folder / f"{name}_labels.npy", [raw.labels[name]], len(split))
     levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
     mean = np.average(levels, axis=1, weights=counts)
     variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
@@ -192,17 +199,29 @@ def decode_images(
 
 
 @contextmanager
-def opened(value: dict[str, Any], where: str) -> Iterator[Image.Image]:
-    """Open one encoded image, whose pixels are read later; `where` names it if it has no path."""
-    try:
-        yield Image.open(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
-    except (OSError, SyntaxError) as problem:
-        where = value["path"] or where
-        raise UserError(f"image {where} can't be decoded ({problem}): mend or remove it") from None
+def opened(value: dict[str, Any], source: DataSource, split: str) -> Iterator[Image.Image]:
+    """Open one encoded image, whose pixels are read later; its file must be the data set's."""
+    path, encoded = value["path"], value["bytes"]
+    with reading(f"image {path or f'one of split {split} of {source.name}'}", "mend or remove it"):
+        yield Image.open(own_file(path, source) if encoded is None else io.BytesIO(encoded))
 
 
-def pixels_of(value: dict[str, Any], size: int, channels: int, where: str) -> np.ndarray:
-    with opened(value, where) as image:
+def own_file(path: str, source: DataSource) -> str:
+    """Return the path of a data set's file, or of one that was fetched or unpacked for it."""
+    import datasets
+    from huggingface_hub import constants
+
+    file = os.path.normpath(os.path.join(source.location, path))
+    roots = source.location, constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE
+    if not any(Path(file).is_relative_to(root) for root in roots):
+        raise UserError(f"image {path} lies outside of data set {source.location}: leave it out")
+    return file
+
+
+def pixels_of(
+    value: dict[str, Any], source: DataSource, split: str, size: int, channels: int
+) -> np.ndarray:
+    with opened(value, source, split) as image:
         return image_to_pixels(image, size, channels)
 
 

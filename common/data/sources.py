@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from accelerate import Accelerator
 
 from common.errors import UserError, ask_rank_zero
+from common.files import reading
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {
@@ -64,16 +66,15 @@ def built_in_source(name: str, reason: str) -> DataSource:
 def find_named(name: str, configuration: str | None) -> DataSource:
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
-    if "://" in name:  # not repeated in the message: it may hold a token
+    if "://" in name or not name:  # not repeated in the message: it may hold a token
         raise UserError("--dataset takes a name, a Hub id or a local folder, and no address")
-    folder = Path(name).expanduser().resolve()
-    if folder.is_dir():
-        stats = [(str(file), file.stat()) for file in folder.rglob("*") if file.is_file()]
-        listing = sorted((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
-        place, name = (str(folder), configuration), folder.name.lower()
-        return DataSource(name, *place, "named, a local folder", digest_of([listing]))
-    if folder.exists():
-        raise UserError(f"--dataset {name} is a file: pass the folder that holds it")
+    with reading(f"--dataset {name}"):
+        folder = Path(name).expanduser().resolve()
+        if folder.is_dir():
+            place, name = (str(folder), configuration), folder.name.lower()
+            return DataSource(name, *place, "named, a local folder", digest_of([listing(folder)]))
+        if folder.exists():
+            raise UserError(f"--dataset {name} is a file: pass the folder that holds it")
     location, known = PUBLIC.get(name, (name, None))
     if commit := hub_commit(location):
         return DataSource(name, location, configuration or known, "named, from the Hub", commit)
@@ -84,16 +85,35 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     )
 
 
+def listing(folder: Path) -> list[tuple[str, int, int]]:
+    """Return path, size and time of all files under a folder.
+
+    Raises:
+        OSError: for a folder in it that can't be listed.
+    """
+
+    def refuse(problem: OSError) -> None:
+        raise problem
+
+    files = [Path(at, name) for at, _, names in os.walk(folder, onerror=refuse) for name in names]
+    stats = [(str(file), file.stat()) for file in files if file.is_file()]
+    return sorted((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
+
+
 def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") -> str | None:
     """Return the commit of a Hub repository: from the Hub within 3 s, else from the local cache."""
     import requests
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import HFValidationError, build_hf_headers, validate_repo_id
 
+    try:
+        validate_repo_id(hub_id)
+    except HFValidationError:
+        return None
     if not constants.HF_HUB_OFFLINE:
         address = f"{constants.ENDPOINT}/api/{kind}/{hub_id}"
         # Where it is out of reach, what the cache has will do.
-        with contextlib.suppress(requests.RequestException, KeyError):
+        with contextlib.suppress(requests.RequestException, KeyError, TypeError):
             answer = requests.get(address, headers=build_hf_headers(), timeout=3)
             if answer.ok:
                 return answer.json()["sha"]

@@ -3,15 +3,16 @@
 `datasets` is imported where something is read: a start on cached data never does.
 """
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
+from common.files import reading
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -87,6 +88,9 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
         raw.class_names = [str(int(v) if isinstance(v, float) else v) for v in classes]
     numbers = {value: index for index, value in enumerate(classes)}
     for role, values in raw.labels.items():
+        if unknown := {*values} - numbers.keys():
+            odd = f"{where}column {label} of {role} holds {min(unknown)}"
+            raise UserError(f"{odd}, and its classes are numbered from 0 to {len(classes) - 1}")
         raw.labels[role] = np.array([numbers[value] for value in values])
     if len(set(raw.labels["train"])) < 2:
         raise UserError(f"{where}all rows of train have one label: classification needs two")
@@ -103,7 +107,6 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
 
 def load_splits(source: DataSource) -> "DatasetDict":
     import datasets
-    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from datasets.packaged_modules.csv.csv import CsvConfig
 
     if source.location in BUILT_IN:
@@ -111,64 +114,76 @@ def load_splits(source: DataSource) -> "DatasetDict":
 
         return built_in.LOADERS[source.location]()
     datasets.disable_progress_bars()
-    place = source.location, source.configuration
-    try:
-        is_csv = isinstance(datasets.load_dataset_builder(*place).config, CsvConfig)
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is said below
+    place, what = (source.location, source.configuration), f"data set {source.location}"
+    with reading(what):
+        builder = datasets.load_dataset_builder(*place)
         # A class or a text that reads NA, null or None is one: an empty cell alone has no value.
+        is_csv = isinstance(builder.config, CsvConfig)
         options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]} if is_csv else {}
-        loaded = datasets.load_dataset(*place, **options)
-    except (DatasetGenerationError, DatasetNotFoundError, OSError, ValueError) as problem:
-        cause = problem.__cause__ or problem
-        said = f": {(str(cause).strip() or type(cause).__name__).splitlines()[0]}"
-        if damaged := damaged_parquet(Path(source.location)):
-            said = f", its file {damaged} is damaged: fetch it again"
-        raise UserError(f"data set {source.location} can't be read{said}") from None
+        try:
+            loaded = datasets.load_dataset(*place, **options)
+        except Exception:
+            blame_file(builder, options, what)
+            raise
     for name, split in loaded.items():
         if not len(split):
-            raise UserError(f"data set {source.location}: split {name} is empty: remove or fill it")
+            raise UserError(f"{what}: split {name} is empty: remove or fill it")
     return loaded
 
 
-def damaged_parquet(folder: Path) -> Path | None:
-    """Return the first parquet file under `folder` that can't be read through, if any."""
-    import pyarrow
-    import pyarrow.parquet
+def blame_file(builder: Any, options: dict[str, Any], what: str) -> None:
+    """Raise a `UserError` for the first local table that can't be read, or not with the others."""
+    import datasets
 
-    for path in sorted(folder.rglob("*.parquet")):
-        try:
-            for _ in pyarrow.parquet.ParquetFile(path).iter_batches():
-                pass
-        except (pyarrow.ArrowException, OSError):
-            return path
-    return None
+    for split, files in (builder.config.data_files or {}).items():
+        first: dict[str, Any] | None = None
+        for file in files if builder.name in ("csv", "json", "parquet") else ():
+            with tempfile.TemporaryDirectory() as folder, reading(f"{what}: its file {file}"):
+                given = {"data_files": [file], "split": "train", "cache_dir": folder, **options}
+                features = datasets.load_dataset(builder.name, **given).features
+            first = first or features
+            odd = [name for name in {**first, **features} if first.get(name) != features.get(name)]
+            if odd:
+                columns = f"in the columns {', '.join(odd)} than other files of {split}"
+                raise UserError(f"{what}: its file {file} has other names or types {columns}")
 
 
 def find_label_column(split: "Dataset", asked: str | None, name: str) -> str:
     """Return the column of the labels: named, of type ClassLabel, or called as one."""
-    from datasets import ClassLabel
+    from datasets import ClassLabel, Value
 
     typed = [column for column, kind in split.features.items() if isinstance(kind, ClassLabel)]
     called = [column for column in split.column_names if column.lower() in LABEL_NAMES]
     found = typed if len(typed) == 1 or len(called) != 1 else called
-    return find_columns(split, name, "labels", "--label-column", asked, found)[0]
+    fits = [c for c, kind in split.features.items() if isinstance(kind, (ClassLabel, Value))]
+    return find_columns(split, name, "--label-column", asked, found, fits)[0]
 
 
 def find_columns(
-    split: "Dataset", name: str, what: str, flag: str, asked: Any, found: list[str], most: int = 1
+    split: "Dataset",
+    name: str,
+    flag: str,
+    asked: Any,
+    found: list[str],
+    fits: list[str],
+    most: int = 1,
 ) -> list[str]:
-    """Return the columns that a flag names, one or several, or else those found: `most` at most."""
+    """Return the columns that a flag names, one or several, or else those found.
+
+    A `UserError`: there is none, they are too many, or one is not of those that fit by type.
+    """
     there = ", ".join(
         f"{column} ({type(kind).__name__})" for column, kind in split.features.items()
     )
     columns = [asked] if isinstance(asked, str) else [*(asked or found)]
     for column in columns:
-        if column not in split.column_names:
-            raise UserError(f"{flag} {column}: data set {name} has no such column: {there}")
+        if column not in fits:
+            held = "another type there" if column in split.features else "no such column"
+            raise UserError(f"{flag} {column}: data set {name} has {held}: {there}")
     if not 1 <= len(columns) <= most:
         count, few = len(columns) or "no", "one" if most == 1 else f"one to {most}"
-        raise UserError(
-            f"data set {name} has {count} columns of {what}: name {few} by {flag}: {there}"
-        )
+        raise UserError(f"data set {name} has {count} columns for {flag}, name {few}: {there}")
     return columns
 
 

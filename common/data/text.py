@@ -12,15 +12,18 @@ import torch
 
 from common.console import say
 from common.data.batch import Batch, Data, TensorSamples, as_tensor
-from common.data.cache import cached
+from common.data.cache import cached, write_array
 from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
+from common.files import read_json, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
+AT_ONCE = 1000  # texts that are tokenised before a signal is heeded
+MOST_TOKENS = 10**7
 SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in the order of BERT's
 ARRAYS = ("tokens", "offsets", "seconds", "labels")
@@ -57,7 +60,7 @@ class TextSamples(TensorSamples):
         """
         device = arrays["labels"].device
         lengths = torch.from_numpy(self.lengths)[samples]
-        length = -(-int(lengths.max()) // PAD_MULTIPLE) * PAD_MULTIPLE
+        length = padded_length(int(lengths.max()))
         extra = {}
         if self.token_positions is not None:
             positions = self.token_positions(lengths, length)
@@ -78,6 +81,10 @@ class TextSamples(TensorSamples):
             "labels": arrays["labels"][samples],
             **extra,
         }
+
+
+def padded_length(length: int) -> int:
+    return -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
 
 
 @dataclass(kw_only=True)
@@ -109,8 +116,9 @@ def load_text(
     """
     if source.location == "synthetic":
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
-    files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
-    contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
+    with reading(f"--model {checkpoint}"):
+        files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
+        contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
     version = f"text-7-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
@@ -136,11 +144,12 @@ def tokenize(
     raw = load_raw(source, label_column)
     train, others = raw.splits["train"], (raw.label_column, "id", "idx")
     strings = [Value("string"), Value("large_string")]
-    found = [c for c, kind in train.features.items() if kind in strings and c not in others]
-    columns = find_columns(train, raw.name, "text", "--text-columns", text_columns, found, most=2)
+    fits = [column for column, kind in train.features.items() if kind in strings]
+    found = [column for column in fits if column not in others]
+    columns = find_columns(train, raw.name, "--text-columns", text_columns, found, fits, most=2)
     for name, split in [*raw.splits.items()]:
-        rows = zip(*(split[column][:] for column in columns), strict=True)
-        raw.keep(name, [row for row, values in enumerate(rows) if all(values)], "text")
+        texts_of = zip(*(split[column][:] for column in columns), strict=True)
+        raw.keep(name, [row for row, values in enumerate(texts_of) if all(values)], "text")
     texts = {name: [split[c][:] for c in columns] for name, split in raw.splits.items()}
     if checkpoint == "scratch":
         encoder = train_wordpiece([*chain(*texts["train"])])
@@ -148,9 +157,15 @@ def tokenize(
         encoder = load_tokenizer(checkpoint)
     say(f"tokenising {len(raw):,} texts once, for this and later runs")
     for name, split_texts in texts.items():
-        encoded = encoder(*split_texts, truncation=True, max_length=max_length)
-        rows = encoded["input_ids"]
-        types = encoded.get("token_type_ids") or [[]] * len(rows)
+        rows, types = list[list[int]](), list[list[int]]()
+        for start in range(0, len(split_texts[0]), AT_ONCE):
+            some = [column[start : start + AT_ONCE] for column in split_texts]
+            with reading(f"--model {checkpoint}: its tokenizer"):
+                encoded = encoder(*some, truncation=True, max_length=max_length)
+            rows += encoded["input_ids"]
+            types += encoded.get("token_type_ids") or [[]] * len(some[0])
+        if not all(rows):
+            raise UserError(f"--model {checkpoint}: its tokenizer makes no tokens of some texts")
         pairs = zip(rows, types, strict=True)
         seconds = [kinds.index(1) if 1 in kinds else len(row) for row, kinds in pairs]
         arrays = {
@@ -160,10 +175,13 @@ def tokenize(
             "labels": raw.labels[name],
         }
         for what, array in arrays.items():
-            np.save(folder / f"{name}_{what}.npy", array)
-    encoder.save_pretrained(folder / "tokenizer")
+            write_array(folder / f"{name}_{what}.npy", [array], len(array))
+    try:
+        encoder.save_pretrained(folder / "tokenizer")
+    except Exception as problem:  # which Rust raises of a full disk
+        raise OSError(f"{folder / 'tokenizer'}: {problem}") from None
     raw.notes.append(f"text from {' and '.join(columns)}")
-    return {"vocabulary_size": len(encoder), **raw.facts()}
+    return {"vocabulary_size": 1 + max(encoder.get_vocab().values()), **raw.facts()}
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
@@ -172,13 +190,13 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     folder, files = Path(name), ("tokenizer.json", "vocab.txt")
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
         raise UserError(f"--model {name}: no tokenizer can be loaded: it has no {files[0]}")
-    try:
+    with reading(f"--model {name}: its tokenizer", "pass a Hub id in reach, or a local folder"):
+        if (folder / files[0]).is_file():
+            held = read_json(folder / files[0])
+            ids = {*held["model"]["vocab"].values(), *(t["id"] for t in held["added_tokens"])}
+            if max(ids) > MOST_TOKENS:  # a table of as many would be made, or the process aborted
+                raise ValueError(f"one of its {len(ids):,} tokens has the number {max(ids):,}")
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as problem:
-        raise UserError(
-            f"--model {name}: no tokenizer can be loaded from there "
-            f"({str(problem).splitlines()[0]}): pass a Hub id in reach, or a local folder"
-        ) from None
 
 
 def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":

@@ -4,55 +4,79 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from safetensors import SafetensorError
 
 from common.console import quiet_transformers
 from common.data.sources import hub_commit
-from common.data.text import TextData
+from common.data.text import PAD_MULTIPLE, TextData, padded_length
 from common.directory import model_folder
 from common.errors import UserError, ask_rank_zero
-from common.files import read_json
+from common.files import reading
 
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
+SMALL: dict[str, Any] = {  # the sizes of google/bert_uncased_L-2_H-128_A-2
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+}
 
 
 def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
     """Resolve `--model`, or `--init-from`: a folder, a Hub id, or "scratch"; rank 0 decides.
 
-    ``auto`` is BERT-base with an accelerator and where it can be had, else a small BERT.
+    A `UserError`: it can't be had, is no BERT, or has too few positions for `--max-length`.
     """
 
     def choose() -> str:
-        if config.init_from is not None:
-            return str(model_folder(config.init_from).resolve())
-        name: str = config.model
-        if name == "auto":
-            wanted = accelerator.device.type != "cpu" and hub_commit(PUBLIC_CHECKPOINT, "models")
-            return PUBLIC_CHECKPOINT if wanted else "scratch"
-        if name != "scratch" and Path(name).is_dir():
-            check_folder(Path(name))
-            return str(Path(name).resolve())
-        if name == "scratch" or hub_commit(name, "models"):
-            return name
-        raise UserError(
-            f"--model {name} can't be had: there is no such folder, it is not cached, and the Hub "
-            "has no such model or does not answer. Pass a local folder, or --model scratch to "
-            "train a small one"
-        )
+        name = find_checkpoint(config, accelerator.device.type != "cpu")
+        check_checkpoint(name, config.max_length)
+        return name
 
     return ask_rank_zero(choose)
 
 
-def check_folder(folder: Path) -> None:
-    try:
-        kind = read_json(folder / "config.json").get("model_type")
-    except UserError:
-        raise UserError(f"--model {folder} holds no readable config.json of a model") from None
-    if kind != "bert":
-        raise UserError(f"--model {folder} is a {kind} model, and this recipe trains BERT")
-    if not any(folder.glob("*.safetensors")):
+def find_checkpoint(config: Any, is_accelerated: bool) -> str:
+    """``auto`` is BERT-base with an accelerator and where it can be had, else a small BERT."""
+    if config.init_from is not None:
+        return str(model_folder(config.init_from).resolve())
+    name: str = config.model
+    if name == "auto":
+        is_had = is_accelerated and hub_commit(PUBLIC_CHECKPOINT, "models")
+        return PUBLIC_CHECKPOINT if is_had else "scratch"
+    with reading(f"--model {name}"):
+        if name != "scratch" and Path(name).is_dir():
+            return str(Path(name).resolve())
+    if name == "scratch" or hub_commit(name, "models"):
+        return name
+    raise UserError(
+        f"--model {name} can't be had: there is no such folder, it is not cached, and the Hub has "
+        "no such model or does not answer. Pass a local folder, or --model scratch to train a "
+        "small one"
+    )
+
+
+def check_checkpoint(name: str, max_length: int) -> None:
+    facts: dict[str, Any] = {"model_type": "bert", **SMALL}
+    if name != "scratch":
+        from transformers import BertConfig
+
+        with reading(f"--model {name}: its config.json"):
+            found, _ = BertConfig.get_config_dict(name)
+            facts = {**SMALL, "model_type": found["model_type"], **found}
+    if facts["model_type"] != "bert":
+        raise UserError(f"--model {name} is a {facts['model_type']} model: this recipe trains BERT")
+    length = padded_length(max_length)
+    limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
+    for field, (least, most) in limits.items():
+        if not isinstance(value := facts[field], int) or not least <= value <= most:
+            raise UserError(
+                f"--model {name} has {field} {value!r}, and needs {least} to {most:,} for "
+                f"--max-length {max_length}, in batches padded to a multiple of {PAD_MULTIPLE}"
+            )
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         raise UserError(
-            f"--model {folder} has no weights in safetensors: pickled ones are not loaded"
+            f"--model {name} has no weights in safetensors: pickled ones are not loaded"
         )
 
 
@@ -60,17 +84,21 @@ def load_bert(name: str, data: TextData, dropout: float) -> Any:
     quiet_transformers()
     from transformers import BertForSequenceClassification
 
-    try:
-        model = BertForSequenceClassification.from_pretrained(
+    bert: Any = BertForSequenceClassification
+    with reading(f"--model {name}"):
+        model, loaded = bert.from_pretrained(
             name,
             trust_remote_code=False,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,
+            ignore_mismatched_sizes=True,  # the head's: it is for other classes
             dtype="float32",
+            output_loading_info=True,
             **settings(data, dropout),
         )
-    except (OSError, ValueError, SafetensorError) as problem:
-        raise UserError(f"--model {name} can't be loaded: {str(problem).splitlines()[0]}") from None
+    # What doesn't fit is drawn at random: as it should be of the head and the pooler.
+    for key in [str(key) for keys in loaded.values() for key in keys]:
+        if ".layer." in key or "_embeddings." in key:
+            raise UserError(f"--model {name}: its weights don't fit its config.json: {key}")
     here, there = data.vocabulary_size, model.config.vocab_size
     if here > there:
         sizes = f"its tokenizer has {here:,} tokens and its weights {there:,}"
@@ -79,19 +107,12 @@ def load_bert(name: str, data: TextData, dropout: float) -> Any:
 
 
 def small_bert(name: str, data: TextData, dropout: float) -> Any:
-    """Return a BERT of google/bert_uncased_L-2's size with random weights."""
+    """Return a small BERT with random weights."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
-        vocab_size=data.vocabulary_size,
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=512,
-        **settings(data, dropout),
-    )
-    return BertForSequenceClassification(config)
+    sizes = {"vocab_size": data.vocabulary_size, **SMALL}
+    return BertForSequenceClassification(BertConfig(**sizes, **settings(data, dropout)))
 
 
 def settings(data: TextData, dropout: float) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class StopRequest:
         """Receive signals; where nobody will heed them, they end the process as they always do."""
         self.reason: str | None = None
         self.since = 0.0
+        self.at_once = False  # whether to end where the process stands, as nothing is to be saved
         for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
@@ -47,9 +48,16 @@ class StopRequest:
         if self.reason is None:
             self.reason = "the end of its launcher" if died else signal.Signals(number).name
             self.since = now
+            self.obey_at_once(self.at_once)
         elif not died and now - self.since > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def obey_at_once(self, at_once: bool) -> None:
+        """Settle whether requests are obeyed at once, also the one that was made already."""
+        self.at_once = at_once
+        if at_once and self.reason is not None:
+            raise Preempted(f"stopped by {self.reason} before the first update: start it again")
 
 
 def is_orphan() -> bool:

@@ -136,7 +136,7 @@ def test_text_is_no_image(tmp_path: Path) -> None:
     """Data without images are refused with the columns that there are."""
     write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
     message = refusal(lambda: images(tmp_path / "words"))
-    assert "no columns of images" in message
+    assert "no columns for --image-column" in message
     assert "sentence" in message
 
 

@@ -13,7 +13,7 @@ import torch
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.errors import UserError
-from common.models.bert import check_folder, choose_checkpoint, load_bert, small_bert
+from common.models.bert import check_checkpoint, choose_checkpoint, load_bert, small_bert
 from tests.local_data import write_tiny_bert
 
 
@@ -82,7 +82,7 @@ def test_folder_that_is_no_checkpoint_is_refused(
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError) as error:
-        check_folder(tmp_path)
+        check_checkpoint(str(tmp_path), 128)
     assert all(word in error.value.message for word in [*words, str(tmp_path)])
 
 
@@ -111,7 +111,7 @@ def test_folder_without_a_tokenizer_is_refused(odd_text: Path, checkpoint: Path)
 def test_named_model_is_never_replaced() -> None:
     """A model that can't be had ends in a message; `auto` on a CPU trains a small one."""
     accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
-    config = SimpleNamespace(model="nobody/nothing", init_from=None)
+    config = SimpleNamespace(model="nobody/nothing", init_from=None, max_length=128)
     with pytest.raises(UserError) as error:
         choose_checkpoint(config, accelerator)  # type: ignore[arg-type]
     assert "nobody/nothing" in error.value.message

@@ -1,0 +1,309 @@
+"""Whatever a user's data are: read, or refused in one sentence that names what to mend."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.data.images import pixels_of
+from common.data.sources import DataSource, find_named
+from common.errors import UserError
+from tests.local_data import (
+    grey_images,
+    sentences,
+    write_csv,
+    write_image_folder,
+    write_image_parquet,
+    write_parquet,
+)
+from tests.unit.data.loading import images, refusal, text
+
+SOURCE = DataSource("pets", "/data/pets", None, "named", "1")
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "SGI", "ICNS")
+MODES = ("L", "RGB", "P", "1", "RGBA", "CMYK", "I;16", "F", "LA", "I")
+
+
+def encoded(kind: str, mode: str) -> bytes | None:
+    """Return a small image as a file, if the format has the mode."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    image = Image.new("I;16", image.size, 7) if mode == "I;16" else image.convert(mode)
+    try:
+        image.save(file, kind)
+    except (OSError, KeyError, ValueError):
+        return None
+    return file.getvalue()
+
+
+def mutated(whole: bytes, draw: random.Random) -> bytes:
+    """Cut a file, flip bytes of it, put a wild number into its header, or mix it up."""
+    data, at = bytearray(whole), draw.randrange(len(whole))
+    kind = draw.choice(["cut", "flip", "flip", "header", "header", "twice", "zero", "insert"])
+    if kind == "cut":
+        return bytes(data[:at])
+    if kind == "flip":
+        for _ in range(draw.randint(1, 8)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+    elif kind == "header":
+        place = draw.randrange(min(60, max(1, len(data) - 4)))
+        wild = draw.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0x80000000, 65535, 30000])
+        data[place : place + 4] = struct.pack(draw.choice("<>") + "I", wild)
+    elif kind == "zero":
+        data[at:] = bytes(len(data) - at)
+    elif kind == "insert":
+        data[at:at] = draw.randbytes(draw.randint(1, 40))
+    else:
+        data = data * 2
+    return bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_mutated_image_is_decoded_or_named(kind: str) -> None:
+    """Of every format and mode, mutated in many ways: pixels, or the image's name."""
+    draw, refused = random.Random(kind), list[str]()
+    whole = [data for mode in MODES if (data := encoded(kind, mode))]
+    assert whole
+    for number in range(300):
+        value = {"bytes": mutated(draw.choice(whole), draw), "path": f"{number}.img"}
+        channels = draw.choice([1, 3])
+        try:
+            pixels = pixels_of(value, SOURCE, "train", 8, channels)
+        except UserError as error:
+            refused.append(error.message)
+            continue
+        assert (pixels.shape, pixels.dtype) == ((8, 8, channels), np.uint8)
+    assert len(refused) > 20
+    assert all(message.startswith("image ") and ".img can't be" in message for message in refused)
+    assert not any("\n" in message for message in refused)
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def bomb() -> bytes:
+    """Return a small PNG of 4,000 megapixels."""
+    header = struct.pack(">IIBBBBB", 64_000, 64_000, 8, 0, 0, 0, 0)
+    parts = (b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(99))))
+    return b"".join(parts) + chunk(b"IEND", b"")
+
+
+def with_file(name: str, content: str | bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        data = content if isinstance(content, bytes) else content.encode()
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+    return write
+
+
+def with_other_columns(suffix: str, **changes: str) -> Callable[[Path], None]:
+    """Write two files of one split, the second with its columns called otherwise."""
+
+    def write(folder: Path) -> None:
+        columns: dict[str, Any] = dict(sentences(12, 0))
+        other = {changes.get(name, name): values for name, values in columns.items()}
+        save: Any = write_csv if suffix == "csv" else write_parquet
+        save(folder / f"train-1.{suffix}", columns)
+        save(folder / f"train-2.{suffix}", other)
+
+    return write
+
+
+def with_label(values: list[Any]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        columns = {"sentence": sentences(12, 0)["sentence"], "label": values}
+        write_parquet(folder / "train.parquet", columns)
+
+    return write
+
+
+def with_other_types(folder: Path) -> None:
+    columns = sentences(12, 0)
+    write_parquet(folder / "train-1.parquet", columns | {"label": list(range(12))})
+    write_parquet(folder / "train-2.parquet", columns)
+
+
+def beside_a_script(folder: Path) -> None:
+    write_csv(folder / "train.csv", sentences(12, 0))
+    (folder / f"{folder.name}.py").write_text("raise RuntimeError('this must never run')")
+
+
+def linked_nowhere(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "train.csv").symlink_to("nowhere.csv")
+
+
+def linked_beside(folder: Path) -> None:
+    write_csv(folder / "train.csv", sentences(12, 0))
+    (folder / "test.csv").symlink_to("nowhere.csv")
+
+
+TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
+    "names of columns in csv": (with_other_columns("csv", label="lable"), ("train-2.csv", "lable")),
+    "names in parquet": (
+        with_other_columns("parquet", label="lable"),
+        ("train-2.parquet", "lable"),
+    ),
+    "types in parquet": (with_other_types, ("train-2.parquet", "label")),
+    "a list": (with_label([[1], [2]] * 6), ("--label-column", "label (List)")),
+    "a dictionary": (with_label([{"a": 1}] * 12), ("--label-column", "label (dict)")),
+    "bytes": (with_label([b"a", b"b"] * 6), ("label",)),
+    "no labels at all": (with_label([None] * 12), ("label",)),
+    "true and false": (with_label([True, False] * 6), None),
+    "a script of its name": (beside_a_script, ("scripts are no longer supported", "mine.py")),
+    "a script alone": (with_file("mine.py", "raise RuntimeError"), ("mine.py",)),
+    "no file": (lambda folder: folder.mkdir(), ("mine", "contain any data files")),
+    "a broken link": (linked_nowhere, ("mine", "contain any data files")),
+    "a broken link beside": (linked_beside, None),
+    "an empty csv": (with_file("train.csv", ""), ("train.csv", "No columns")),
+    "no text": (with_file("train.csv", b"\xff\xfe\x00a,label\n1,2\n"), ("train.csv", "utf-8")),
+    "an open quote": (with_file("train.csv", 'a,label\n1,2\n"3,4\n5,6,7\n'), ("train.csv", "EOF")),
+    "half of json": (with_file("train.json", '{"a": '), ("train.json", "JSON")),
+    "half a row of json": (with_file("train.jsonl", '{"a":1}\n{"a":'), ("train.jsonl", "row 1")),
+    "no parquet": (with_file("train.parquet", "text"), ("train.parquet",)),
+    "no zip": (with_file("train.zip", b"PK\x03\x04 nonsense"), ("mine", "zip")),
+    "no gzip": (with_file("train.csv.gz", b"\x1f\x8b nonsense"), ("train.csv.gz", "compression")),
+    "infos that are none": (with_file("dataset_infos.json", "{"), ("mine", "JSON")),
+    "a readme that is none": (
+        with_file("README.md", "---\nconfigs: [1\n---\n"),
+        ("mine", "configs"),
+    ),
+    "a readme of numbers": (with_file("README.md", "---\nconfigs: 7\n---\n"), ("mine", "configs")),
+    "types that are none": (
+        with_file("README.md", "---\ndataset_info: {features: 7}\n---\n"),
+        ("mine", "TypeError"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
+    write, words = TEXTS[case]
+    folder = tmp_path / "mine"
+    if case.startswith(("infos", "a readme", "types that")):
+        write_csv(folder / "train.csv", sentences(12, 0))
+    write(folder)
+    if words is None:
+        assert len(text(folder).splits["train"]) > 9
+    else:
+        message = refusal(lambda: text(folder))
+        assert all(word in message for word in words), message
+        assert str(folder) in message or "data set mine" in message
+
+
+def replace_value(path: Path, column: str, row: int, value: Any) -> None:
+    """Change a value as a tool does that knows nothing of images and classes: types stay."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    number = table.column_names.index(column)
+    values, field = table.column(column).to_pylist(), table.schema.field(number)
+    values[row] = value
+    changed = table.set_column(number, field, pyarrow.array(values, field.type))
+    pyarrow.parquet.write_table(changed, path)
+
+
+def test_class_label_out_of_range_is_named(tmp_path: Path) -> None:
+    """The number that no class has, its split and its column."""
+    folder = tmp_path / "mine"
+    splits = {"train": grey_images(12, 0), "test": grey_images(6, 1)}
+    write_image_parquet(folder, splits, names="abcde")
+    replace_value(folder / "test-00000-of-00001.parquet", "label", 3, 7)
+    message = refusal(lambda: images(folder))
+    assert "label" in message
+    assert "7" in message
+    assert "test" in message or "configured num_classes" in message
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret.png", "/etc/hostname", "inside/../../secret.png", "~/secret.png", "none.png"],
+)
+def test_row_that_names_a_file_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
+    """A row of a table reads no file but those of its data set."""
+    folder = write_image_parquet(tmp_path / "mine", {"train": grey_images(12, 0)})
+    Image.new("L", (8, 8)).save(tmp_path / "secret.png")
+    value = {"bytes": None, "path": path}
+    replace_value(folder / "train-00000-of-00001.parquet", "image", 4, value)
+    message = refusal(lambda: images(folder))
+    assert path in message
+    outside = path not in ("~/secret.png", "none.png")
+    assert ("outside" in message) == outside
+
+
+def test_row_that_names_a_file_of_its_folder_is_read(tmp_path: Path) -> None:
+    """By a path from the folder, wherever the command runs, also by a link that a user made."""
+    folder = write_image_parquet(tmp_path / "mine", {"train": grey_images(12, 0)})
+    Image.new("L", (8, 8)).save(tmp_path / "kept.png")
+    (folder / "more").mkdir(parents=True)
+    (folder / "more" / "linked.png").symlink_to(tmp_path / "kept.png")
+    for row, path in ((4, "more/linked.png"), (5, None)):
+        value = {"bytes": None, "path": path}
+        replace_value(folder / "train-00000-of-00001.parquet", "image", row, value)
+    data = images(folder, label_column="label", image_column="image")
+    assert sum(len(split) for split in data.splits.values()) == 11
+    assert any("rows have no image" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("content", [bomb(), b"", b"\x89PNG\r\n\x1a\n", bytes(500)])
+@pytest.mark.filterwarnings("ignore")
+def test_image_in_a_folder_that_cannot_be_decoded_is_named(content: bytes, tmp_path: Path) -> None:
+    """Also one that would fill the memory."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], 4)
+    (folder / "train" / "dog" / "002.png").write_bytes(content)
+    message = refusal(lambda: images(folder))
+    assert str(folder / "train" / "dog" / "002.png") in message
+
+
+NAMES = [
+    *("", "a b", "a/b/c", "../x/y", "x" * 300, "~nobody-here/x", "../owner/..x", "\udcff", "a\0b"),
+    *("-", "a//b", "owner/näme", "owner/", "/", "--", "owner/na\nme", "https://hub/x", "a" * 97),
+    *("mnist/", "org/data.git", "datasets--x--y", "%2e%2e/x", "C:\\data", "$HOME", "owner/x?y#z"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_name_is_found_or_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of a server, or of the machine, for what can be no name."""
+    monkeypatch.chdir(tmp_path)
+    if name == "/":
+        monkeypatch.setattr("common.data.sources.listing", lambda folder: [])
+        find_named(name, None)
+        return
+    with pytest.raises(UserError) as error:
+        find_named(name, None)
+    assert "--dataset" in error.value.message
+    assert len(error.value.message) < 1500
+
+
+def test_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its files would be left out without a word."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], 4)
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    message = refusal(lambda: images(folder))
+    assert "Permission denied" in message
+    assert str(folder / "train" / "dog") in message
