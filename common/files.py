@@ -144,7 +144,5 @@ def read_tensors(path: Path) -> dict[str, Any]:
     """Read a file of tensors; one that holds anything else is refused, and never executed."""
     from safetensors.torch import load_file
 
-    try:
+    with reading(str(path)):
         return load_file(path)
-    except (SafetensorError, OSError) as problem:
-        raise UserError(f"{path} can't be read: {problem}") from None

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from common.data.sources import DataSource, digest_of
 from common.errors import UserError
-from common.files import read_json, sync_folder, write_json, write_synced, writing
+from common.files import read_json, sync, write_json, writing
 
 FACTS = "facts.json"  # what was prepared, and the SHA-256 of each file
 SEEN = "seen.json"  # the files' stamps when their digests were last compared
@@ -128,14 +128,14 @@ def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
         facts = prepare(unfinished)
         facts["files"] = {name: digest_of_file(unfinished / name) for name in stamps(unfinished)}
         signed = facts | {"sha256": digest_of(facts)}
-        write_synced(unfinished / FACTS, json.dumps(signed, indent=2).encode())
+        (unfinished / FACTS).write_text(json.dumps(signed, indent=2), encoding="utf-8")
         remember(unfinished, stamps(unfinished))
         for path in (*unfinished.rglob("*"), unfinished):
-            sync_folder(path)
+            sync(path)
         if folder.exists():  # others may have it mapped: it is there until they are done
             folder.rename(old)
         unfinished.rename(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     finally:
         leftovers(unfinished)
         leftovers(old)

