@@ -32,6 +32,7 @@ class StopRequest:
         """Receive signals; where nobody will heed them, they end the process as they always do."""
         self.reason: str | None = None
         self.since = 0.0
+        self.terminals = [number for number in (1, 2) if os.isatty(number)]
         for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
@@ -46,6 +47,9 @@ class StopRequest:
     def receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         died = number == LAUNCHER_DIED
+        if number == signal.SIGHUP:  # what is said to a terminal that is gone would be an error
+            for terminal in self.terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
         if self.reason is None:
             self.reason = "the end of its launcher" if died else signal.Signals(number).name
             self.since = now
