@@ -41,7 +41,7 @@ class RunDirectory:
             self.path = make_directory(asked, recipe, resume)
             self.lock = locked(self.path, min(patience, PATIENCE))
             # At once: what an earlier attempt ended by says nothing of this one.
-            self.write_status("running", last_step(self.path) if resume else 0)
+            self.write_status("running", None if resume else 0)
             return self.path
 
         try:
@@ -56,7 +56,7 @@ class RunDirectory:
         if is_main_rank():
             write_json(self.path / name, value)
 
-    def write_status(self, status: str, global_step: int, reason: str | None = None) -> None:
+    def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:
         """Say in `status.json` how the run stands, for supervisors, on rank 0.
 
         ``resumable`` is false where starting again would end in the same way.
@@ -88,7 +88,7 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
     """Make a run's directory; where none is asked for, one under `runs/` that no other run has."""
     if asked is not None:
         path = Path(asked)
-        if not resume and holds_run(path):
+        if not resume and os.path.exists(path / "config.json"):
             raise UserError(
                 f"--output-dir {path} holds a run, which is kept: name another, or go on with it "
                 "by --resume auto"
@@ -106,10 +106,6 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
                 path.mkdir()
                 break
     return path
-
-
-def holds_run(path: str | Path) -> bool:
-    return os.path.exists(Path(path, "config.json"))
 
 
 def locked(path: Path, patience: float = PATIENCE) -> FileLock:
@@ -132,13 +128,11 @@ def read_status(path: Path) -> dict[str, Any]:
     return {}
 
 
-def last_step(path: Path) -> int:
-    step = read_status(path).get("global_step")
-    return step if isinstance(step, int) else 0
-
-
-def write_outcome(path: Path, outcome: Outcome, global_step: int) -> None:
-    write_json(path / STATUS, outcome._asdict() | {"global_step": global_step})
+def write_outcome(path: Path, outcome: Outcome, global_step: int | None = None) -> None:
+    """Write `status.json`; without a step it keeps the one that an earlier attempt came to."""
+    step = read_status(path).get("global_step") if global_step is None else global_step
+    facts = {**outcome._asdict(), "global_step": step if isinstance(step, int) else 0}
+    write_json(path / STATUS, facts)
 
 
 def model_folder(path: str | Path) -> Path:
@@ -158,13 +152,13 @@ def refuse_to_resume(asked: str | Path | None, outcome: Outcome, resume: bool = 
     Or a supervisor that starts the command again until the run is done would do so for ever. A
     command that does not ask to `resume` says nothing of a run that is there.
     """
-    if asked is None or not is_main_rank() or (holds_run(asked) and not resume):
-        return
-    path = Path(asked)
-    if read_status(path).get("status") in (None, "finished"):
+    path = Path(asked or "")
+    is_anothers = not resume and os.path.exists(path / "config.json")
+    status = read_status(path).get("status")
+    if not is_main_rank() or asked is None or is_anothers or status in (None, "finished"):
         return
     # It may be running, by another command; and what could not be written is printed all the same.
     with contextlib.suppress(UserError):
         lock = locked(path, patience=0)
-        write_outcome(path, outcome, last_step(path))
+        write_outcome(path, outcome)
         lock.release()

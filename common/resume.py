@@ -21,7 +21,6 @@ class SavedRun(NamedTuple):
     resolved: dict[str, Any]  # its flags, as they turned out
     given: dict[str, Any]  # and as the command line had them
     effective_batch_size: int
-    is_finished: bool
 
 
 def resumed_config(
@@ -45,7 +44,7 @@ def resumed_config(
     if directory is None:
         return replace(parse(None), resume=None)
     run = read_run(directory, config_class, recipe)
-    if run.is_finished:
+    if is_finished(directory):
         say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
         raise SystemExit(0)
     defaults = config_class(**run.resolved)
@@ -82,7 +81,7 @@ def newest_unfinished(config: Any, recipe: str) -> Path | None:
             run = read_run(path.parent, type(config), recipe)
             fixed = [name for name in run.given if not role_of(type(config), name).free]
             same = all(getattr(config, name) == run.given[name] for name in fixed)
-            if same and not run.is_finished:
+            if same and not is_finished(path.parent):
                 return path.parent
     return None
 
@@ -92,7 +91,9 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     path = directory / "config.json"
     saved = read_json(path)
     if saved.get("recipe") != recipe:
-        raise UserError(f"{directory} is a run of {saved.get('recipe')}, and this is {recipe}")
+        raise UserError(
+            f"{directory} is a run of {saved.get('recipe')!s:.50}, and this is {recipe}"
+        )
     groups = [saved.get(name) for name in ("config", "given", "environment")]
     config, given, environment = (one if isinstance(one, dict) else {} for one in groups)
     effective, identifier = environment.get("effective_batch_size"), saved.get("wandb_run_id", "")
@@ -108,8 +109,11 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
         from_json(config_class, {n: v for n, v in values.items() if n in known}, str(path))
         for values in (config, given)
     )
-    is_finished = read_status(directory).get("status") == "finished"
-    return SavedRun(resolved, resolved | given, effective, is_finished)
+    return SavedRun(resolved, resolved | given, effective)
+
+
+def is_finished(directory: Path) -> bool:
+    return read_status(directory).get("status") == "finished"
 
 
 def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:

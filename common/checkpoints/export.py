@@ -40,9 +40,8 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """Give a folder to fill, which replaces another one of its name when it is on the disk."""
-    unfinished, superseded = (
-        folder.with_name(folder.name + ending) for ending in (UNFINISHED, SUPERSEDED)
-    )
+    names = (folder.name + ending for ending in (UNFINISHED, SUPERSEDED))
+    unfinished, superseded = map(folder.with_name, names)
     with writing(str(folder)):
         remove(unfinished)
         unfinished.mkdir(parents=True)
@@ -59,10 +58,10 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 def load_initial(model: nn.Module, config: Any, directory: Path) -> None:
     """Load the weights that `--init-from` names, and keep a copy: a resume needs no other."""
-    source, kept = model_folder(config.init_from), directory / INITIAL
+    source = model_folder(config.init_from)
     load_weights(model, source)
-    if is_main_rank() and not config.evaluate_only and not kept.exists():
-        with replacing(kept) as unfinished:
+    if is_main_rank() and config.resume is None and not config.evaluate_only:
+        with replacing(directory / INITIAL) as unfinished:
             shutil.copytree(source, unfinished, dirs_exist_ok=True)
 
 

@@ -42,9 +42,8 @@ class Network:
         What changes without a gradient, as an average of weights does, is known by its bits.
         """
         parameters: Tensors = dict(self.module.named_parameters())
-        sums = sums_of_bits(
-            {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
-        )
+        still = {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
+        sums = sums_of_bits(still)
         self.frozen = {n: now for n, now in sums.items() if self.frozen[n] in (None, now)}
         frozen = {name: parameters.pop(name) for name in self.frozen}
         return parameters, frozen
@@ -102,7 +101,7 @@ class RandomState:
         state = {
             "torch": torch.get_rng_state(),
             "numpy": np.random.get_state(legacy=False),
-            "python": (version, np.array(words, np.uint32), gauss),
+            "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
         }
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -111,8 +110,8 @@ class RandomState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
+        python = state["python"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         if self.device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
 

@@ -25,8 +25,7 @@ KEPT = {
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
 }
-# Whose parts raise nothing that a recipe would want to see when their state does not fit.
-OURS = ("common.", "torch.", "accelerate.")
+OURS = ("common.", "torch.", "accelerate.")  # whose errors say nothing of a recipe's own code
 
 
 class Parts:
@@ -150,7 +149,7 @@ def restore_newest(
     """Restore all parts and return the manifest; None where no checkpoint is whole.
 
     Rank 0 chooses, the newest up to a `named` one such as ``step-00000120``, and passes a damaged
-    one over, naming it. What is `present`, of recipe, model and data, must be what it was.
+    one over, naming it. What is `present`, of what is in `KEPT`, must be what it was.
     """
     path = ask_rank_zero(lambda: checkpoints.choose(named))
     if path is None:
@@ -158,14 +157,13 @@ def restore_newest(
         return None
     say(f"resuming {path}")
     manifest = store.read_manifest(path)
-    data = manifest.get("data")
-    before, now = (
-        manifest | (data if isinstance(data, dict) else {}),
-        {**present, **present["data"]},
-    )
+    data, now = manifest.get("data"), {**present, **present["data"]}
+    before = manifest | data if isinstance(data, dict) else manifest
     for what, advice in KEPT.items():
-        if before.get(what) != now.get(what):
-            changed = f"{what.replace('_', ' ')} {before.get(what)}, and now {now.get(what)}"
+        if what in before and before[what] != now.get(what):
+            changed = (
+                f"{what.replace('_', ' ')} {before[what]!s:.200}, and now {now.get(what)!s:.200}"
+            )
             raise UserError(f"{path} was written with {changed}: {advice}")
     parts.restore(path, manifest, checkpoints.world_size)
     checkpoints.go_on_from(path, manifest)

@@ -204,8 +204,7 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest; a `UserError` where it is missing or not one."""
     manifest = read_json(checkpoint / MANIFEST)
-    # Of what has another form.
-    with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
+    with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):  # of other forms
         groups = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
         is_whole = manifest["sha256"] == digest_of(manifest) and manifest["ranks"]
         if is_whole and all(isinstance(one, dict) for one in groups):

@@ -16,6 +16,7 @@ from accelerate.utils import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
+    is_lomo_available,
     set_seed,
 )
 from torch import nn
@@ -51,7 +52,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         torch.set_num_threads(cpu_threads(config.num_threads))
     # Two look-ups of a package that is not there cost 90 µs in each optimizer step.
     stepping: Any = accelerate.optimizer
-    stepping.is_lomo_available = functools.cache(stepping.is_lomo_available)
+    stepping.is_lomo_available = functools.cache(is_lomo_available)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(

@@ -31,6 +31,7 @@ class StopRequest:
         self.reason: str | None = None
         self.since = 0.0
         self.at_once = False  # whether to end where the process stands, as nothing is to be saved
+        self.terminals = [number for number in (1, 2) if os.isatty(number)]
         for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
@@ -45,6 +46,9 @@ class StopRequest:
     def receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         died = number == LAUNCHER_DIED
+        if number == signal.SIGHUP:  # what is said to a terminal that is gone would be an error
+            for terminal in self.terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
         if self.reason is None:
             self.reason = "the end of its launcher" if died else signal.Signals(number).name
             self.since = now

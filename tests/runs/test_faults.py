@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import pty
 import random
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -164,6 +167,26 @@ def test_signal_to_the_recipe_then_resume(
         resume(runner, directory)
         assert learned(directory) == learned(unbroken.directory)
         assert final_weights(directory) == final_weights(unbroken.directory)
+
+
+def test_terminal_that_closes_saves_the_run(runner: Runner, directory: Path) -> None:
+    """Though nothing can be printed there any more."""
+    script = str(REPOSITORY / "recipes" / "mnist_mlp.py")
+    words = [sys.executable, script, *map(str, (*MLP, *LONG, "--output-dir", directory))]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(sys.executable, words, clean_environment(runner.folder))
+    deadline = time.monotonic() + 120
+    while newest_step(directory) < EVERY:
+        assert time.monotonic() < deadline
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 75
+    status = json.loads((directory / "status.json").read_text())
+    assert status["status"] == "preempted"
+    assert "SIGHUP" in status["reason"]
+    assert newest_step(directory) == status["global_step"]
 
 
 def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, directory: Path) -> None:
