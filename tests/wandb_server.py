@@ -19,11 +19,13 @@ class Unusable(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Take the question, and give no answer to it."""
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        question = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append(self.path)
         if self.server.kind == "hang":
             self.server.released.wait(60)
-        elif self.server.kind == "rubbish":
+        elif self.server.kind == "known key" and b"{ viewer {" in question:
+            self.send("200", b'{"data": {"viewer": {"id": "me"}}}')
+        elif self.server.kind in ("rubbish", "known key"):
             self.send("200", b"\x00 <html>")
         else:
             self.send(self.server.kind, b"no")
@@ -52,7 +54,7 @@ class UnusableServer(ThreadingHTTPServer):
 
 @contextmanager
 def unusable_server(kind: str) -> Iterator[tuple[str, list[str]]]:
-    """Serve a status such as 401, ``rubbish`` or ``hang``; give its address and what was asked."""
+    """Serve a kind: a status, rubbish, hang or known key; give its address and what was asked."""
     with UnusableServer(kind) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

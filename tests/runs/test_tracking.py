@@ -129,12 +129,16 @@ def test_unusable_server_means_an_offline_run(kind: str, runner: Runner) -> None
 @pytest.mark.parametrize(
     "kind",
     # W&B itself takes these for answers that may get better, and asks again for 20 s.
-    [*("401", "rubbish"), *(pytest.param(k, marks=pytest.mark.slow) for k in ("500", "hang"))],
+    [
+        *("401", "rubbish", "known key"),
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("500", "hang")),
+    ],
 )
 def test_server_that_fails_after_all_means_an_offline_run(kind: str, runner: Runner) -> None:
     """A run that W&B refuses to begin goes on offline, under the same id."""
     with unusable_server(kind) as (address, _):
-        run = asked_with_a_key(runner, address, WANDB_MODE="online")
+        mode = {} if kind == "known key" else {"WANDB_MODE": "online"}
+        run = asked_with_a_key(runner, address, **mode)
     assert "W&B offline (the server refused: CommError)" in run.output
     check_offline_run(run, folders=2)  # the other is of the failed attempt
 
