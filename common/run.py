@@ -288,8 +288,7 @@ class Run:
         with self.meters.stopwatch.stopped():
             # An update that was not finite would only end the run again, once it is resumed.
             self.guard.check(step)
-            described = self.plan.position(step) | self.identity()
-            self.checkpoints.save(step, self.parts.collect(), described)
+            self.checkpoints.save(step, self.parts.collect(), self.identity())
 
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint and the run that goes on from it must share, and are told by."""

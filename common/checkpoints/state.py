@@ -24,6 +24,7 @@ KEPT = {
     "mixed_precision": "pass --mixed-precision as it was",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
+    "fingerprint": SAME_DATA,
 }
 OURS = ("common.", "torch.", "accelerate.")  # whose errors say nothing of a recipe's own code
 

@@ -23,6 +23,7 @@ FAIR = {
     "objective": "objective",
     "data set": "data.name",
     "samples of": "data.sizes",
+    "data's fingerprint": "data.fingerprint",
     "model": "architecture.name",
     "parameters": "architecture.parameters",
     "device": "environment.device",

@@ -155,7 +155,7 @@ class Data:
     notes: Sequence[str] = ()  # for the person at the terminal
     reason: str = "the recipe's own data"  # why this one, for the same person
     reads: frozenset[str] = frozenset()  # the flags of role "data" that it was read by
-    fingerprint: str | None = None  # changes when the data do
+    fingerprint: str | None = None  # changes when what the splits hold does, if that is known
 
     def __post_init__(self) -> None:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
@@ -165,7 +165,7 @@ class Data:
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         if self.source is not None:
-            self.reason, self.fingerprint = self.source.reason, self.source.fingerprint
+            self.reason = self.source.reason
 
     def as_samples(self, name: str, split: Any) -> Samples:
         what = f"data set {self.name}: split {name} is"
@@ -186,7 +186,8 @@ class Data:
         sizes = {split: len(samples) for split, samples in self.splits.items()}
         classes = {} if self.class_names is None else {"classes": len(self.class_names)}
         facts = {"name": self.name, "reason": self.reason, "sizes": sizes}
-        return facts | classes | {"notes": list(self.notes)}
+        known = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
+        return facts | classes | known | {"notes": list(self.notes)}
 
 
 def refuse_unread(config: Any, data: Data) -> None:

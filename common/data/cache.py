@@ -58,7 +58,9 @@ def cached(
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
             for split in facts.pop("splits")
         }
-    del facts["files"], facts["sha256"]
+    files = {name: one for name, one in facts.pop("files").items() if name.endswith(".npy")}
+    del facts["sha256"]
+    facts["fingerprint"] = digest_of(files)
     return Cached(folder, facts, arrays)
 
 

@@ -365,7 +365,9 @@ def test_data_adapts_its_splits_and_says_what_it_is() -> None:
     facts = data.facts()
     assert (facts["reason"], facts["classes"]) == ("named, built in", 2)
     assert facts["notes"] == ["a note"]
-    assert data.fingerprint == source.fingerprint
+    assert "fingerprint" not in facts
+    data = Data("mine", splits, fingerprint="01ab")
+    assert data.facts()["fingerprint"] == "01ab"
 
 
 class Stream(IterableDataset[int]):

@@ -54,6 +54,20 @@ def test_parts_of_an_array_are_one(tmp_path: Path) -> None:
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
 
 
+def test_fingerprint_is_of_the_samples(tmp_path: Path) -> None:
+    """Not of where the data lie or when they were written; one other label makes another."""
+    columns = sentences(12, 0)
+    write_csv(tmp_path / "here" / "train.csv", columns)
+    write_csv(tmp_path / "there" / "train.csv", columns)
+    columns["label"][0] = columns["label"][1]
+    write_csv(tmp_path / "changed" / "train.csv", columns)
+    here, there, changed = (
+        loading.text(tmp_path / name).facts()["fingerprint"]
+        for name in ("here", "there", "changed")
+    )
+    assert here == there != changed
+
+
 def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -94,7 +108,7 @@ def test_damaged_cache_is_made_again(
 ) -> None:
     """Whatever happened to any of its files: said in one line, and then as it was."""
     folder, facts, _ = load()
-    assert facts == {"mean": 0.1, "notes": ["a"]}
+    assert facts == {"mean": 0.1, "notes": ["a"], "fingerprint": facts["fingerprint"]}
     assert not capsys.readouterr().out
     damage(folder / name)
     again = load()
