@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
+from common.checkpoints.store import step_folders
 from common.data.sources import find_named
 from tests.launch import Finished, Runner
 from tests.local_data import cache_glue, write_image_folder
@@ -54,3 +57,26 @@ def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> Non
     assert "007.png" in run.said()
     assert run.status["status"] == "failed"
     assert "007.png" in run.status["reason"]
+
+
+def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> None:
+    """One picture that is another, of as many: refused, until it is put back."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
+    changed, kept = folder / "train" / "dog" / "007.png", tmp_path / "kept.png"
+    flags = ("--dataset", folder, "--image-size", 8, "--batch-size", 8, "--epochs", 2)
+    run = runner.run("mnist_mlp", *flags, "--tracker", "none")
+    weights = run.weights()
+    shutil.rmtree(step_folders(run.directory / "checkpoints")[-1])
+    (run.directory / "status.json").write_text(json.dumps({"status": "running"}))
+    shutil.copyfile(changed, kept)
+    shutil.copyfile(changed.with_name("008.png"), changed)
+    again = ("mnist_mlp", "--resume", run.directory)
+    refused = runner.run(*again, output_directory=False, succeeds=False)
+    assert refused.returncode == 1
+    assert refused.said().count("error: ") == 1, refused.explain()
+    assert "fingerprint" in refused.said()
+    assert "put the data back as they were" in refused.said()
+    assert not json.loads((run.directory / "status.json").read_text())["resumable"]
+    shutil.copyfile(kept, changed)
+    runner.run(*again, output_directory=False)
+    assert all((values == weights[name]).all() for name, values in run.weights().items())
