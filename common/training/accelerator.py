@@ -76,11 +76,10 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         seen = f"but each of them sees {accelerator.num_processes}"
         raise UserError(f"the launcher started {world_size()} processes, {seen}: {LAUNCH}")
     # `accelerate launch` says so with `--cpu` or MULTI_CPU, and starts one process all the same.
-    if accelerator.num_processes == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}:
-        seen = "(or MASTER_ADDR is set, and should not be)"
-        raise UserError(
-            f"the launcher started one process, and was asked for more {seen}: {LAUNCH}"
-        )
+    is_lonely = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
+    if is_lonely and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1:
+        asked = "was asked for more (or MASTER_ADDR is set, and should not be)"
+        raise UserError(f"the launcher started one process, and {asked}: {LAUNCH}")
     if precision == "fp16":  # which Accelerate would leave out on a CPU, where tests see it run
         accelerator.native_amp, accelerator.scaler = True, SharedScaler(accelerator.device.type)
     set_seed(config.seed)
