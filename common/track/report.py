@@ -80,15 +80,12 @@ def show_summary(
     """Print the table that ends a run; `split` is what the final evaluation read."""
     table = Table(title=facts["recipe"], title_justify="left", show_header=False)
     objective, prefix = Objective.parse(facts["objective"]), f"{PREFIXES[split]}/"
-    shown = {f"{prefix}{objective.metric}": split, objective.best_key: "validation"}
-    shown |= {
-        n: split for n in summary if n.startswith(prefix) and n not in (*shown, f"{prefix}count")
-    }
-    for name, on in (shown | dict.fromkeys(OF_THE_RUN)).items():
+    own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
+    shown = dict.fromkeys([prefix + objective.metric, objective.best_key, *own], f", {split}")
+    shown |= {objective.best_key: ", validation"} | dict.fromkeys(OF_THE_RUN, "")
+    for name, on in shown.items():
         if name in summary:
-            metric = describe(name)
-            heading = metric.heading + (f", {on}" if on else "")
-            table.add_row(heading, metric.text(summary[name]))
+            table.add_row(describe(name).heading + on, describe(name).text(summary[name]))
     if "perf/samples_per_second" in summary:
         table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
     if memory:
