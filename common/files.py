@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -96,10 +96,13 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_lines(path: Path, key: str) -> list[dict[str, Any]]:
+def read_lines(
+    path: Path, key: str, say: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
     """Read a file of one JSON object a line, each with a number at `key`.
 
-    A last line that is only half written is left out; any other that is damaged, a `UserError`.
+    A last line that is only half written is left out. Any other that is damaged is a `UserError`,
+    or left out as well by a reader who is to `say` so.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -115,7 +118,10 @@ def read_lines(path: Path, key: str) -> list[dict[str, Any]]:
         if isinstance(row, dict) and isinstance(row.get(key), int | float):
             rows.append(row)
         elif row is not None or number < len(lines):
-            raise UserError(f"{path}, line {number}, is damaged: take the line out to go on")
+            damage = f"{path}, line {number}, is damaged"
+            if say is None:
+                raise UserError(f"{damage}: take the line out to go on")
+            say(f"{damage}, and left out")
     return rows
 
 

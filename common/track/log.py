@@ -45,7 +45,7 @@ class Log:
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / "metrics.jsonl"
-            rows = [row for row in read_lines(path, STEP) if row[STEP] < step]
+            rows = [row for row in read_lines(path, STEP, say) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             with writing(str(path)):
                 self.file = path.open("a", encoding="utf-8")

@@ -118,6 +118,9 @@ def test_half_a_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> No
         path.write_bytes(lines[0] + damaged + lines[1])
         with pytest.raises(UserError, match=r"rows\.jsonl, line 2, is damaged"):
             read_lines(path, "step")
+        said: list[str] = []
+        assert read_lines(path, "step", said.append) == rows[:2]
+        assert said == [f"{path}, line 2, is damaged, and left out"]
 
 
 def test_failure_to_write_keeps_what_was_there(
