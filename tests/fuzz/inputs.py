@@ -208,11 +208,12 @@ def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None 
         st.sampled_from(["json", "json", "bytes", "gone", "folder", "dangling", "other"])
     )
     if kind == "json" and path.suffix in (".json", ".jsonl"):
-        with contextlib.suppress(ValueError):  # damaged before, so that it is no JSON
+        with contextlib.suppress(ValueError, RecursionError):  # damaged before: no JSON
             text = path.read_text(encoding="utf-8")
             lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-            line = data.draw(st.integers(0, len(lines) - 1))
-            value = damaged_json(data, json.loads(lines[line]))
+            line = data.draw(st.integers(0, len(lines)))
+            value = damaged_json(data, json.loads(lines[line] if line < len(lines) else "{}"))
+            lines += [""] if line == len(lines) else []
             lines[line] = json.dumps(sign(value) if sign is not None else value)
             path.write_text("\n".join(lines) + "\n")
             return path
