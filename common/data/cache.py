@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -22,12 +22,8 @@ SEEN = "seen.json"  # the files' stamps when their digests were last compared
 ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
 
 
-class Cached(NamedTuple):
-    """What a cache holds of a data set."""
-
-    folder: Path
-    facts: dict[str, Any]
-    arrays: dict[str, list[np.ndarray]]  # of each split, memory-mapped and read-only
+# A folder, the facts, and the arrays of each split, memory-mapped and read-only.
+Cached = tuple[Path, dict[str, Any], dict[str, list[np.ndarray]]]
 
 
 def cached(
@@ -61,7 +57,7 @@ def cached(
     files = {name: one for name, one in facts.pop("files").items() if name.endswith(".npy")}
     del facts["sha256"]
     facts["fingerprint"] = digest_of(files)
-    return Cached(folder, facts, arrays)
+    return folder, facts, arrays
 
 
 def cache_folder(source: DataSource, **settings: object) -> Path:
@@ -122,9 +118,12 @@ def remember(folder: Path, found: dict[str, list[int]]) -> None:
 def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
     """Put what `prepare` writes in the place of `folder`, by a rename, once it is on the disk."""
     unfinished, old = (folder.with_name(folder.name + end) for end in (".unfinished", ".old"))
-    leftovers = partial(shutil.rmtree, ignore_errors=True)
-    leftovers(unfinished)
-    leftovers(old)
+
+    def clean() -> None:
+        for leftover in (unfinished, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    clean()
     try:
         unfinished.mkdir()
         facts = prepare(unfinished)
@@ -139,8 +138,7 @@ def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
         unfinished.rename(folder)
         sync(folder.parent)
     finally:
-        leftovers(unfinished)
-        leftovers(old)
+        clean()
 
 
 def digest_of_file(path: Path) -> str:

@@ -165,12 +165,10 @@ def decode_images(
     size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
     if set(shapes) != {(size, size)}:
         raw.notes.append(f"images resized and centre-cropped to {size}×{size}")
-    needed, free = len(raw) * size * size * channels, shutil.disk_usage(folder).free
-    if needed > 0.9 * free:
+    if (needed := len(raw) * size * size * channels) > shutil.disk_usage(folder).free:
         raise UserError(
-            f"the decoded data take {needed / 2**30:.1f} GiB, and {folder.parent} has "
-            f"{free / 2**30:.1f} GiB free: lower --image-size, or let XDG_CACHE_HOME name a "
-            "folder on a larger disk"
+            f"the decoded data take {needed / 2**30:.1f} GiB, which {folder.parent} has not: lower "
+            "--image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
         )
     say(f"decoding {len(raw):,} images once, for this and later runs")
     counts = np.zeros((channels, 256), dtype=np.int64)  # of the training pixels' values

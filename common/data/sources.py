@@ -86,11 +86,7 @@ def find_named(name: str, configuration: str | None) -> DataSource:
 
 
 def listing(folder: Path) -> list[tuple[str, int, int]]:
-    """Return path, size and time of all files under a folder.
-
-    Raises:
-        OSError: for a folder in it that can't be listed.
-    """
+    """Return path, size and time of all files under a folder, or raise an `OSError`."""
 
     def refuse(problem: OSError) -> None:
         raise problem

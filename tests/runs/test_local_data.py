@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 from common.checkpoints.store import step_folders
 from common.data.sources import find_named
-from tests.launch import Finished, Runner
+from tests.jobs import Job
+from tests.launch import REPOSITORY, Finished, Launcher, Runner
 from tests.local_data import cache_glue, write_image_folder
 
 
@@ -80,3 +82,45 @@ def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> No
     shutil.copyfile(kept, changed)
     runner.run(*again, output_directory=False)
     assert all((values == weights[name]).all() for name, values in run.weights().items())
+
+
+SLOW = """
+import runpy, sys, time
+from common.data import images
+
+decode = images.image_to_pixels
+images.image_to_pixels = lambda *given: (time.sleep(0.3), decode(*given))[1]
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "asked"), [("python", None), ("two", None), ("two", 0), ("two", 1)]
+)
+def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
+    runner: Runner, tmp_path: Path, launcher: Launcher, asked: int | None
+) -> None:
+    """Also by a rank that waits for the one that prepares; and the next start prepares all."""
+    name = f"slow-{launcher}-{asked}".lower()
+    folder = write_image_folder(tmp_path / name, ["cat", "dog"], per_class=250)
+    (tmp_path / "slow.py").write_text(SLOW)
+    recipe, directory = REPOSITORY / "recipes" / "mnist_mlp.py", tmp_path / "run"
+    flags = ("--dataset", folder, "--max-steps", 2, "--batch-size", 2, "--tracker", "none")
+    flags = (recipe, *flags, "--output-dir", directory, "--resume", "auto")
+    job = Job(runner, tmp_path / "slow.py", *flags, directory=directory, launcher=launcher)
+    caches = runner.folder / "cache" / "accelerate-recipes"
+    job.wait_until(lambda: any(caches.glob(f"{name}-*.unfinished/train_images.npy")))
+    receiver = job.process if asked is None else job.workers()[asked]
+    receiver.send_signal(signal.SIGTERM)
+    job.end(40)  # all images would take minutes
+    status = job.read("status.json")
+    assert (status["status"], status["resumable"]) == ("preempted", True), job.said()[-3000:]
+    assert "SIGTERM" in status["reason"]
+    assert not any(path.is_dir() for path in caches.glob(f"{name}-*"))
+    assert "Traceback" not in job.said()
+    for path in folder.rglob("1*.png"):  # fewer, for the test's sake
+        path.unlink()
+    run = runner.run(*("mnist_mlp", *flags[1:]), launcher="python", output_directory=False)
+    assert run.returncode == 0
+    assert job.read("status.json")["status"] == "finished"

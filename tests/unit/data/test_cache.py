@@ -43,7 +43,7 @@ def load(count: int = 5) -> cache.Cached:
 
 def times() -> int:
     """Return how often numbers were prepared."""
-    return len((load().folder.parent / "times.txt").read_text().splitlines())
+    return len((load()[0].parent / "times.txt").read_text().splitlines())
 
 
 def test_parts_of_an_array_are_one(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_damaged_cache_is_made_again(
     assert not capsys.readouterr().out
     damage(folder / name)
     again = load()
-    assert again.arrays["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert again[2]["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     assert (folder / "more" / "words.txt").read_text() == "words"
-    assert again.facts == facts
+    assert again[1] == facts
     (line,) = capsys.readouterr().out.splitlines()
     assert str(folder) in line
     assert "made again" in line
@@ -125,7 +125,7 @@ def test_damaged_cache_is_made_again(
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_stamps_that_are_lost_cost_a_look(damage: Callable[[Path], None]) -> None:
     """What says that a cache was seen to be whole may be gone: it is looked at again."""
-    damage(load().folder / cache.SEEN)
+    damage(load()[0] / cache.SEEN)
     load()
     assert times() == 1
 
@@ -134,7 +134,7 @@ def test_digests_are_compared_where_a_stamp_is_new(monkeypatch: pytest.MonkeyPat
     """Neither when it was just made nor each time, but after a copy, once."""
     read: list[str] = []
     digest = cache.digest_of_file
-    folder = load().folder
+    folder = load()[0]
     monkeypatch.setattr(cache, "digest_of_file", lambda p: read.append(p.name) or digest(p))
     load()
     assert not read
@@ -149,7 +149,7 @@ def test_digests_are_compared_where_a_stamp_is_new(monkeypatch: pytest.MonkeyPat
 
 def test_cache_that_cannot_be_written_to_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole one needs neither a lock nor a note that it was looked at."""
-    folder = load().folder
+    folder = load()[0]
     (folder / cache.SEEN).unlink()
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -157,7 +157,7 @@ def test_cache_that_cannot_be_written_to_is_read(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(cache.FileLock, "acquire", refuse)
     monkeypatch.setattr("common.files.os.replace", refuse)
-    assert load().arrays["test"][0][-1] == 2
+    assert load()[2]["test"][0][-1] == 2
     assert not (folder / cache.SEEN).exists()
     assert times() == 1
 
@@ -165,10 +165,10 @@ def test_cache_that_cannot_be_written_to_is_read(monkeypatch: pytest.MonkeyPatch
 def test_others_keep_what_they_have_mapped() -> None:
     """A cache that is made again does not change under those who read the one before."""
     before = load()
-    emptied(before.folder / "test_x.npy")
+    emptied(before[0] / "test_x.npy")
     load()
-    assert before.arrays["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert not before.folder.with_name(before.folder.name + ".old").exists()
+    assert before[2]["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert not before[0].with_name(before[0].name + ".old").exists()
 
 
 def slow_numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]:
@@ -178,14 +178,14 @@ def slow_numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]
 
 def load_slowly(results: Any) -> None:
     found = cached(SOURCE, slow_numbers, "numbers-1", ("x",), {"count": 5})
-    results.put(found.arrays["train"][0].tolist())
+    results.put(found[2]["train"][0].tolist())
 
 
 @pytest.mark.parametrize("damage", [None, truncated])
 def test_one_of_several_processes_prepares(damage: Callable[[Path], None] | None) -> None:
     """The others wait, and all have the same, also where there was a damaged one."""
     if damage is not None:
-        damage(load().folder / "train_x.npy")
+        damage(load()[0] / "train_x.npy")
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     processes = [context.Process(target=load_slowly, args=(results,)) for _ in range(4)]
@@ -327,5 +327,5 @@ def test_interrupted_preparation_leaves_nothing(end: type[BaseException]) -> Non
 
     with pytest.raises(end):
         cached(SOURCE, interrupted, "numbers-1", ("x",), {"count": 5})
-    folder = load().folder
+    folder = load()[0]
     assert {path.name for path in folder.parent.iterdir() if path.is_dir()} == {folder.name}

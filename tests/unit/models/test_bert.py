@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -118,3 +120,103 @@ def test_named_model_is_never_replaced() -> None:
     assert "--model scratch" in error.value.message
     config.model = "auto"
     assert choose_checkpoint(config, accelerator) == "scratch"  # type: ignore[arg-type]
+
+
+WRONG_CONTENT: tuple[bytes, ...] = (b"", b"{", b"[]", b"null", b"7", b"\xff\xfe{}", b"{}")
+WRONG_FIELDS: dict[str, tuple[Any, ...]] = {
+    "max_position_embeddings": (0, -5, 16, 36, "512", None, 10**12, 1.5),
+    "num_hidden_layers": (0, -1, 2, "1", 10**9),
+    "hidden_size": (0, -1, 16, "32", None),
+    "num_attention_heads": (0, 3, "2"),
+    "intermediate_size": (0, 8),
+    "vocab_size": (0, 5, "126"),
+    "type_vocab_size": (0,),
+    "hidden_act": ("nope",),
+    "model_type": ("gpt2", 7, ["bert"]),
+    "id2label": ([7],),
+}
+WRONG_NUMBERS = (10**6, 4 * 10**9, 10**12, -5, "x", None)
+
+
+def use(folder: Path, odd_text: Path) -> None:
+    """Do with a folder what the recipe does before its first update."""
+    check_checkpoint(str(folder), 32)
+    load_bert(str(folder), data_for(str(folder), odd_text), 0.1)
+
+
+def changed_json(path: Path, change: Callable[[Any], None]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def damages(folder: Path) -> Iterator[Callable[[Path], None]]:
+    """Yield what makes a folder's files wrong in one way each."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        whole = (folder / name).read_bytes()
+        for content in (*WRONG_CONTENT, whole[: len(whole) // 2], whole + whole):
+            yield lambda path, name=name, content=content: (path / name).write_bytes(content)
+        yield lambda path, name=name: (path / name).unlink()
+        yield lambda path, name=name: ((path / name).unlink(), (path / name).mkdir())
+    for field, values in WRONG_FIELDS.items():
+        for wrong in values:
+            yield lambda path, given={field: wrong}: changed_json(
+                path / "config.json", lambda value: value.update(given)
+            )
+    for number in WRONG_NUMBERS:
+        for change in (
+            lambda value, number=number: value["model"]["vocab"].update(cat=number),
+            lambda value, number=number: value["added_tokens"][0].update(id=number),
+        ):
+            yield lambda path, change=change: changed_json(path / "tokenizer.json", change)
+    for part in ("model", "added_tokens", "post_processor", "pre_tokenizer"):
+        for wrong in ({}, [7], "x"):
+            yield lambda path, given={part: wrong}: changed_json(
+                path / "tokenizer.json", lambda value: value.update(given)
+            )
+
+
+def test_broken_checkpoint_is_refused_in_a_sentence(
+    odd_text: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Whatever is wrong with any file of it: the folder is named, and no weights are made up."""
+    use(checkpoint, odd_text)
+    passed, said = 0, []
+    for number, damage in enumerate(damages(checkpoint)):
+        folder = tmp_path / f"checkpoint-{number}"
+        shutil.copytree(checkpoint, folder)
+        damage(folder)
+        try:
+            use(folder, odd_text)
+            passed += 1
+        except UserError as error:
+            said.append((str(folder), error.message))
+    assert len(said) > 60
+    assert passed <= 12, passed  # harmless ones: a tokenizer's added token or empty part
+    for folder, message in said:
+        assert folder in message
+        assert "\n" not in message
+        assert len(message) < 800
+
+
+@pytest.mark.parametrize(("positions", "length"), [(512, 513), (64, 128), (100, 100)])
+def test_texts_longer_than_the_model_are_refused_at_the_start(
+    positions: int, length: int, checkpoint: Path, tmp_path: Path
+) -> None:
+    """With the flag and both numbers, before anything is tokenised."""
+    shutil.copytree(checkpoint, tmp_path / "short")
+    changed_json(
+        tmp_path / "short" / "config.json",
+        lambda value: value.update(max_position_embeddings=positions),
+    )
+    config = SimpleNamespace(model=str(tmp_path / "short"), init_from=None, max_length=length)
+    accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
+    with pytest.raises(UserError) as error:
+        choose_checkpoint(config, accelerator)  # type: ignore[arg-type]
+    assert f"--max-length {length}" in error.value.message
+    assert str(positions) in error.value.message
+    config.max_length = positions // 8 * 8
+    assert choose_checkpoint(config, accelerator) == config.model  # type: ignore[arg-type]
+    config.model, config.max_length = "scratch", 513
+    with pytest.raises(UserError):
+        choose_checkpoint(config, accelerator)  # type: ignore[arg-type]
