@@ -8,6 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from common.checkpoints.store import step_folders
 from common.data.sources import find_named
 from tests.jobs import Job
