@@ -44,7 +44,7 @@ def test_damaged_file_is_named_or_borne(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_file_is_drawn_or_named(name: str, tmp_path: Path) -> None:
     """The same with pictures."""
-    compare_with_damage(name, tmp_path, plotted_every=5)
+    compare_with_damage(name, tmp_path, plotted_every=20)
 
 
 def compare_with_damage(name: str, folder: Path, plotted_every: int) -> None:
