@@ -14,7 +14,7 @@ from common.checkpoints.pack import identity
 from common.checkpoints.store import SUPERSEDED, UNFINISHED, copied, remove
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
-from common.files import read_json, read_tensors, sync, write_json, write_tensors, writing
+from common.files import read_json, read_tensors, reading, sync, write_json, write_tensors, writing
 from common.machine import is_main_rank
 
 
@@ -93,17 +93,16 @@ class ImagePreprocessor:
     """Turns a Pillow image into the batch of one that the model was trained on."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
-        self.class_names: list[str] = facts["class_names"]
+        self.class_names: list[str] = [*facts["class_names"]]
+        self.size, self.channels = int(facts["image_size"]), int(facts["channels"])
+        self.mean, self.std = (torch.tensor(facts[name]).float() for name in ("mean", "std"))
 
     def __call__(self, image: Any) -> torch.Tensor:
         """Return float32 [1, channels, image_size, image_size]."""
         from common.data.images import image_to_pixels
 
-        size, channels = self.facts["image_size"], self.facts["channels"]
-        pixels = torch.from_numpy(image_to_pixels(image, size, channels).copy()) / 255
-        mean, std = torch.tensor(self.facts["mean"]), torch.tensor(self.facts["std"])
-        return ((pixels - mean) / std).permute(2, 0, 1)[None]
+        pixels = torch.from_numpy(image_to_pixels(image, self.size, self.channels).copy()) / 255
+        return ((pixels - self.mean) / self.std).permute(2, 0, 1)[None]
 
 
 def load_model(
@@ -113,7 +112,9 @@ def load_model(
 
     `model_class` is the recipe's, such as `recipes.resnet.ResNet`.
     """
-    facts = read_json(model_folder(path) / FACTS)
-    model = model_class(**facts["arguments"])
+    file = model_folder(path) / FACTS
+    facts = read_json(file)
+    with reading(str(file)):
+        model, preprocess = model_class(**facts["arguments"]), ImagePreprocessor(facts)
     load_weights(model, path)
-    return model.eval(), ImagePreprocessor(facts)
+    return model.eval(), preprocess

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -19,6 +19,7 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.unit.damage import places
 from tests.unit.recipes import kind_of
 
 ODD_TEXT = (
@@ -140,14 +141,6 @@ def make_paths(folder: Path) -> None:
 # Damage
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of each value in a nest of JSON, the whole first."""
-    yield path
-    if isinstance(value, (dict, list)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(item, (*path, key))
-
-
 def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
     """Return a copy of `value` in which `change` was made to what holds the end of `path`."""
     holder = {"": copy.deepcopy(value)}
@@ -169,7 +162,7 @@ def deleted(place: Any, key: Any) -> None:
 
 def damaged_json(data: st.DataObject, value: Any) -> Any:
     """Draw a copy of a nest of JSON with another value, or none, at some place."""
-    path = data.draw(st.sampled_from([*places(value)]))
+    path = data.draw(st.sampled_from([(), *places(value)]))
     others = st.sampled_from(ODD_VALUES).map(replaced)
     return changed(value, path, data.draw(st.one_of(others, st.just(deleted))))
 

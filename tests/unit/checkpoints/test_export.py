@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from common.checkpoints.export import (
     save_model,
 )
 from common.errors import UserError
+from tests.unit.damage import wrong
 
 FACTS = {
     "arguments": {"in_features": 12, "hidden_sizes": [5], "classes": 3, "dropout": 0.5},
@@ -252,3 +254,22 @@ def test_damaged_facts_are_named(saved: tuple[Path, nn.Module], text: bytes) -> 
     (directory / "model" / "model.json").write_bytes(text)
     with pytest.raises(UserError, match=r"model\.json (can.t be read|is not what)"):
         load_model(MLP, directory)
+
+
+def test_wrong_facts_of_a_model_are_a_sentence(saved: tuple[Path, nn.Module]) -> None:
+    """At each place of `model.json`: a model that can be used, or the file that is wrong."""
+    directory, _ = saved
+    path, images = directory / "model" / "model.json", torch.randn(4, 3, 2, 2)
+    ends = Counter[bool]()
+    for what, facts in wrong(json.loads(path.read_text())):
+        path.write_text(json.dumps(facts))
+        try:
+            loaded, _ = load_model(MLP, directory)
+            assert loaded(images).shape == (4, 3), what
+            ends[True] += 1
+        except UserError as error:
+            assert str(directory) in error.message, what
+            assert "\n" not in error.message, what
+            ends[False] += 1
+    assert ends[True] > 10
+    assert ends[False] > 10
