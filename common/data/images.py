@@ -154,8 +154,8 @@ def decode_images(
     (column,) = find_columns(train, raw.name, "--image-column", image_column, found, found)
     for name, split in [*raw.splits.items()]:
         raw.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
-        values = [value or {"bytes": None, "path": None} for value in encoded[column]]
-        raw.keep(name, [r for r, v in enumerate(values) if {*v.values()} != {None}], "image")
+        held = enumerate(encoded[column])  # one after the other: all would fill the memory
+        raw.keep(name, [row for row, v in held if v and {*v.values()} != {None}], "image")
     shapes, modes = [], set()
     for value in raw.splits["train"][column]:
         with opened(value, source, "train") as image:
