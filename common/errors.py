@@ -12,7 +12,9 @@ from common.machine import is_main_rank
 LETTING_GO = 0.2
 # What says that a rank or a worker of a loader is gone, and that memory is.
 LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED")
+# As cuDNN says it: `accelerate.utils.memory.should_reduce_batch_size` knows it too.
+NO_MEMORY += ("CUDNN_STATUS_NOT_SUPPORTED",)
 # What a system says of a disk that is full or fails, and of no mistake of the user's.
 NO_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EIO)))
 
@@ -66,10 +68,9 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
     from torch.distributed import DistError
 
     is_lost = isinstance(error, (LostProcessError, DistError)) or says(error, LOST)
+    is_mended = is_of_disk(error) or (is_lost and not is_out_of_memory(error))  # NCCL's own
     where = "" if rank is None else f"rank {rank}: "
-    return Outcome(
-        "failed", is_lost or is_of_disk(error), f"{where}{type(error).__name__}: {error}"
-    )
+    return Outcome("failed", is_mended, f"{where}{type(error).__name__}: {error}")
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -31,6 +31,9 @@ OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried"),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+    torch.distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"),
     MemoryError(),
 ]
 OF_ITS_OWN = [
