@@ -13,6 +13,8 @@ SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
 QUIET = ("--tracker", "none", "--log-every", 1)
 # A scale that nothing overflows under; and one that overflows at once, and grows soon.
 STEADY, WILD = (1024, 10**6), (2**24, 4)
+# Convolutions in fp16 take many times as long on a CPU.
+EACH = [pytest.param(r, marks=pytest.mark.slow) if r == "resnet" else r for r in RECIPES]
 
 
 def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
@@ -34,7 +36,7 @@ def in_fp16(runner: Runner, recipe: str, scale: tuple[int, int], *flags: object)
     return runner.shared(SCRIPT, *scaled(recipe, scale, *flags))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", EACH)
 def test_losses_are_near_those_of_fp32(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:
@@ -67,7 +69,7 @@ def assert_scale_follows_overflows(run: Finished) -> None:
     assert 0 < before_skipped < len(scales)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", EACH)
 def test_an_overflow_is_skipped_and_halves_the_scale(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:

@@ -98,7 +98,7 @@ def test_damaged_settings_are_named_or_borne(tmp_path: Path) -> None:
     assert False in ends
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_damaged_study_is_named_or_borne(count: int, tmp_path: Path) -> None:
     """Whatever `study.db` holds."""
     space, _ = parse_space(FLAGS, load_recipe(STUB))
