@@ -57,7 +57,6 @@ def test_status_is_the_present_attempts(
     assert status_of(tmp_path)["reason"] is None
     for mistake, seen in (("--larning-rate", "it printed"), ("--mixed-precision", "fp16")):
         (tmp_path / "status.json").write_text(json.dumps(STALE))
-        monkeypatch.setattr("common.console.CONSOLE.file", None)
         error, _ = run(*flags, mistake, "fp16")
         assert isinstance(error, SystemExit)
         status = status_of(tmp_path)
