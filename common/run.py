@@ -260,7 +260,7 @@ class Run:
 
     def log_training(self) -> None:
         values = self.meters.interval()
-        self.guard.check(self.progress.global_step, values["train/loss"])
+        self.guard.check(self.progress.global_step, values.get("train/loss", 0.0))
         rate = self.optimizer.param_groups[0]["lr"]
         self.logs.interval({**values, **self.guard.figures(), "train/learning_rate": rate})
 
