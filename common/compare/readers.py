@@ -22,6 +22,7 @@ from common.objective import PREFIXES, Objective
 from common.track.names import STEP, unflat
 
 TOO_LARGE = 1e100  # for a chart
+LARGEST_COUNT = 2**53  # as an integer, which a chart takes for one of 64 bits
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class RunRecord:
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {
-        name: value
+        name: value if abs(value) < LARGEST_COUNT else float(value)
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TOO_LARGE
     }

@@ -79,3 +79,15 @@ def compare_all_ways(sources: list[str], plot: tuple[str, ...], what: str) -> Us
         raise AssertionError(what) from problem
     json.JSONDecoder(parse_constant=pytest.fail).raw_decode(said.getvalue())
     return None
+
+
+def test_numbers_too_large_for_64_bits_are_drawn(tmp_path: Path) -> None:
+    """As real ones: an integer of JSON has no limit."""
+    logged = rows([0.5, 0.9])
+    for row in logged:
+        row |= {"val/loss": 10**30, "time/train_seconds": -(10**25)}
+    huge = {"perf/samples_per_second": 10**20}
+    run = write_run(tmp_path / "huge", logged=logged, summary=huge)
+    picture = tmp_path / "plot.png"
+    main([run, write_run(tmp_path / "run"), "--plot", str(picture)])
+    assert picture.stat().st_size > 10_000
