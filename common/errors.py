@@ -12,9 +12,10 @@ from common.machine import is_main_rank
 LETTING_GO = 0.2
 # What says that a rank or a worker of a loader is gone, and that memory is.
 LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED")
-# As cuDNN says it: `accelerate.utils.memory.should_reduce_batch_size` knows it too.
-NO_MEMORY += ("CUDNN_STATUS_NOT_SUPPORTED",)
+NO_MEMORY = (
+    *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED"),
+    "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
+)
 # What a system says of a disk that is full or fails, and of no mistake of the user's.
 NO_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EIO)))
 
