@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +19,8 @@ from safetensors import SafetensorError
 from common.errors import UserError, is_of_disk
 
 MOST_WORDS = 300  # characters of a library's message that are repeated
+UNFINISHED = ".unfinished"
+SUPERSEDED = ".superseded"
 # JSON has no words for NaN and infinities, though Python writes some: they are missing.
 parse = partial(json.loads, parse_constant=lambda name: None)
 
@@ -134,6 +137,44 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which replaces another one of its name when it is on the disk.
+
+    Who has the other one open keeps it; where this fails, it is there still, or put aside.
+    """
+    names = (folder.name + ending for ending in (UNFINISHED, SUPERSEDED))
+    unfinished, superseded = map(folder.with_name, names)
+    remove(unfinished)
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in (*unfinished.rglob("*"), unfinished):
+            sync(path)
+        remove(superseded)
+        if folder.exists():
+            folder.rename(superseded)
+        unfinished.rename(folder)
+        sync(folder.parent)
+        remove(superseded)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def receipt_of(path: Path) -> dict[str, Any]:
+    """Return a file's size and SHA-256."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"size": file.tell(), "sha256": digest}
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Write a file of tensors, wait until it is on the disk, and return its size and SHA-256."""
     # Not `safetensors.save`: it holds Python's lock, and the training, for 119 ms of 179 MiB.
@@ -141,9 +182,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
     save_file({name: value.contiguous() for name, value in tensors.items()}, path)
     sync(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"size": file.tell(), "sha256": digest}
+    return receipt_of(path)
 
 
 def read_tensors(path: Path) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,18 @@ import torch
 from torch import nn
 
 from common.checkpoints.pack import identity
-from common.checkpoints.store import SUPERSEDED, UNFINISHED, copied, remove
+from common.checkpoints.store import copied
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
-from common.files import read_json, read_tensors, reading, sync, write_json, write_tensors, writing
+from common.files import (
+    read_json,
+    read_tensors,
+    reading,
+    replacing,
+    write_json,
+    write_tensors,
+    writing,
+)
 from common.machine import is_main_rank
 
 
@@ -25,7 +31,7 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
         facts: what is needed to build and use the model: constructor arguments, class names,
             normalisation, image size. ``files`` is a folder to copy beside the weights.
     """
-    with replacing(folder) as unfinished:
+    with writing(str(folder)), replacing(folder) as unfinished:
         if facts.get("files") is not None:
             shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
         if save_pretrained := getattr(model, "save_pretrained", None):
@@ -37,31 +43,13 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
         write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
 
 
-@contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which replaces another one of its name when it is on the disk."""
-    names = (folder.name + ending for ending in (UNFINISHED, SUPERSEDED))
-    unfinished, superseded = map(folder.with_name, names)
-    with writing(str(folder)):
-        remove(unfinished)
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        for path in (*unfinished.rglob("*"), unfinished):
-            sync(path)
-        remove(superseded)
-        if folder.exists():
-            folder.rename(superseded)
-        unfinished.rename(folder)
-        sync(folder.parent)
-        remove(superseded)
-
-
 def load_initial(model: nn.Module, config: Any, directory: Path) -> None:
     """Load the weights that `--init-from` names, and keep a copy: a resume needs no other."""
     source = model_folder(config.init_from)
     load_weights(model, source)
     if is_main_rank() and config.resume is None and not config.evaluate_only:
-        with replacing(directory / INITIAL) as unfinished:
+        kept = directory / INITIAL
+        with writing(str(kept)), replacing(kept) as unfinished:
             shutil.copytree(source, unfinished, dirs_exist_ok=True)
 
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,21 @@ from typing import Any
 from common.checkpoints.pack import Tensors
 from common.console import say
 from common.errors import LostProcessError, UserError
-from common.files import json_safe, read_json, sync, write_json, write_tensors, writing
+from common.files import (
+    SUPERSEDED,
+    UNFINISHED,
+    json_safe,
+    read_json,
+    receipt_of,
+    remove,
+    sync,
+    write_json,
+    write_tensors,
+    writing,
+)
 
 NAME = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
-UNFINISHED = ".unfinished"
-SUPERSEDED = ".superseded"  # by a run that went on from an older one
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
 # Seconds to wait for the files of other ranks once this one has failed.
 LAST_PATIENCE = 5.0
@@ -189,13 +197,6 @@ def step_of(checkpoint: Path | str) -> int:
     return int(found[1])
 
 
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def digest_of(manifest: Mapping[str, Any]) -> str:
     said = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
@@ -221,14 +222,12 @@ def damage(checkpoint: Path) -> str | None:
     for name, receipt in receipts.items():
         path = Path(os.path.normpath(checkpoint / name))
         try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                size = file.tell()
+            found = receipt_of(path)
         except OSError as problem:
             return f"{path} can't be read: {problem.strerror}"
-        if size != receipt.get("size"):
-            return f"{path} has {size:,} bytes instead of {receipt.get('size')}"
-        if digest != receipt.get("sha256"):
+        if found["size"] != receipt.get("size"):
+            return f"{path} has {found['size']:,} bytes instead of {receipt.get('size')}"
+        if found["sha256"] != receipt.get("sha256"):
             return f"{path} is not what was written: its SHA-256 differs"
     return None
 

@@ -1,10 +1,8 @@
 """What is made of a data set once, kept for later runs: whole and as it was, or made again."""
 
 import contextlib
-import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from filelock import FileLock
 
 from common.data.sources import DataSource, digest_of
 from common.errors import UserError
-from common.files import read_json, sync, write_json, writing
+from common.files import read_json, receipt_of, replacing, write_json, writing
 
 FACTS = "facts.json"  # what was prepared, and the SHA-256 of each file
 SEEN = "seen.json"  # the files' stamps when their digests were last compared
@@ -116,34 +114,17 @@ def remember(folder: Path, found: dict[str, list[int]]) -> None:
 
 
 def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
-    """Put what `prepare` writes in the place of `folder`, by a rename, once it is on the disk."""
-    unfinished, old = (folder.with_name(folder.name + end) for end in (".unfinished", ".old"))
-
-    def clean() -> None:
-        for leftover in (unfinished, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-    clean()
-    try:
-        unfinished.mkdir()
+    """Put what `prepare` writes in the place of `folder`, with a digest of each file."""
+    with replacing(folder) as unfinished:
         facts = prepare(unfinished)
         facts["files"] = {name: digest_of_file(unfinished / name) for name in stamps(unfinished)}
         signed = facts | {"sha256": digest_of(facts)}
         (unfinished / FACTS).write_text(json.dumps(signed, indent=2), encoding="utf-8")
         remember(unfinished, stamps(unfinished))
-        for path in (*unfinished.rglob("*"), unfinished):
-            sync(path)
-        if folder.exists():  # others may have it mapped: it is there until they are done
-            folder.rename(old)
-        unfinished.rename(folder)
-        sync(folder.parent)
-    finally:
-        clean()
 
 
 def digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return receipt_of(path)["sha256"]
 
 
 def write_array(path: Path, parts: Iterable[np.ndarray], length: int) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from common import files
 from common.checkpoints import export
 from common.checkpoints.export import (
     ImagePreprocessor,
@@ -233,9 +234,9 @@ def test_model_is_whole_or_not_there(
     def fail(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    for name in ("write_tensors", "sync"):
+    for module, name in ((export, "write_tensors"), (files, "sync")):
         with monkeypatch.context() as patch:
-            patch.setattr(export, name, lambda path, *rest: fail(path))
+            patch.setattr(module, name, lambda path, *rest: fail(path))
             with pytest.raises(UserError, match="No space") as failed:
                 save_model(directory / "model", newer, FACTS)
         assert failed.value.resumable, "a full disk is no mistake of the user's"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common import files
 from common.data import cache, images, text
 from common.data.cache import cached
 from common.data.sources import DataSource
@@ -214,7 +215,8 @@ def write_words(folder: Path) -> Callable[[], Any]:
 # What touches the disk while data are prepared.
 POINTS: tuple[tuple[Any, str], ...] = (
     *((module, "write_array") for module in (images, text)),
-    *((cache, name) for name in ("digest_of_file", "write_json", "sync")),
+    *((cache, name) for name in ("digest_of_file", "write_json")),
+    (files, "sync"),
     *((Path, name) for name in ("mkdir", "rename", "write_text")),
 )
 
