@@ -34,6 +34,7 @@ class TrainingConfig:
     learning_rate: float | None = flag(None, least=0)  # Its peak (default: by recipe and data set).
     weight_decay: float = flag(0.01, least=0)  # Decay of weight matrices, not of biases and norms.
     warmup_steps: int | None = count(None, least=0)  # Linear warm-up (default: a share of the run).
+    schedule: Literal["linear", "cosine", "constant"] = "linear"  # Of the rate, after warm-up.
     max_grad_norm: float = flag(1.0, least=0)  # Clip gradients' global L2 norm; 0 turns it off.
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # Precision of the arithmetic.

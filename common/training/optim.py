@@ -1,7 +1,8 @@
 """Optimizers and schedules: what decays, a first update that may be skipped, learning rates."""
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,20 +25,26 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def warmup_decay(
-    optimizer: Optimizer, total_steps: int, warmup_steps: int, shape: Literal["linear", "cosine"]
-) -> LambdaLR:
-    """Raise the rate linearly over `warmup_steps`, then let it fall to 0 at `total_steps`.
+# `--schedule`: the rate's share of its peak, by the share of the run after warm-up that is left.
+# Linear is BERT's (arXiv 1810.04805), and after a long warm-up the one-cycle schedule of arXiv
+# 1708.07120; the cosine is that of arXiv 1608.03983.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "cosine": lambda left: 0.5 - 0.5 * math.cos(math.pi * left),
+    "constant": lambda left: 1.0,
+}
 
-    The linear shape is the one of BERT (arXiv 1810.04805); a long warm-up with a fall makes the
-    one-cycle schedule of arXiv 1708.07120; the cosine is that of arXiv 1608.03983.
-    """
+
+def warmup_decay(
+    optimizer: Optimizer, total_steps: int, warmup_steps: int, schedule: str
+) -> LambdaLR:
+    """Raise the rate linearly over `warmup_steps`, then follow one of `SCHEDULES`."""
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
         left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
-        return left if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
+        return SCHEDULES[schedule](left)
 
     return LambdaLR(optimizer, factor)
 

@@ -9,7 +9,7 @@ Result: 98.7 % test accuracy on digits, mean of three seeds, after 26 to 29 of 1
 import math
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"  # Of the rate, after warm-up.
     hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     decay: float = flag(0.98, least=0, most=1)  # Of the average of the weights, in an update.
@@ -167,7 +168,7 @@ def main(config: Config) -> None:
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         warmup_steps = run.plan.warmup_steps(share=0.1)
-        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "cosine")
+        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, config.schedule)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         average = AveragedModel(
             accelerator.unwrap_model(model), multi_avg_fn=get_ema_multi_avg_fn(config.decay)

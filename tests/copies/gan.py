@@ -159,7 +159,7 @@ def main(config: Config) -> None:
                 groups, lr=rate * config.learning_rate, betas=(0.5, 0.999), fused=True
             )
             warmup_steps = run.plan.warmup_steps(share=0.1)
-            scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
+            scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, config.schedule)
             sides.append(accelerator.prepare(model, optimizer, scheduler))
         (model, optimizer, scheduler), (discriminator, optimizer_d, scheduler_d) = sides
         run.keep(

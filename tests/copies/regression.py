@@ -132,7 +132,7 @@ def main(config: Config) -> None:
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         warmup_steps = run.plan.warmup_steps(share=0.1)
-        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, "linear")
+        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, config.schedule)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan

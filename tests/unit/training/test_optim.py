@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
-from common.training.optim import decay_groups, warmup_decay
+from common.config import TrainingConfig
+from common.training.optim import SCHEDULES, decay_groups, warmup_decay
 
 
-def rates(shape: Literal["linear", "cosine"], total: int, warmup: int, steps: int) -> list[float]:
+def test_each_schedule_can_be_asked_for() -> None:
+    """The flag's choices are the table's."""
+    assert get_args(get_type_hints(TrainingConfig)["schedule"]) == tuple(SCHEDULES)
+
+
+def rates(shape: str, total: int, warmup: int, steps: int) -> list[float]:
     """Return the rates of the first `steps` updates, at a peak of 1."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = warmup_decay(optimizer, total, warmup, shape)
@@ -39,18 +45,21 @@ def test_cosine_falls_along_a_cosine() -> None:
     assert found[2:] == sorted(found[2:], reverse=True)
 
 
-@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_constant_stays_at_its_peak() -> None:
+    """After the same warm-up as the others have."""
+    assert rates("constant", 6, 2, 8) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("shape", [*SCHEDULES])
 @pytest.mark.parametrize(("total", "warmup"), [(5, 0), (1, 0), (3, 3), (2, 9)])
-def test_short_runs_have_rates_that_work(
-    shape: Literal["linear", "cosine"], total: int, warmup: int
-) -> None:
+def test_short_runs_have_rates_that_work(shape: str, total: int, warmup: int) -> None:
     """Without warm-up, and with one as long as the run or longer, each rate is in 0 … 1."""
     found = rates(shape, total, warmup, total + 3)
     assert all(0 <= rate <= 1 for rate in found)
     assert all(rate > 0 for rate in found[:total])
     if warmup == 0:
         assert found[0] == 1
-        assert found[total:] == [0, 0, 0]
+        assert found[total:] == [1.0 if shape == "constant" else 0.0] * 3
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
