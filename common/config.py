@@ -37,7 +37,8 @@ class TrainingConfig:
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # Of the rate, after warm-up.
     max_grad_norm: float = flag(1.0, least=0)  # Clip gradients' global L2 norm; 0 turns it off.
 
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # Precision of the arithmetic.
+    # Precision of the arithmetic; no: fp32.
+    mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "auto"
     compile: bool = False  # Compile the model with torch.compile.
     gradient_compression: Literal["no", "fp16", "bf16"] = "no"  # Gradients' type between processes.
     gradient_checkpointing: bool = False  # Recompute activations: less memory, more time.

@@ -39,7 +39,12 @@ from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
 from common.track import facts, media, report
 from common.track.log import Log
-from common.training.accelerator import average_buffers, build_accelerator, compute_dtype
+from common.training.accelerator import (
+    average_buffers,
+    build_accelerator,
+    compute_dtype,
+    running_precision,
+)
 from common.training.batch_size import fit_batch_size, out_of_memory_advice
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
@@ -72,6 +77,7 @@ class Run:
             refuse_to_resume(config.output_dir, outcome_of(error), config.resume is not None)
             raise
         self.device, self.compute_dtype = accelerator.device, compute_dtype(accelerator)
+        self.precision = running_precision(accelerator)
         path, rank = self.directory.path, accelerator.process_index
         folder, ranks = path / "checkpoints", accelerator.num_processes
         self.checkpoints = Checkpoints(
@@ -173,7 +179,7 @@ class Run:
             "given": self.given,
             # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
             "wandb_run_id": secrets.token_hex(4),
-            "environment": facts.environment(accelerator, config),
+            "environment": facts.environment(accelerator, config, self.precision),
             "data": self.data.facts(),
             "architecture": {"name": description["name"], "parameters": parameters},
             "plan": self.plan.facts(),
@@ -300,7 +306,7 @@ class Run:
             "global_sample_index": self.plan.sample_in_epoch(step),
             "effective_batch_size": self.plan.samples_per_update,
             "world_size": self.accelerator.num_processes,
-            "mixed_precision": self.accelerator.mixed_precision,
+            "mixed_precision": self.precision,
             "data": self.facts["data"] | {"class_names": self.data.class_names},
             "versions": self.facts["environment"]["versions"],
         }

@@ -10,7 +10,7 @@ import sys
 from common.training import accelerator
 
 SCALE, INTERVAL = float(sys.argv[1]), int(sys.argv[2])
-accelerator.pays_in_fp16 = lambda use_cpu: True
+accelerator.is_offered = lambda precision, use_cpu: True
 accelerator.SharedScaler = functools.partial(  # type: ignore[assignment,misc]
     accelerator.SharedScaler, init_scale=SCALE, growth_interval=INTERVAL
 )

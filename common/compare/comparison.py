@@ -36,7 +36,6 @@ FAIR = {
 # and what is often compared on purpose, as flags are.
 ON_PURPOSE = {
     "precision": "environment.mixed_precision",
-    "TF32": "environment.tf32",
     "updates planned": "plan.total_steps",
     "commit": "environment.git_commit",
 }

@@ -12,25 +12,25 @@ import torch
 from common.measure.stopwatch import synchronize
 
 # Dense matrix products in TFLOP/s, fp16 or bf16 with fp32 sums, then TF32 (fp32 where there is
-# none), from NVIDIA's data sheets and architecture white papers of the named products. The first
-# that the device's name contains as whole words counts.
+# none), then fp32, from NVIDIA's data sheets and architecture white papers of the named products.
+# The first that the device's name contains as whole words counts.
 PEAK_TFLOPS = {
-    "GB200": (2500.0, 1250.0),
-    "B200": (2250.0, 1125.0),
-    "G?H200": (989.4, 494.7),
-    "H100 PCIe": (756.0, 378.0),
-    "H100 NVL": (835.0, 417.5),
-    "H100": (989.4, 494.7),
-    "A100": (312.0, 156.0),
-    "A30": (165.0, 82.0),
-    "A10G": (70.0, 35.0),
-    "A10": (125.0, 62.5),
-    "L40S": (362.0, 183.0),
-    "L4": (121.0, 60.0),
-    "RTX 4090": (165.2, 82.6),
-    "RTX 3090": (71.0, 35.6),
-    "V100": (125.0, 15.7),
-    "T4": (65.0, 8.1),
+    "GB200": (2500.0, 1250.0, 80.0),
+    "B200": (2250.0, 1125.0, 75.0),
+    "G?H200": (989.4, 494.7, 66.9),
+    "H100 PCIe": (756.0, 378.0, 51.2),
+    "H100 NVL": (835.0, 417.5, 60.0),
+    "H100": (989.4, 494.7, 66.9),
+    "A100": (312.0, 156.0, 19.5),
+    "A30": (165.0, 82.0, 10.3),
+    "A10G": (70.0, 35.0, 31.5),
+    "A10": (125.0, 62.5, 31.2),
+    "L40S": (362.0, 183.0, 91.6),
+    "L4": (121.0, 60.0, 30.3),
+    "RTX 4090": (165.2, 82.6, 82.6),
+    "RTX 3090": (71.0, 35.6, 35.6),
+    "V100": (125.0, 15.7, 15.7),
+    "T4": (65.0, 8.1, 8.1),
 }
 # Another chip under the same name, or a slice of one.
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
@@ -39,11 +39,16 @@ UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
 
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Return the peak of matrix products in `dtype`, 0 if unknown, and where it is from."""
+    """Return the peak of matrix products in `dtype`, 0 if unknown, and where it is from.
+
+    That of fp32 is TF32's while torch is set to it.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    for known, (half, full) in PEAK_TFLOPS.items():
+    is_tf32 = torch.get_float32_matmul_precision() == "high"
+    column = 0 if dtype != torch.float32 else 1 if is_tf32 else 2
+    for known, figures in PEAK_TFLOPS.items():
         if re.search(rf"\b{known}\b", name) and not VARIANT.search(name):
-            return (full if dtype == torch.float32 else half), "data sheet"
+            return figures[column], "data sheet"
     try:
         return measured_tflops(device, dtype), "measured"
     except Exception:  # no room for it, or no such product: a figure less, never a stop

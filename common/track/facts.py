@@ -25,17 +25,16 @@ def resolved(config: TrainingConfig, data: Data) -> dict[str, Any]:
     return vars(config)
 
 
-def environment(accelerator: Accelerator, config: TrainingConfig) -> dict[str, Any]:
+def environment(accelerator: Accelerator, config: TrainingConfig, precision: str) -> dict[str, Any]:
     processes = accelerator.num_processes
     return {
         "device": device_name(accelerator.device),
         "device_type": accelerator.device.type,
         "world_size": processes,
-        "mixed_precision": accelerator.mixed_precision,
+        "mixed_precision": precision,
         "effective_batch_size": config.batch_size * config.gradient_accumulation_steps * processes,
         "threads_per_process": torch.get_num_threads(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "tf32": torch.get_float32_matmul_precision() == "high",
         "deterministic": config.deterministic,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},

@@ -31,6 +31,11 @@ LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
     "--multi_gpu --num_processes N"
 )
+NEEDS = {
+    "fp16": "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32)",
+    "bf16": "this GPU has no bf16 arithmetic",
+    "tf32": "tf32 needs a CUDA GPU of NVIDIA's Ampere generation (2020) or later",
+}
 
 
 def build_accelerator(config: TrainingConfig) -> Accelerator:
@@ -48,7 +53,6 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
             "gradients can't travel as bf16 between processes on a CPU: pass "
             "--gradient-compression fp16"
         )
-    set_kernels(config.deterministic)
     if use_cpu:
         torch.set_num_threads(cpu_threads(config.num_threads))
     # Accelerate asks for these in each update: two look-ups of a package that is not there (90 µs),
@@ -61,7 +65,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
         cpu=use_cpu,
-        mixed_precision=precision,
+        mixed_precision="no" if precision == "tf32" else precision,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=DataLoaderConfiguration(split_batches=True),
@@ -86,6 +90,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         raise UserError(f"the launcher started one process, and {asked}: {LAUNCH}")
     if precision == "fp16":  # which Accelerate would leave out on a CPU, where tests see it run
         accelerator.native_amp, accelerator.scaler = True, SharedScaler(accelerator.device.type)
+    set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     set_seed(config.seed)
     return accelerator
 
@@ -109,8 +114,14 @@ def compute_dtype(accelerator: Accelerator) -> torch.dtype:
     return types.get(accelerator.mixed_precision, torch.float32)
 
 
+def running_precision(accelerator: Accelerator) -> str:
+    """Return "no" (fp32), "tf32", which Accelerate takes and shows as "no", "bf16" or "fp16"."""
+    is_tf32 = torch.get_float32_matmul_precision() == "high"
+    return "tf32" if is_tf32 else accelerator.mixed_precision
+
+
 def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
-    """Return the precision that will run: "no" (fp32), "bf16" or "fp16".
+    """Return the precision that will run: "no" (fp32), "tf32", "bf16" or "fp16".
 
     ``auto`` is what the launcher asked for; else fp16 on CUDA, bf16 on a CPU that has bf16
     instructions, and fp32 elsewhere. A run that is resumed asks for what it ran in.
@@ -122,17 +133,18 @@ def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = "resume this run where it can, or start another from its model with --init-from"
-    if wanted == "fp16" and not pays_in_fp16(use_cpu):
-        missing = "there is none here (it would silently run as fp32)"
-        raise UserError(f"fp16 needs a CUDA GPU and {missing}: {advice}")
-    if wanted == "bf16" and has_cuda and not torch.cuda.is_bf16_supported(False):
-        raise UserError(f"this GPU has no bf16 arithmetic: {advice}")
+    if not is_offered(wanted, use_cpu):
+        raise UserError(f"{NEEDS[wanted]}: {advice}")
     return wanted
 
 
-def pays_in_fp16(use_cpu: bool) -> bool:
-    """Whether fp16 is offered: on a CPU torch has all of it, slower than fp32."""
-    return torch.cuda.is_available() and not use_cpu
+def is_offered(precision: str, use_cpu: bool) -> bool:
+    """Whether the device has it; fp16 not on a CPU, where torch has all of it, slower than fp32."""
+    if use_cpu or not torch.cuda.is_available():
+        return precision in ("no", "bf16")
+    if precision in ("bf16", "tf32"):  # which came with the same generation
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return True
 
 
 def cpu_has_bf16() -> bool:
@@ -142,12 +154,11 @@ def cpu_has_bf16() -> bool:
     )
 
 
-def set_kernels(deterministic: bool) -> None:
-    if torch.cuda.is_available():
-        # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where
-        # the newer one has been written to.
-        torch.set_float32_matmul_precision("highest" if deterministic else "high")
-        torch.backends.cudnn.allow_tf32 = not deterministic
+def set_kernels(precision: str, deterministic: bool) -> None:
+    # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where the
+    # newer one has been written to. cuDNN's default is TF32: fp32 has to be asked for.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.checkpoints.store import step_folders
+from common.compare.comparison import compare
+from common.compare.readers import read_runs
 from common.errors import UserError
 from common.run import Run
 from common.training import accelerator
@@ -116,6 +119,31 @@ def test_precision_that_ran_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert isinstance(error, UserError)
         assert "--mixed-precision no (the run has bf16)" in error.message
     assert run(*again)[0] is None
+
+
+def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Printed, kept and refused on a change as what it is, where Accelerate knows of fp32 alone."""
+    directory, tf32 = tmp_path / "run", (*FLAGS, "--mixed-precision", "tf32")
+    error, _ = run(*tf32, "--output-dir", directory)
+    assert isinstance(error, UserError)
+    assert "tf32 needs a CUDA GPU" in error.message
+    monkeypatch.setattr(accelerator, "is_offered", lambda precision, use_cpu: True)
+    killed(monkeypatch, Run, "finish", *tf32, "--output-dir", directory)
+    facts = json.loads((directory / "config.json").read_text())
+    assert facts["environment"]["mixed_precision"] == "tf32"
+    (newest,) = step_folders(directory / "checkpoints")[-1:]
+    assert json.loads((newest / "manifest.json").read_text())["mixed_precision"] == "tf32"
+    again = ("--output-dir", directory, "--resume", "auto")
+    error, _ = run(*again, "--mixed-precision", "no")
+    assert isinstance(error, UserError)
+    assert "--mixed-precision no (the run has tf32)" in error.message
+    error, said = run(*again)
+    assert error is None
+    assert "; tf32\n" in said
+    assert run(*FLAGS, "--output-dir", tmp_path / "other")[0] is None
+    assert torch.get_float32_matmul_precision() == "highest"
+    compared = compare(read_runs([str(tmp_path / "other"), str(directory)]))
+    assert compared.differences["precision"] == ["fp32", "tf32"]
 
 
 def test_precision_that_the_machine_has_not_is_refused(

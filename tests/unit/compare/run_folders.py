@@ -27,7 +27,6 @@ FACTS: dict[str, Any] = {
         "mixed_precision": "fp16",
         "effective_batch_size": 128,
         "threads_per_process": 8,
-        "tf32": True,
         "python": "3.11.7",
         "versions": {"torch": "2.13.0", "accelerate": "1.15.0"},
         "git_commit": "0123456789abcdef",

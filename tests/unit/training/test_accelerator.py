@@ -77,6 +77,40 @@ def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.Mo
     assert "multi_cpu.yaml" in error.value.message
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "expected"), [("no", "no"), ("tf32", "no"), ("bf16", "bf16")]
+)
+def test_fp32_is_fp32_and_tf32_is_asked_for(
+    precision: Any, expected: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's settings are the precision's, whatever Accelerate left; it takes TF32 as "no"."""
+    asked = []
+
+    def build(mixed_precision: str, **_: Any) -> SimpleNamespace:
+        torch.set_float32_matmul_precision("high")  # as it does where a launcher's file compiles
+        asked.append(mixed_precision)
+        return SimpleNamespace(num_processes=1, mixed_precision=mixed_precision)
+
+    monkeypatch.setattr(accelerator, "Accelerator", build)
+    monkeypatch.setattr(accelerator, "is_offered", lambda precision, use_cpu: True)
+    before = torch.backends.cudnn.benchmark
+    config = TrainingConfig(mixed_precision=precision, deterministic=deterministic)
+    try:
+        built: Any = accelerator.build_accelerator(config)
+        is_tf32 = precision == "tf32"
+        assert asked == [expected]
+        assert accelerator.running_precision(built) == precision
+        assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
+        # Both raise where the old and the new settings contradict each other.
+        assert torch.backends.cuda.matmul.allow_tf32 is is_tf32
+        assert torch.backends.cudnn.allow_tf32 is is_tf32
+    finally:
+        accelerator.set_kernels("no", deterministic=False)
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark = before
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before CUDA says "invalid device ordinal" of it."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -122,6 +156,9 @@ def test_one_process_where_more_were_asked_for(
         ("fp16", "no", False, True, "--mixed-precision bf16"),
         ("fp16", "no", False, False, "--mixed-precision no"),
         ("auto", "fp16", False, True, "--mixed-precision bf16"),
+        ("tf32", "fp16", True, True, "tf32"),
+        ("tf32", "no", False, True, "--mixed-precision bf16"),
+        ("tf32", "no", False, False, "--mixed-precision no"),
     ],
 )
 def test_precision_is_what_runs(
@@ -135,13 +172,24 @@ def test_precision_is_what_runs(
     """`auto` follows the launcher and then the hardware; fp16 without CUDA names what to pass."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: cpu_bf16)
     if expected.startswith("--"):
         with pytest.raises(UserError, match=expected):
             accelerator.choose_precision(asked, use_cpu=not has_cuda)
     else:
         assert accelerator.choose_precision(asked, use_cpu=not has_cuda) == expected
+
+
+@pytest.mark.parametrize("asked", ["bf16", "tf32"])
+def test_older_gpu_has_neither_bf16_nor_tf32(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of fp16; torch emulates bf16 there, which is no arithmetic of the GPU's."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    supported = lambda including_emulation=True: including_emulation  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    with pytest.raises(UserError, match="GPU.*: pass --mixed-precision fp16"):
+        accelerator.choose_precision(asked, use_cpu=False)
+    assert accelerator.choose_precision("auto", use_cpu=False) == "fp16"
 
 
 def test_commit_is_found_in_a_checkout() -> None:

@@ -46,7 +46,6 @@ def main(config: Config) -> None:
             "mixed_precision": "no",
             "effective_batch_size": config.batch_size,
             "threads_per_process": 1,
-            "tf32": False,
             "python": "3",
             "versions": {},
             "git_commit": None,
