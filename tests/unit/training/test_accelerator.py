@@ -187,7 +187,7 @@ def test_older_gpu_has_neither_bf16_nor_tf32(asked: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     supported = lambda including_emulation=True: including_emulation  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    with pytest.raises(UserError, match="GPU.*: pass --mixed-precision fp16"):
+    with pytest.raises(UserError, match=r"GPU.*: pass --mixed-precision fp16"):
         accelerator.choose_precision(asked, use_cpu=False)
     assert accelerator.choose_precision("auto", use_cpu=False) == "fp16"
 
