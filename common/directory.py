@@ -10,10 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from common.errors import LETTING_GO, Outcome, UserError, ask_rank_zero, let_main_rank_exit_first
-from common.files import read_json, write_json, writing
+from common.files import locked, read_json, write_json, writing
 from common.machine import is_main_rank
 
 LOCK, STATUS = ".lock", "status.json"
@@ -35,11 +33,11 @@ class RunDirectory:
         for longer than `patience`, in seconds, in which the other ranks must not lose theirs.
         """
         self.named_by_clock = asked is None
-        self.lock: FileLock | None = None
+        self.lock = contextlib.ExitStack()
 
         def take() -> Path:
             self.path = make_directory(asked, recipe, resume)
-            self.lock = locked(self.path, min(patience, PATIENCE))
+            self.lock.enter_context(locked(self.path / LOCK, min(patience, PATIENCE)))
             # At once: what an earlier attempt ended by says nothing of this one.
             self.write_status("running", None if resume else 0)
             return self.path
@@ -80,8 +78,7 @@ class RunDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
-        if self.lock is not None:
-            self.lock.release()
+        self.lock.close()
 
 
 def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
@@ -106,19 +103,6 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
                 path.mkdir()
                 break
     return path
-
-
-def locked(path: Path, patience: float = PATIENCE) -> FileLock:
-    """Take a run's directory for this job alone, where the file system knows locks."""
-    lock = FileLock(path / LOCK)
-    try:
-        lock.acquire(timeout=patience)
-    except Timeout:
-        advice = "wait for its end, or name another --output-dir"
-        raise UserError(f"another job writes to {path}: {advice}") from None
-    except (NotImplementedError, OSError):
-        pass
-    return lock
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -158,7 +142,5 @@ def refuse_to_resume(asked: str | Path | None, outcome: Outcome, resume: bool = 
     if not is_main_rank() or asked is None or is_anothers or status in (None, "finished"):
         return
     # It may be running, by another command; and what could not be written is printed all the same.
-    with contextlib.suppress(UserError):
-        lock = locked(path, patience=0)
+    with contextlib.suppress(UserError), locked(path / LOCK, patience=0):
         write_outcome(path, outcome)
-        lock.release()

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from common.errors import UserError, is_of_disk
@@ -126,6 +127,36 @@ def read_lines(
                 raise UserError(f"{damage}: take the line out to go on")
             say(f"{damage}, and left out")
     return rows
+
+
+def digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def signed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with a digest of all else that it holds."""
+    said = {name: held for name, held in value.items() if name != "sha256"}
+    return said | {"sha256": digest_of(said)}
+
+
+@contextmanager
+def locked(path: Path, patience: float = -1) -> Iterator[None]:
+    """Hold a lock, where the file system knows locks and lets this user have one.
+
+    A `UserError` after so many seconds, if they are not negative, of another job's holding it.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout:
+        advice = "wait for its end, or name another --output-dir"
+        raise UserError(f"another job writes to {path.parent}: {advice}") from None
+    except (NotImplementedError, OSError):
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def sync(path: Path) -> None:

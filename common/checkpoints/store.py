@@ -9,8 +9,6 @@ part in the training's collectives. There is no pickle: safetensors and JSON alo
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import threading
@@ -30,6 +28,7 @@ from common.files import (
     read_json,
     receipt_of,
     remove,
+    signed,
     sync,
     write_json,
     write_tensors,
@@ -131,7 +130,7 @@ class Checkpoints:
         files |= {name: one for receipt in receipts for name, one in receipt["files"].items()}
         states = [receipt["state"] for receipt in receipts]
         manifest = {**facts, "parts": contents.shared, "ranks": states, "files": files}
-        write_json(unfinished / MANIFEST, manifest | {"sha256": digest_of(manifest)})
+        write_json(unfinished / MANIFEST, signed(manifest))
         sync(unfinished / MANIFEST)
         sync(unfinished)
         os.rename(unfinished, finished)
@@ -197,17 +196,12 @@ def step_of(checkpoint: Path | str) -> int:
     return int(found[1])
 
 
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    said = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest; a `UserError` where it is missing or not one."""
     manifest = read_json(checkpoint / MANIFEST)
     with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):  # of other forms
         groups = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
-        is_whole = manifest["sha256"] == digest_of(manifest) and manifest["ranks"]
+        is_whole = manifest == signed(manifest) and manifest["ranks"]
         if is_whole and all(isinstance(one, dict) for one in groups):
             return manifest
     raise UserError(f"{checkpoint / MANIFEST} is damaged: it is not what was written")

@@ -3,17 +3,16 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
-from common.data.sources import DataSource, digest_of
+from common.data.sources import DataSource, short_digest
 from common.errors import UserError
-from common.files import read_json, receipt_of, replacing, write_json, writing
+from common.files import locked, read_json, receipt_of, replacing, signed, write_json, writing
 
 FACTS = "facts.json"  # what was prepared, and the SHA-256 of each file
 SEEN = "seen.json"  # the files' stamps when their digests were last compared
@@ -54,7 +53,7 @@ def cached(
         }
     files = {name: one for name, one in facts.pop("files").items() if name.endswith(".npy")}
     del facts["sha256"]
-    facts["fingerprint"] = digest_of(files)
+    facts["fingerprint"] = short_digest(files)
     return folder, facts, arrays
 
 
@@ -64,19 +63,7 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
     place = source.fingerprint, source.location, source.configuration
-    return root / f"{source.name[:80]}-{digest_of([*place, settings])}"
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, where there can be one: a cache may be whole that nobody here can write to."""
-    lock = FileLock(path)
-    with contextlib.suppress(OSError, NotImplementedError):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return root / f"{source.name[:80]}-{short_digest([*place, settings])}"
 
 
 def stamps(folder: Path) -> dict[str, list[int]]:
@@ -97,7 +84,7 @@ def damage(folder: Path) -> str | None:
     """Return what is wrong with a cache, every byte of which is read; None of a whole one."""
     try:
         facts, before = read_json(folder / FACTS), stamps(folder)
-        if facts.pop("sha256", None) != digest_of(facts):
+        if facts != signed(facts):
             return f"{FACTS} has changed"
         for name, digest in facts["files"].items():
             if digest_of_file(folder / name) != digest:
@@ -118,8 +105,7 @@ def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
     with replacing(folder) as unfinished:
         facts = prepare(unfinished)
         facts["files"] = {name: digest_of_file(unfinished / name) for name in stamps(unfinished)}
-        signed = facts | {"sha256": digest_of(facts)}
-        (unfinished / FACTS).write_text(json.dumps(signed, indent=2), encoding="utf-8")
+        (unfinished / FACTS).write_text(json.dumps(signed(facts), indent=2), encoding="utf-8")
         remember(unfinished, stamps(unfinished))
 
 

@@ -1,8 +1,6 @@
 """Find a data set: on the Hub, in a local folder or built in."""
 
 import contextlib
-import hashlib
-import json
 import os
 import platform
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ from typing import Any, Literal
 from accelerate import Accelerator
 
 from common.errors import UserError, ask_rank_zero
-from common.files import reading
+from common.files import digest_of, reading
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {
@@ -72,7 +70,9 @@ def find_named(name: str, configuration: str | None) -> DataSource:
         folder = Path(name).expanduser().resolve()
         if folder.is_dir():
             place, name = (str(folder), configuration), folder.name.lower()
-            return DataSource(name, *place, "named, a local folder", digest_of([listing(folder)]))
+            return DataSource(
+                name, *place, "named, a local folder", short_digest([listing(folder)])
+            )
         if folder.exists():
             raise UserError(f"--dataset {name} is a file: pass the folder that holds it")
     location, known = PUBLIC.get(name, (name, None))
@@ -118,5 +118,5 @@ def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") ->
     return reference.read_text().strip() if reference.is_file() else None
 
 
-def digest_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+def short_digest(value: Any) -> str:
+    return digest_of(value)[:16]

@@ -207,7 +207,7 @@ def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None 
             line = data.draw(st.integers(0, len(lines)))
             value = damaged_json(data, json.loads(lines[line] if line < len(lines) else "{}"))
             lines += [""] if line == len(lines) else []
-            lines[line] = json.dumps(sign(value) if sign is not None else value)
+            lines[line] = json.dumps(sign(value) if sign and isinstance(value, dict) else value)
             path.write_text("\n".join(lines) + "\n")
             return path
     if kind in ("json", "bytes"):

@@ -25,7 +25,7 @@ from torch import nn
 
 from common.checkpoints.export import load_weights, save_model
 from common.checkpoints.state import Parts, RandomState, restore_newest
-from common.checkpoints.store import Checkpoints, digest_of
+from common.checkpoints.store import Checkpoints
 from common.compare.__main__ import main as compare
 from common.config import parse_config
 from common.data.images import ImageData, load_images
@@ -33,6 +33,7 @@ from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.directory import RunDirectory
 from common.errors import UserError
+from common.files import signed
 from common.objective import Objective
 from common.track.log import Log
 from common.track.names import STEP
@@ -251,11 +252,6 @@ def save_checkpoints(folder: Path) -> None:
             checkpoints.save(step, training.parts.collect(), identity_at(step))
             checkpoints.wait()
             STATES.add(training.state())
-
-
-def signed(value: Any) -> Any:
-    """Return a manifest that says of itself what it should."""
-    return value | {"sha256": digest_of(value)} if isinstance(value, dict) else value
 
 
 def resume(data: st.DataObject, folder: Path) -> None:

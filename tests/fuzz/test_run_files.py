@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from common.checkpoints.store import MANIFEST, digest_of
+from common.checkpoints.store import MANIFEST
 from common.errors import UserError
+from common.files import signed
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
 
 CHECKPOINTS = [Path("checkpoints", f"step-{step:08d}") for step in STEPS]
@@ -134,7 +135,7 @@ def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
     for _, changed in tried(edited(manifest), share):
         shutil.copytree(killed, directory)
         if "sha256" in changed:
-            changed["sha256"] = digest_of(changed)
+            changed = signed(changed)
         (directory / CHECKPOINTS[1] / MANIFEST).write_text(json.dumps(changed))
         ends[go_on(directory)] += 1
         shutil.rmtree(directory)

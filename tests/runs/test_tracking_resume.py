@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.jobs import MLP, Job, newest_step
-from tests.launch import Runner
+from tests.jobs import EVERY, MLP, Job
+from tests.launch import REPOSITORY, Runner
 from tests.runs.test_tracking import history
 
 FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
 
 
+def halting(folder: Path, step: int) -> Path:
+    """Return a recipe that makes so many updates and waits: however late a kill is, it comes."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    loop = "        for batch in run.batches(train_loader):\n"
+    halt = f"            __import__('time').sleep(3600 * (run.progress.global_step == {step}))\n"
+    assert loop in source
+    path = folder / "mnist_mlp.py"
+    path.write_text(source.replace(loop, loop + halt))
+    return path
+
+
 def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: Path) -> None:
     """kill -9 before the first checkpoint and after: the same id, and all rows together."""
     directory, parent = tmp_path / "run", tmp_path / "wandb"
-    job = Job(runner, "mnist_mlp", *FLAGS, "--output-dir", directory, directory=directory)
+    flags = (*FLAGS, "--output-dir", directory)
+    job = Job(runner, halting(tmp_path, EVERY - 1), *flags, directory=directory)
     job.wait_until(lambda: any(parent.glob("offline-run-*/*.wandb")))
     job.kill()
-    first = newest_step(directory)
-    job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
-    job.wait_for_step(max(first, 0) + 12)
+    job = Job(runner, halting(tmp_path, 14), "--resume", directory, directory=directory)
+    job.wait_for_step(12)
     job.kill()
     job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
     assert job.end() == 0, job.said()

@@ -27,7 +27,7 @@ from common.checkpoints.store import (
     step_folders,
 )
 from common.errors import LostProcessError, UserError
-from common.files import read_tensors
+from common.files import read_tensors, signed
 
 
 def contents_of(step: int, rank: int = 0) -> Contents:
@@ -231,8 +231,7 @@ def test_manifest_with_other_content_is_damaged(tmp_path: Path, change: str) -> 
         manifest["ranks"] = []
     else:
         manifest["files"]["model.safetensors"] = 3 if change == "receipt" else {"size": "x"}
-    manifest["sha256"] = store.digest_of(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(signed(manifest)))
     found, problems = newest_whole(tmp_path)
     assert found is None
     assert str(path.parent) in problems[0]

@@ -156,7 +156,7 @@ def test_cache_that_cannot_be_written_to_is_read(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(cache.FileLock, "acquire", refuse)
+    monkeypatch.setattr(files.FileLock, "acquire", refuse)
     monkeypatch.setattr("common.files.os.replace", refuse)
     assert load()[2]["test"][0][-1] == 2
     assert not (folder / cache.SEEN).exists()
