@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 from common.models import packing
 
+KERNEL = "_flash_attention_forward"
+FLASH_ATTENTION = getattr(torch.ops.aten, KERNEL)  # as it is, for the shapes alone
 LENGTHS = torch.tensor([24, 3, 17, 9])
 MULTIPLES = [1, 8, 32, 64, 256]  # 256 is more than the 96 places that there are
 
@@ -81,8 +84,8 @@ def test_packed_model_is_the_padded_one(
     """Loss and gradients are the same, whatever padding is packed, and by either attention."""
     monkeypatch.setattr(packing, "TOKEN_MULTIPLE", multiple)
     if kernel == "variable-length":
-        monkeypatch.setattr(packing, "has_variable_length_kernel", lambda *_: True)
-        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention_by_sequence)
+        monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
+        monkeypatch.setattr(torch.ops.aten, KERNEL, attention_by_sequence)
     positions = packing.token_positions(LENGTHS, 24)
     loss, gradients = loss_and_gradients(tiny_bert(packed=False))
     packed_loss, packed_gradients = loss_and_gradients(
@@ -101,10 +104,18 @@ def attention_by_sequence(
     cu_seq_k: torch.Tensor,
     max_q: int,
     max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
     *,
     scale: float | None,
-) -> torch.Tensor:
-    """Stand in for CUDA's `varlen_attn`, and hold the call to what it asks for."""
+) -> tuple[torch.Tensor, ...]:
+    """Stand in for CUDA's kernel, and hold the call to what it asks for."""
+    on_meta = [tensor.to("meta") for tensor in (query, key, value, cu_seq_q, cu_seq_k)]
+    options = (max_q, max_k, dropout_p, is_causal, return_debug_mask)
+    shape_only, *others = FLASH_ATTENTION(*on_meta, *options, scale=scale)
+    assert shape_only.shape == query.shape
+    assert not is_causal
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert int(cu_seq_q[0]) == 0
     assert int(cu_seq_q[-1]) == len(query)
@@ -113,8 +124,60 @@ def attention_by_sequence(
     attended = []
     for start, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
         q, k, v = (states[start:end].transpose(0, 1) for states in (query, key, value))
-        attended.append(F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(0, 1))
-    return torch.cat(attended)
+        attention = F.scaled_dot_product_attention(q, k, v, None, dropout_p, scale=scale)
+        attended.append(attention.transpose(0, 1))
+    return torch.cat(attended), *others
+
+
+def test_kernel_drops_and_starts_are_found_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout goes to the kernel while training alone; each layer has the same starts."""
+    calls = []
+
+    def noted(*inputs: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+        calls.append((inputs[7], inputs[3]))
+        return attention_by_sequence(*inputs, **named)
+
+    monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
+    monkeypatch.setattr(torch.ops.aten, KERNEL, noted)
+    model = tiny_bert(packed=True)
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.25
+    positions = packing.token_positions(LENGTHS, 24)
+    dropped, _ = loss_and_gradients(model.train(), token_positions=positions)
+    loss, _ = loss_and_gradients(model.eval(), token_positions=positions)
+    expected, _ = loss_and_gradients(tiny_bert(packed=False))
+    torch.testing.assert_close(loss, expected)
+    assert abs(dropped - loss) > 1e-4
+    assert [dropout for dropout, _ in calls] == [0.25, 0.25, 0.0, 0.0]
+    assert calls[0][1] is calls[1][1]
+    assert calls[0][1].tolist() == [0, 24, 27, 44, 53, 96]
+
+
+def test_kernel_itself_takes_shapes_and_gives_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of torch, where tensors have shapes alone: its arguments, and its backward pass."""
+    monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
+    model = tiny_bert(packed=True).to("meta", torch.float16)
+    model.bert.encoder.layer[0].attention.self.dropout.p = 0.1
+    positions = packing.token_positions(LENGTHS, 24).to("meta")
+    mask = torch.ones(4, 1, 1, 24, dtype=torch.bool, device="meta")
+    tokens = torch.zeros(4, 24, dtype=torch.long, device="meta")
+    model(input_ids=tokens, attention_mask=mask, token_positions=positions).logits.sum().backward()
+    assert all(p.grad.shape == p.shape for p in model.bert.encoder.parameters())
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kernel_runs_on_its_hardware_and_types(
+    kind: str, dtype: torch.dtype, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the type that autocast gives to products, whatever that of a layer's input is."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: dtype != torch.float32)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: dtype)
+    hidden: Any = SimpleNamespace(device=torch.device(kind), dtype=torch.float32)
+    expected = kind == "cuda" and dtype != torch.float32 and capability >= (8, 0)
+    assert packing.has_variable_length_kernel(hidden) is expected
 
 
 def test_model_takes_padded_batches_too() -> None:
