@@ -31,7 +31,7 @@ from common.errors import (
 )
 from common.files import read_json
 from common.measure.flops import ComputeLoss
-from common.measure.memory import memory_used
+from common.measure.memory import MEBIBYTE, memory_used
 from common.measure.memory_plan import MemoryPlan
 from common.measure.meters import Meters
 from common.models.compile import as_written, compile_seconds
@@ -91,6 +91,7 @@ class Run:
         self.guard = GradientGuard(accelerator, config.max_grad_norm)
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
         self.logs = Log(accelerator, path, self.objective)
+        self.all_loaders: dict[str, Loader] = {}  # by split
         self.facts: dict[str, Any] = {}  # what `config.json` holds
         self.evaluated: nn.Module | None = None  # the model of the last evaluation
         self.evaluated_step = -1
@@ -393,6 +394,8 @@ class Run:
             self.logs.attach(media.artifact, directory.path / "model", "model")
         commands = self.logs.finish(summary)
         report.show_summary(self.facts, summary, self.test_split, directory.path, commands, memory)
+        if sentence := self.meters.idle_sentence():
+            say(sentence)
         metric, target = self.objective.metric, config.target
         value = final[f"{prefix}/{metric}"]
         if target is not None and not self.objective.reaches(value, target):
@@ -462,5 +465,8 @@ class Run:
                 str(self.directory.path) if any(step_folders(self.checkpoints.folder)) else None
             )
             peak = report.peak_memory(memory_used(self.device))
-            advice = out_of_memory_advice(self.config, resume, peak)
+            # On a CPU they are mapped from a file, or in its memory anyway.
+            on_gpu = self.all_loaders.values() if self.device.type == "cuda" else ()
+            data = sum(loader.placed_bytes for loader in on_gpu) / MEBIBYTE
+            advice = out_of_memory_advice(self.config, resume, peak, data)
             raise TrainingError(advice, every_rank=True) from None

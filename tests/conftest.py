@@ -8,12 +8,16 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 
 from tests import local_data
 from tests.launch import FOREIGN, UNREACHABLE, Finished, Runner, clean_environment
+
+if TYPE_CHECKING:
+    from tests.cuda_stand_in import Cuda, Nvml
 
 # Now, before a test module imports a library that reads its settings when it is imported. The
 # folder is made by the process that pytest is, and handed down to its workers.
@@ -71,6 +75,22 @@ def pytest_unconfigure() -> None:
     """Remove what the tests have left, once all of pytest's workers are done."""
     if MADE is not None:
         MADE.cleanup()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """Pretend that there is a GPU."""
+    from tests.cuda_stand_in import Cuda
+
+    return Cuda(monkeypatch)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
+    """Pretend that there is a GPU, and its driver."""
+    from tests.cuda_stand_in import Nvml
+
+    return Nvml(monkeypatch)
 
 
 @pytest.fixture(scope="session")

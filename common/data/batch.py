@@ -132,8 +132,13 @@ class TensorSamples(Samples):
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch of `tensors`, all on one device."""
         (device,) = {values.device for values in tensors.values()}
-        samples = samples.to(device, non_blocking=True)
+        samples = without_waiting(samples, device)
         return {name: values.index_select(0, samples) for name, values in tensors.items()}
+
+
+def without_waiting(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy to `device`; on CUDA from pinned memory, as from any other the host would wait."""
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageOps
 
 from common.console import say
-from common.data.batch import Batch, Data, TensorSamples
+from common.data.batch import Batch, Data, TensorSamples, without_waiting
 from common.data.cache import cached, write_array
 from common.data.order import random_bits
 from common.data.sources import DataSource
@@ -52,7 +52,7 @@ class ImageSamples(TensorSamples):
         images = batch["images"]
         if epoch is not None and (self.crop_padding or self.flip):
             bits = random_bits(self.seed, epoch, samples)
-            images = self.augmented(images, bits.to(images.device, non_blocking=True))
+            images = self.augmented(images, without_waiting(bits, images.device))
         shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
         images = images.to(self.dtype).sub_(shift).mul_(scale).permute(0, 3, 1, 2)
         return {"images": images, "labels": batch["labels"]}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from common.console import say
-from common.data.batch import Batch, Data, TensorSamples, as_tensor
+from common.data.batch import Batch, Data, TensorSamples, as_tensor, without_waiting
 from common.data.cache import cached, write_array
 from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
@@ -64,8 +64,8 @@ class TextSamples(TensorSamples):
         extra = {}
         if self.token_positions is not None:
             positions = self.token_positions(lengths, length)
-            extra["token_positions"] = positions.to(device, non_blocking=True)
-        samples = samples.to(device, non_blocking=True)
+            extra["token_positions"] = without_waiting(positions, device)
+        samples = without_waiting(samples, device)
         start = arrays["offsets"][samples][:, None]
         end = arrays["offsets"][samples + 1][:, None]
         position = start + torch.arange(length, device=device)

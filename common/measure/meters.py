@@ -22,6 +22,7 @@ from common.measure.sums import Metrics, TrainingSums
 LEAST_SECONDS = 2  # that are judged
 SMALL_SHARE = 0.7  # of the time that threads ask for: alone they get 0.9 or more
 HIGH_LOAD = 1.5  # programs that want to run, for each core
+BUSY_SHARE = 0.8  # of the time, that a GPU has something to do where nothing holds it up
 
 
 class Meters:
@@ -37,6 +38,7 @@ class Meters:
         self.peak, self.peak_source = 0.0, ""  # TFLOP/s of a device
         self.clocks = time.perf_counter(), time.process_time()  # at the last log line
         self.is_warned = False
+        self.busy: list[float] = []  # share of each interval in which the GPUs computed
 
     def find_flops(
         self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
@@ -63,6 +65,7 @@ class Meters:
             used = memory_used(self.device) | self.power.readings()
             taken = self.sums.take().tolist()
             figures, sums = self.of_all_ranks(self.stopwatch.lap(), used, taken)
+            self.busy += [figures[name] for name in ("gpu/utilization",) if name in figures]
             return {**self.sums.means(sums), **figures, "perf/goodput": self.goodput()}
 
     def whole_run(self) -> dict[str, float]:
@@ -86,8 +89,22 @@ class Meters:
         # No speed of an interval whose updates were all profiled.
         figures = throughput(ranks[0], self.flops, self.peak) if interval.updates else {}
         figures |= dict(zip(used, ranks[1].amax(0).tolist(), strict=True))
+        if (name := "gpu/utilization") in used:
+            each = ranks[1][:, [*used].index(name)]
+            figures |= {name: float(each.mean()), f"{name}_min": float(each.min())}
         # What a GPU's driver does not tell, of one rank at least, is missing.
         return {name: value for name, value in figures.items() if value == value}, ranks[2]
+
+    def idle_sentence(self) -> str | None:
+        """Return what to do where the GPUs had less to do than they could, or None."""
+        steady = self.busy[1:]  # compilation falls into the first interval
+        share = sum(steady) / max(len(steady), 1)
+        if not steady or share >= BUSY_SHARE:
+            return None
+        return (
+            f"the GPUs computed for {share:.0%} of the time: try a larger --batch-size, --compile, "
+            "or more --num-workers; --profile says what holds them up"
+        )
 
     def warn_of_contention(self) -> None:
         """Say once, on a CPU, where other programs make the run slow."""

@@ -83,6 +83,7 @@ class PowerMeter:
                 self.nvml = pynvml
         self.sampled_until = 0  # by the driver's clock
         self.last_reading = time.perf_counter(), self.joules()
+        self.utilization()  # of what came before
 
     def ask(self, function: str, *arguments: int) -> Any:
         """Return what NVML says of this GPU, or None."""

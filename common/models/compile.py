@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from common.config import TrainingConfig
+from common.console import say
+from common.machine import world_size
 
 
 def compile_model(model: nn.Module, config: TrainingConfig) -> None:
@@ -16,10 +18,12 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
 
     On CUDA with CUDA graphs: one launch for all of a small model's kernels (not tried: no GPU). Not
     under accumulation, which adds to gradients that the next micro-batch's graph writes over
-    (https://github.com/pytorch/pytorch/issues/169545).
+    (https://github.com/pytorch/pytorch/issues/169545), and not under DDP, until that was tried.
     """
     accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
-    graphs = torch.cuda.is_available() and not accumulates
+    graphs = torch.cuda.is_available() and not accumulates and world_size() == 1
+    if torch.cuda.is_available() and not graphs:
+        say("--compile: without CUDA graphs, which need one process and no accumulation")
     model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
 
 

@@ -64,6 +64,7 @@ METRICS = {
     "memory/peak_reserved_mib": Metric("peak memory reserved", "Memory", "MiB", "min", ",.0f"),
     "memory/host_rss_mib": Metric("host memory", "Memory", "MiB", "min", ",.0f"),
     "gpu/utilization": Metric("GPU utilisation", "Energy", "", "max", ".1%"),
+    "gpu/utilization_min": Metric("least utilised GPU", "Energy", "", "max", ".1%"),
     "gpu/power_watts": Metric("GPU power", "Energy", "W", None, ",.0f"),
     "time/train_seconds": Metric("training time", "", "s", "min", ",.1f"),
     "time/total_seconds": Metric("total time", "", "s", "min", ",.1f"),

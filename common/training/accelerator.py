@@ -167,15 +167,14 @@ def set_kernels(precision: str, deterministic: bool) -> None:
 
 def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:
     """Average a model's buffers over ranks; return what puts back those that this rank had."""
-    if accelerator.num_processes == 1:
-        return lambda: None
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    before = [buffer.clone() for buffer in buffers]
-    for buffer in buffers:
-        buffer.copy_(accelerator.reduce(buffer, "mean"))
+    if accelerator.num_processes == 1 or not buffers:
+        return lambda: None
 
-    def undo() -> None:
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+    def put(flat: torch.Tensor) -> None:
+        for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+            buffer.copy_(values.view_as(buffer))
 
-    return undo
+    before = torch.cat([buffer.flatten() for buffer in buffers])  # one collective for all
+    put(accelerator.reduce(before, "mean"))
+    return lambda: put(before)

@@ -65,9 +65,16 @@ def fit_batch_size(
     return size
 
 
-def out_of_memory_advice(config: TrainingConfig, resume: str | None, peak: float) -> str:
-    """Return the command that makes the same updates from half the batch; `peak` is in MiB."""
+def out_of_memory_advice(
+    config: TrainingConfig, resume: str | None, peak: float, data: float = 0.0
+) -> str:
+    """Return the command that makes the same updates from half the batch.
+
+    In MiB: the `peak`, and the `data` that were placed in the same memory.
+    """
     said = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
+    if data:
+        said += f" The data take {data:,.0f} of them, and none with --data-placement workers."
     if config.batch_size == 1:
         return f"{said} Try --gradient-checkpointing, or a smaller model or sample"
     words = [sys.argv[0], *(["--resume", resume] if resume else sys.argv[1:])]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from common.data.batch import Batch
+from common.config import TrainingConfig
+from common.data.batch import Batch, without_waiting
 from common.data.images import ImageSamples, reflected
-from common.data.loader import Loader
+from common.data.loader import GATHER_BYTES, Loader, make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.errors import UserError
+from tests.cuda_stand_in import Cuda
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def samples(count: int = 103, size: int = 8, channels: int = 3) -> ImageSamples:
@@ -59,7 +63,7 @@ def test_gathering_several_batches_changes_nothing(
 ) -> None:
     """How many batches are made in one go is a matter of speed alone."""
     expected = training_batches("device", 0)
-    monkeypatch.setattr("common.data.loader.GATHER_BYTES", gather_bytes)
+    monkeypatch.setitem(GATHER_BYTES, "cpu", gather_bytes)
     assert_same(training_batches("device", 0), expected)
 
 
@@ -163,3 +167,46 @@ def test_placement_follows_memory(
     loader = Loader(split, EvaluationOrder(103, 10, 1, 0), CPU, "auto", 1)
     assert loader.placement == placement
     assert loader.num_workers == (0 if fits else 1)
+
+
+@pytest.mark.parametrize(("share", "placed"), [(0.4, 2), (0.6, 1)])
+def test_splits_share_what_is_free(
+    share: float, placed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` places a split only where there is room for it beside those before it."""
+    splits = {"train": samples(), "test": samples()}
+    free = 2 * splits["train"].num_bytes / share
+    monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
+    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU)
+    loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits)
+    found = [loader.placement for loader in loaders.values()]
+    assert found == ["device"] * placed + ["workers"] * (2 - placed)
+    assert loaders["train"].placed_bytes == splits["train"].num_bytes
+
+
+def test_data_that_a_gpu_cannot_hold_are_refused(cuda: Cuda) -> None:
+    """In a sentence with both sizes, before torch runs out of memory."""
+    split = samples()
+    split.num_bytes, cuda.free = 3 * 2**20, 2 * 2**20
+    with pytest.raises(UserError) as error:
+        Loader(split, EvaluationOrder(103, 10, 1, 0), GPU, "device")
+    assert "take 3 MiB, and 2 are free: pass workers" in error.value.message
+
+
+def test_gpus_batches_come_from_pinned_indices(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole epoch of small images in one gather, whose indices the host does not wait for."""
+    split, order = samples(), TrainingOrder(103, 8, 1, 1, 0, seed=3)
+    split.place(CPU)
+    monkeypatch.setattr(split, "place", lambda device: None)
+    sent = []
+
+    def to(values: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+        sent.append((values.numel(), device.type, non_blocking))
+        return values
+
+    loader = Loader(split, order, GPU, "device")
+    assert loader.batches_per_gather > 1000
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    assert torch.equal(without_waiting(torch.arange(96), GPU), torch.arange(96))
+    assert sent == [(96, "cuda", True)]
+    assert cuda.events == [("pinned", (96,))]

@@ -39,15 +39,15 @@ def test_what_one_rank_does_not_know_is_missing(monkeypatch: pytest.MonkeyPatch)
 
     def other(row: torch.Tensor) -> torch.Tensor:
         row[row == 250.0] = math.nan
-        row[row == 7.0] = 9.0
+        row[row == 0.5] = 0.75
         return row
 
     meters = trained(TwoRanks(other=other))
-    readings = {"gpu/utilization": 7.0, "gpu/power_watts": 250.0}
+    readings = {"gpu/utilization": 0.5, "gpu/power_watts": 250.0}
     monkeypatch.setattr(meters.power, "readings", lambda: readings)
     monkeypatch.setattr(meters.stopwatch, "energy", lambda: math.nan)
     values = meters.interval()
-    assert values["gpu/utilization"] == 9.0
+    assert (values["gpu/utilization"], values["gpu/utilization_min"]) == (0.625, 0.5)
     assert values["train/loss"] == 1.0
     assert values["perf/samples_per_second"] > 0
     assert not {"gpu/power_watts", "perf/joules_per_sample"} & values.keys()
@@ -70,3 +70,20 @@ def test_peak_is_known_where_operations_are_not(
     assert capsys.readouterr().out == f"no perf/mfu: {reason}\n"
     assert meters.peak > 0
     assert "perf/tflops_per_device" not in meters.interval()
+
+
+def test_idle_gpus_are_told_of_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what all intervals but the first one had; nothing is said of busy or unknown ones."""
+    for shares, word in (
+        ((0.1, 0.6, 0.8), "70%"),
+        ((0.1, 0.8, 0.9), None),
+        ((0.1,), None),
+        ((0.1, math.nan), None),
+    ):
+        meters = trained(TwoRanks(other=lambda row: row))
+        for share in shares:
+            monkeypatch.setattr(meters.power, "readings", lambda of=share: {"gpu/utilization": of})
+            meters.interval()
+        sentence = meters.idle_sentence()
+        assert (sentence is None) == (word is None), shares
+        assert word is None or f"computed for {word} of the time" in str(sentence)

@@ -1,8 +1,7 @@
 """What a device could do at most, by its name or as measured."""
 
 import math
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from common.measure import peak
 from common.measure.peak import PowerMeter, peak_tflops
+from tests.cuda_stand_in import Nvml
 
 GPU = torch.device("cuda", 0)
 
@@ -77,51 +77,8 @@ def test_cpu_is_measured() -> None:
     assert 1e-4 < rate < 1e3
 
 
-class FakeNvml(ModuleType):
-    """A driver that says what a test lets it say, in its units."""
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.millijoules, self.latest = 1000, 90
-        self.samples: list[tuple[int, int]] = []  # microseconds, percent
-        self.broken = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *arguments: self.answer(name, *arguments)
-
-    def answer(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver by its name."""
-        if self.broken:
-            raise RuntimeError("GPU is lost")
-        if name == "nvmlDeviceGetSamples":
-            assert arguments[1] == 1  # NVML_GPU_UTILIZATION_SAMPLES
-            late = [sample for sample in self.samples if sample[0] > arguments[2]]
-            if not late:
-                raise RuntimeError("not found")
-            return 1, [
-                SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=percent))
-                for at, percent in late
-            ]
-        return {
-            "nvmlDeviceGetTotalEnergyConsumption": self.millijoules,
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=self.latest),
-        }.get(name)
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Pretend that there is a GPU, and a driver."""
-    driver = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    properties = SimpleNamespace(uuid="1234")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    return driver
-
-
 def test_power_and_utilisation_are_means_since_the_last_reading(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Power is energy over time; utilisation the mean of the driver's samples, or its latest."""
     now = [0.0]
@@ -136,20 +93,28 @@ def test_power_and_utilisation_are_means_since_the_last_reading(
     assert meter.readings()["gpu/utilization"] == 0.9
 
 
-def test_driver_that_fails_later_leaves_figures_out(nvml: FakeNvml) -> None:
+def test_utilisation_of_what_came_before_is_not_the_runs(nvml: Nvml) -> None:
+    """The driver still has samples of another program."""
+    nvml.samples = [(1, 100), (2, 100)]
+    meter = PowerMeter(GPU)
+    nvml.samples.append((3, 50))
+    assert meter.readings()["gpu/utilization"] == 0.5
+
+
+def test_driver_that_fails_later_leaves_figures_out(nvml: Nvml) -> None:
     """Each reading has the same keys, so that ranks can be gathered, and NaN for what is lost."""
     meter = PowerMeter(GPU)
     keys = list(meter.readings())
     assert meter.joules() == 1
-    nvml.broken = True
+    nvml.is_broken = True
     readings = meter.readings()
     assert list(readings) == keys
     assert all(math.isnan(value) for value in [*readings.values(), meter.joules()])
 
 
-def test_missing_driver_leaves_figures_out(nvml: FakeNvml) -> None:
+def test_missing_driver_leaves_figures_out(nvml: Nvml) -> None:
     """A GPU whose driver can't be asked has the same keys; a CPU has none, and draws nothing."""
-    nvml.broken = True
+    nvml.is_broken = True
     readings = PowerMeter(GPU).readings()
     assert list(readings) == ["gpu/utilization", "gpu/power_watts"]
     assert all(math.isnan(value) for value in readings.values())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import create_autospec
 
+import pytest
 import torch
 
 from common.config import TrainingConfig
 from common.models.compile import as_written, compile_model, is_compiled
+from tests.cuda_stand_in import Cuda
 
 
 class Small(torch.nn.Module):
@@ -51,3 +54,25 @@ def test_model_compiled_for_the_host_takes_no_graphs_of_a_gpu() -> None:
         model = Small()
         compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
         assert is_compiled(model)
+
+
+@pytest.mark.parametrize(
+    ("processes", "accumulation", "mode"),
+    [("1", 1, "reduce-overhead"), ("2", 1, None), ("1", 2, None)],
+)
+def test_graphs_of_a_gpu_are_for_one_process(
+    processes: str,
+    accumulation: int,
+    mode: str | None,
+    cuda: Cuda,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And without accumulation; that there are none is said."""
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    model = Small()
+    chosen = create_autospec(model.compile)
+    monkeypatch.setattr(model, "compile", chosen)
+    compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
+    chosen.assert_called_once_with(dynamic=False, mode=mode)
+    assert ("without CUDA graphs" in capsys.readouterr().out) == (mode is None)

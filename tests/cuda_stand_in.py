@@ -1,0 +1,208 @@
+"""A GPU that is none: torch's and NVML's functions with their own signatures, on the CPU.
+
+What a stream is given to copy happens when something waits for that stream, and not before, so
+that a wait that is missing is seen in the values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import Mock, create_autospec
+
+import pynvml
+import pytest
+import torch
+from accelerate.utils import recursively_apply
+from accelerate.utils import send_to_device as really_send
+
+NVML = (
+    *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"),
+    *("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"),
+)
+EMPTY_LIKE, COPY = torch.empty_like, torch.Tensor.copy_
+
+
+def partialmethod_of(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is a method of whatever class it is put into."""
+    return lambda tensor, *arguments, **named: stand_in(tensor, *arguments, **named)
+
+
+class Cuda:
+    """What happened on the device, in order, and what is still to happen on its streams."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[Any] = []
+        self.free, self.total, self.allocated = 10 * 2**30, 16 * 2**30, 2**30  # bytes
+        self.random = torch.arange(16, dtype=torch.uint8)
+        self.streams: list[Any] = []
+        self.active: list[Any] = []  # the innermost `with torch.cuda.stream(...)` is the last
+        self.replace = monkeypatch.setattr
+        self.training = self.stream()
+        stream_class, event_class = torch.cuda.Stream, torch.cuda.Event
+        properties = SimpleNamespace(uuid="1234", total_memory=self.total)
+        answers: dict[str, Callable[..., Any]] = {
+            "is_available": lambda: True,
+            "current_device": lambda: 0,
+            "current_stream": lambda device=None: self.current,
+            "mem_get_info": lambda device="cuda": (self.free, self.total),
+            "memory_allocated": lambda device=None: self.allocated,
+            "max_memory_allocated": lambda device=None: self.allocated,
+            "max_memory_reserved": lambda device=None: 2 * self.allocated,
+            "reset_peak_memory_stats": lambda device=None: None,
+            "get_device_properties": lambda device=None: properties,
+            "get_device_name": lambda device=None: "Stand-in",
+            "get_rng_state": lambda device="cuda": self.random.clone(),
+            "set_rng_state": lambda new_state, device="cuda": COPY(self.random, new_state),
+            "stream": self.on_stream,
+        }
+        for name, answer in answers.items():
+            real = getattr(torch.cuda, name)
+            self.replace(torch.cuda, name, create_autospec(real, side_effect=answer))
+        self.replace(
+            torch.cuda, "Stream", create_autospec(stream_class, side_effect=self.new_stream)
+        )
+        self.replace(torch.cuda, "Event", create_autospec(event_class, side_effect=self.new_event))
+        self.replace(torch.accelerator, "current_stream", lambda device=None: self.current)
+        for method in (self.record_stream, self.copy_, self.pin_memory):
+            self.replace(torch.Tensor, method.__name__, partialmethod_of(method))
+        self.replace(torch, "empty_like", self.empty_like)
+
+    @property
+    def current(self) -> Any:
+        """The stream that work goes to."""
+        return self.active[-1] if self.active else self.training
+
+    def stream(self) -> Any:
+        """Make a stream, whose methods take what those of torch's take."""
+        made = create_autospec(torch.cuda.Stream, instance=True)
+        made.late = []
+        made.wait_stream.side_effect = lambda other: self.run(other)
+        made.wait_event.side_effect = lambda event: self.run(event.of)
+        made.record_event.side_effect = lambda event=None: self.new_event(of=made)
+        made.synchronize.side_effect = lambda: self.run(made)
+        self.streams.append(made)
+        return made
+
+    def new_stream(self, device: Any = None, priority: int = 0) -> Any:
+        """Stand for `torch.cuda.Stream(...)`."""
+        assert torch.device(device).type == "cuda"
+        return self.stream()
+
+    def new_event(self, of: Any = None, **options: Any) -> Any:
+        """Stand for `torch.cuda.Event(...)`, and for what a stream records."""
+        made = create_autospec(torch.cuda.Event, instance=True)
+        made.of = of
+        made.record.side_effect = lambda stream=None: setattr(made, "of", stream or self.current)
+        made.synchronize.side_effect = lambda: self.run(made.of)
+        made.wait.side_effect = lambda stream=None: self.run(made.of)
+        return made
+
+    @contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        """Stand for `with torch.cuda.stream(...)`."""
+        self.active.append(stream)
+        try:
+            yield
+        finally:
+            self.active.pop()
+
+    def run(self, stream: Any) -> None:
+        """Do what a stream was given, now that something has waited for it."""
+        self.events.append(("waited", self.streams.index(stream)))
+        late, stream.late = stream.late, []
+        for work in late:
+            work()
+
+    def later(self, work: Callable[[], Any]) -> None:
+        """Do it now on the stream of training, and elsewhere when it is waited for."""
+        if self.current is self.training:
+            work()
+        else:
+            self.current.late.append(work)
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Stand for `Tensor.record_stream`."""
+        self.events.append(("recorded", self.streams.index(stream)))
+
+    def copy_(self, target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+        """Stand for `Tensor.copy_`, which without blocking happens later."""
+        if non_blocking:
+            self.later(lambda: COPY(target, source))
+            return target
+        return COPY(target, source)
+
+    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Stand for `Tensor.pin_memory`."""
+        self.events.append(("pinned", tuple(tensor.shape)))
+        return tensor
+
+    def empty_like(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Stand for `torch.empty_like`: pinned memory is memory that holds something else."""
+        if options.pop("pin_memory", False):
+            self.events.append(("pinned", tuple(tensor.shape)))
+            options["device"] = "cpu"
+            return COPY(EMPTY_LIKE(tensor, **options), torch.full_like(tensor, 77))
+        return EMPTY_LIKE(tensor, **options)
+
+    def send(self, module: ModuleType) -> None:
+        """Let a module's `send_to_device` copy on the stream that is current."""
+
+        def send(batch: Any, device: Any, non_blocking: bool = False, skip_keys: Any = None) -> Any:
+            assert device.type == "cuda"
+            assert non_blocking
+
+            def sent(tensor: torch.Tensor) -> torch.Tensor:
+                made = torch.zeros_like(tensor)
+                self.later(lambda: COPY(made, tensor))
+                return made
+
+            return recursively_apply(sent, batch)
+
+        replaced: Mock = create_autospec(really_send, side_effect=send)
+        self.replace(module, "send_to_device", replaced)
+
+
+class Nvml:
+    """A driver that says what a test lets it say, in its units, by pynvml's signatures."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.millijoules, self.latest = 1000, 90
+        self.samples: list[tuple[int, int]] = []  # microseconds, percent
+        self.is_broken = False
+        answers: dict[str, Callable[..., Any]] = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda handle: self.millijoules,
+            "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=self.latest),
+            "nvmlDeviceGetSamples": self.late_samples,
+        }
+        driver = create_autospec(pynvml)
+        for name, answer in answers.items():
+            getattr(driver, name).side_effect = self.unless_broken(answer)
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+
+    def unless_broken(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what raises NVML's error once the driver is broken."""
+
+        def call(*arguments: Any) -> Any:
+            if self.is_broken:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+            return answer(*arguments)
+
+        return call
+
+    def late_samples(self, device: str, sampling_type: int, since: int) -> Any:
+        """Stand for `nvmlDeviceGetSamples`."""
+        assert device == "GPU-1234"
+        assert sampling_type == pynvml.NVML_GPU_UTILIZATION_SAMPLES
+        late = [sample for sample in self.samples if sample[0] > since]
+        if not late:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return 1, [
+            SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=percent))
+            for at, percent in late
+        ]

@@ -1,0 +1,79 @@
+"""Batch norm's statistics are averaged over ranks, in one collective, and can be put back."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from common.training.accelerator import average_buffers
+
+
+def network(rank: int) -> nn.Module:
+    """Return a network with buffers of several types and shapes, other ones on each rank."""
+    model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 3, 1), nn.BatchNorm2d(3))
+    model.register_buffer("scale", torch.zeros(()))
+    model.register_buffer("table", torch.zeros(2, 3, dtype=torch.float64))
+    model.register_buffer("count", torch.zeros((), dtype=torch.long))
+    generator = torch.Generator().manual_seed(rank)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(-1, 1, generator=generator)
+        else:
+            buffer.fill_(rank)
+    return model
+
+
+def reduced(calls: list[str], values: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Do what an Accelerator does of two processes."""
+    calls.append(reduction)
+    total = values.clone()
+    torch.distributed.all_reduce(total)
+    return total.div_(2)
+
+
+def on_rank(rank: int, folder: Path) -> None:
+    """Average, put back, and keep what was there at each time."""
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    store = torch.distributed.FileStore(str(folder / "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    calls: list[str] = []
+    accelerator: Any = SimpleNamespace(num_processes=2, reduce=partial(reduced, calls))
+    model = network(rank)
+    undo = average_buffers(accelerator, model)
+    assert calls == ["mean"]
+    save_file(dict(model.named_buffers()), folder / f"averaged-{rank}")
+    undo()
+    save_file(dict(model.named_buffers()), folder / f"undone-{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def test_buffers_of_two_processes_are_averaged_in_one_go(tmp_path: Path) -> None:
+    """To the bit what each by itself would be; whole numbers are left alone."""
+    torch.multiprocessing.start_processes(on_rank, (tmp_path,), nprocs=2, start_method="fork")
+    ranks = [dict(network(rank).named_buffers()) for rank in range(2)]
+    for rank, own in enumerate(ranks):
+        averaged, undone = (
+            load_file(tmp_path / f"averaged-{rank}"),
+            load_file(tmp_path / f"undone-{rank}"),
+        )
+        for name, value in own.items():
+            assert torch.equal(undone[name], value)
+            mean = (ranks[0][name] + ranks[1][name]) / 2
+            assert torch.equal(averaged[name], mean if value.is_floating_point() else value)
+
+
+def test_one_process_averages_nothing() -> None:
+    """Nor does a model without buffers."""
+    model, none = network(0), nn.Linear(2, 2)
+    alone: Any = SimpleNamespace(num_processes=1)
+    before = [buffer.clone() for buffer in model.buffers()]
+    average_buffers(alone, model)()
+    average_buffers(SimpleNamespace(num_processes=2), none)()  # type: ignore[arg-type]
+    assert all(map(torch.equal, before, model.buffers()))
