@@ -180,7 +180,9 @@ class Run:
             "given": self.given,
             # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
             "wandb_run_id": secrets.token_hex(4),
-            "environment": facts.environment(accelerator, config, self.precision),
+            "environment": facts.environment(
+                accelerator, config, self.precision, train_loader.placement
+            ),
             "data": self.data.facts(),
             "architecture": {"name": description["name"], "parameters": parameters},
             "plan": self.plan.facts(),

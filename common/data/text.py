@@ -126,6 +126,8 @@ def load_text(
     splits = {
         name: TextSamples(*held, token_positions=token_positions) for name, held in arrays.items()
     }
+    if token_positions is not None:
+        facts["notes"] += ["its padding is left out"]
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
     return TextData(splits=splits, tokenizer_folder=folder / "tokenizer", **facts)
 

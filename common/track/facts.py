@@ -25,13 +25,16 @@ def resolved(config: TrainingConfig, data: Data) -> dict[str, Any]:
     return vars(config)
 
 
-def environment(accelerator: Accelerator, config: TrainingConfig, precision: str) -> dict[str, Any]:
+def environment(
+    accelerator: Accelerator, config: TrainingConfig, precision: str, placement: str
+) -> dict[str, Any]:
     processes = accelerator.num_processes
     return {
         "device": device_name(accelerator.device),
         "device_type": accelerator.device.type,
         "world_size": processes,
         "mixed_precision": precision,
+        "data_placement": placement,
         "effective_batch_size": config.batch_size * config.gradient_accumulation_steps * processes,
         "threads_per_process": torch.get_num_threads(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,

@@ -55,15 +55,15 @@ def load_data(config: Config, run: Run) -> TextData:
         config, run.accelerator, public="sst2", built_in="docstrings", public_on_cpu=False
     )
     config.model = choose_checkpoint(config, run.accelerator)
-    if config.padding_free == "auto":
-        config.padding_free = "yes" if run.device.type == "cpu" else "no"
+    on_cpu = run.device.type == "cpu"
+    is_padding_free = {"auto": on_cpu, "no": False, "yes": True}[config.padding_free]
     return load_text(
         source,
         checkpoint=config.model,
         max_length=config.max_length,
         text_columns=config.text_columns,
         label_column=config.label_column,
-        token_positions=token_positions if config.padding_free == "yes" else None,
+        token_positions=token_positions if is_padding_free else None,
     )
 
 
@@ -77,7 +77,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
         add_low_rank(model, config.rank)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if config.padding_free == "yes":
+    if data.splits["train"].token_positions is not None:  # as batches have then
         leave_out_padding(model)
     description = {"name": f"BERT ({config.model})", "class_names": data.class_names}
     return model, {**description, "max_length": config.max_length, "files": data.tokenizer_folder}
