@@ -27,7 +27,7 @@ from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
 from common.models.recompute import recompute
 from common.run import Run
-from common.training.optim import decay_groups, warmup_decay
+from common.training.optim import decay_groups
 
 # ------------------------------------------------------------------------------------- Config
 
@@ -77,32 +77,35 @@ class Block(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool):
         super().__init__()
         channels = width * 4 if bottleneck else width
-        # (in, out, kernel, stride); the stride is on the 3×3 convolution of a bottleneck.
-        plain = [(in_channels, width, 3, stride), (width, width, 3, 1)]
-        deep = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, channels, 1, 1)]
-        layers: list[nn.Module] = []
-        for convolution in deep if bottleneck else plain:
-            layers += [*convolve(*convolution), nn.ReLU(inplace=True)]
-        self.body = nn.Sequential(*layers[:-1])
+        # The stride is on the first 3×3 convolution.
+        first = (1, 1) if bottleneck else (3, stride)
+        self.conv1, self.bn1 = convolve(in_channels, width, *first)
+        self.conv2, self.bn2 = convolve(width, width, 3, stride if bottleneck else 1)
+        if bottleneck:
+            self.conv3, self.bn3 = convolve(width, channels, 1, 1)
         same = stride == 1 and in_channels == channels
-        shortcut = [] if same else convolve(in_channels, channels, 1, stride)
-        self.shortcut = nn.Sequential(*shortcut)
+        shortcut = () if same else convolve(in_channels, channels, 1, stride)
+        self.downsample = nn.Sequential(*shortcut)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.body(features) + self.shortcut(features), inplace=True)
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        features = self.bn2(self.conv2(features))
+        if hasattr(self, "conv3"):
+            features = self.bn3(self.conv3(F.relu(features, inplace=True)))
+        return F.relu(features + self.downsample(images), inplace=True)
 
 
-def convolve(in_channels: int, channels: int, kernel: int, stride: int) -> list[nn.Module]:
-    padding = kernel // 2
-    convolution = nn.Conv2d(in_channels, channels, kernel, stride, padding, bias=False)
+def convolve(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    return [convolution, nn.BatchNorm2d(channels)]
+    return convolution, nn.BatchNorm2d(outputs)
 
 
 class ResNet(nn.Module):
     """ResNet-18, 34 or 50 (arXiv 1512.03385): [batch, channels, height, width] to [batch, classes].
 
-    Images of up to 64 pixels keep their size in the stem; larger ones are reduced fourfold.
+    Its parts are named as torchvision and timm name them. Images of up to 64 pixels keep their size
+    in the first convolution; larger ones are reduced fourfold by it and by pooling.
     """
 
     DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
@@ -110,29 +113,26 @@ class ResNet(nn.Module):
     def __init__(self, name: str, channels: int, image_size: int, classes: int):
         super().__init__()
         small, bottleneck = image_size <= 64, name == "resnet50"
-        stem = convolve(channels, 64, 3, 1) if small else convolve(channels, 64, 7, 2)
-        pooling = [] if small else [nn.MaxPool2d(3, 2, padding=1)]
-        self.stem = nn.Sequential(*stem, nn.ReLU(inplace=True), *pooling)
+        self.conv1, self.bn1 = convolve(channels, 64, *((3, 1) if small else (7, 2)))
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
         stages, features = [], 64
-        for stage, depth in enumerate(self.DEPTHS[name]):
-            blocks = []
-            for index in range(depth):
-                stride = 2 if stage > 0 and index == 0 else 1
-                blocks.append(Block(features, 64 * 2**stage, stride, bottleneck))
-                features = 64 * 2**stage * (4 if bottleneck else 1)
+        for width, depth in zip((64, 128, 256, 512), self.DEPTHS[name], strict=True):
+            blocks = [Block(features, width, 1 if width == 64 else 2, bottleneck)]
+            features = width * 4 if bottleneck else width
+            blocks += [Block(features, width, 1, bottleneck) for _ in range(1, depth)]
             stages.append(nn.Sequential(*blocks))
-        self.stages = nn.ModuleList(stages)
-        self.head = nn.Linear(features, classes)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(features, classes)
         self.gradient_checkpointing = False  # recompute each stage in the backward pass
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = self.stem(images)
-        for stage in self.stages:
+        features = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             if self.gradient_checkpointing and self.training:
                 features = recompute(stage, features)
             else:
                 features = stage(features)
-        return self.head(features.mean((2, 3)))
+        return self.fc(features.mean((2, 3)))
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
@@ -185,8 +185,7 @@ def main(config: Config) -> None:
         optimizer = torch.optim.SGD(
             groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True
         )
-        warmup_steps = run.plan.warmup_steps(share=0.2)
-        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, config.schedule)
+        scheduler = run.plan.schedule(optimizer, warmup_share=0.2)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan

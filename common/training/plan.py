@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.optim.lr_scheduler import LambdaLR
+
 from common.config import TrainingConfig
+from common.training.optim import warmup_decay
 
 
 class Plan:
@@ -23,11 +26,13 @@ class Plan:
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.eval_every = config.eval_every or self.updates_per_epoch
         self.save_every = config.checkpoint_every or self.updates_per_epoch
-        self.warmup = config.warmup_steps  # as asked for
+        self.config = config
 
-    def warmup_steps(self, share: float) -> int:
-        """Return `--warmup-steps`, or else a share of the run."""
-        return int(share * self.total_steps) if self.warmup is None else self.warmup
+    def schedule(self, optimizer: Any, warmup_share: float) -> LambdaLR:
+        """Return the rates of `--schedule`, after `--warmup-steps` or else a share of the run."""
+        warmup = self.config.warmup_steps
+        steps = int(warmup_share * self.total_steps) if warmup is None else warmup
+        return warmup_decay(optimizer, self.total_steps, steps, self.config.schedule)
 
     def ends(self, step: int) -> bool:
         return step == self.total_steps

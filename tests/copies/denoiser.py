@@ -23,7 +23,7 @@ from common.measure.sums import Sums
 from common.models.compile import compile_model
 from common.models.recompute import recompute
 from common.run import Run
-from common.training.optim import decay_groups, warmup_decay
+from common.training.optim import decay_groups
 
 # ------------------------------------------------------------------------------------- Config
 
@@ -164,8 +164,7 @@ def main(config: Config) -> None:
             compile_model(model, config)
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
-        warmup_steps = run.plan.warmup_steps(share=0.2)
-        scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, config.schedule)
+        scheduler = run.plan.schedule(optimizer, warmup_share=0.2)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan

@@ -24,7 +24,7 @@ from common.flags import flag
 from common.measure.sums import Sums, Totals
 from common.models.compile import compile_model
 from common.run import Run
-from common.training.optim import decay_groups, warmup_decay
+from common.training.optim import decay_groups
 
 # ------------------------------------------------------------------------------------- Config
 
@@ -158,8 +158,7 @@ def main(config: Config) -> None:
             optimizer = torch.optim.AdamW(
                 groups, lr=rate * config.learning_rate, betas=(0.5, 0.999), fused=True
             )
-            warmup_steps = run.plan.warmup_steps(share=0.1)
-            scheduler = warmup_decay(optimizer, run.plan.total_steps, warmup_steps, config.schedule)
+            scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
             sides.append(accelerator.prepare(model, optimizer, scheduler))
         (model, optimizer, scheduler), (discriminator, optimizer_d, scheduler_d) = sides
         run.keep(

@@ -26,8 +26,8 @@ ALLOWED = {
     "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)",
     "optimizer = torch.optim.SGD(",
     "groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True",
-    "warmup_steps = run.plan.warmup_steps(share=0.1)",
-    "warmup_steps = run.plan.warmup_steps(share=0.2)",
+    "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",
+    "scheduler = run.plan.schedule(optimizer, warmup_share=0.2)",
     "loss, logits = compute_loss(model, batch)",
     "loss, logits = compute_loss(model, batch, config.label_smoothing)",
 }

@@ -1,0 +1,23 @@
+"""The ResNets' weights are called and shaped as the published ones are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.resnet import ResNet
+
+# `state_dict()` of torchvision 0.29.2's `resnet18()`, `resnet34()` and `resnet50()`, in its order;
+# those of timm 1.0.31's `resnet18` … are the same: names, shapes and order.
+PUBLISHED = json.loads(Path(__file__).with_name("published_resnets.json").read_text())
+
+
+@pytest.mark.parametrize("name", [*ResNet.DEPTHS])
+def test_weights_are_named_as_published(name: str) -> None:
+    """So that published weights load as they are."""
+    state = ResNet(name, channels=3, image_size=224, classes=1000).state_dict()
+    shapes = {key: list(value.shape) for key, value in state.items()}
+    assert shapes == PUBLISHED[name]
+    assert [*shapes] == [*PUBLISHED[name]]
