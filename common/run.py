@@ -81,7 +81,8 @@ class Run:
         path, rank = self.directory.path, accelerator.process_index
         folder, ranks = path / "checkpoints", accelerator.num_processes
         self.checkpoints = Checkpoints(
-            folder, rank, ranks, config.keep_checkpoints, config.collective_timeout
+            *(folder, rank, ranks, config.keep_checkpoints, config.collective_timeout),
+            device=self.device,
         )
         self.agreement = Agreement(
             accelerator, path, lambda: self.checkpoints.failure, not config.evaluate_only

@@ -24,6 +24,7 @@ NVML = (
     *("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"),
 )
 EMPTY_LIKE, COPY = torch.empty_like, torch.Tensor.copy_
+STREAM, EVENT = torch.cuda.Stream, torch.cuda.Event
 
 
 def partialmethod_of(stand_in: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +43,6 @@ class Cuda:
         self.active: list[Any] = []  # the innermost `with torch.cuda.stream(...)` is the last
         self.replace = monkeypatch.setattr
         self.training = self.stream()
-        stream_class, event_class = torch.cuda.Stream, torch.cuda.Event
         properties = SimpleNamespace(uuid="1234", total_memory=self.total)
         answers: dict[str, Callable[..., Any]] = {
             "is_available": lambda: True,
@@ -62,10 +62,8 @@ class Cuda:
         for name, answer in answers.items():
             real = getattr(torch.cuda, name)
             self.replace(torch.cuda, name, create_autospec(real, side_effect=answer))
-        self.replace(
-            torch.cuda, "Stream", create_autospec(stream_class, side_effect=self.new_stream)
-        )
-        self.replace(torch.cuda, "Event", create_autospec(event_class, side_effect=self.new_event))
+        for spec, make in ((STREAM, self.new_stream), (EVENT, self.new_event)):
+            self.replace(torch.cuda, spec.__name__, create_autospec(spec, side_effect=make))
         self.replace(torch.accelerator, "current_stream", lambda device=None: self.current)
         for method in (self.record_stream, self.copy_, self.pin_memory):
             self.replace(torch.Tensor, method.__name__, partialmethod_of(method))
@@ -78,7 +76,7 @@ class Cuda:
 
     def stream(self) -> Any:
         """Make a stream, whose methods take what those of torch's take."""
-        made = create_autospec(torch.cuda.Stream, instance=True)
+        made = create_autospec(STREAM, instance=True)
         made.late = []
         made.wait_stream.side_effect = lambda other: self.run(other)
         made.wait_event.side_effect = lambda event: self.run(event.of)
@@ -94,7 +92,7 @@ class Cuda:
 
     def new_event(self, of: Any = None, **options: Any) -> Any:
         """Stand for `torch.cuda.Event(...)`, and for what a stream records."""
-        made = create_autospec(torch.cuda.Event, instance=True)
+        made = create_autospec(EVENT, instance=True)
         made.of = of
         made.record.side_effect = lambda stream=None: setattr(made, "of", stream or self.current)
         made.synchronize.side_effect = lambda: self.run(made.of)

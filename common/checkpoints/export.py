@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from common.checkpoints.copies import copied
 from common.checkpoints.pack import identity
-from common.checkpoints.store import copied
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
 from common.files import (

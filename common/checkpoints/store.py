@@ -13,11 +13,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from common.checkpoints.copies import begun
 from common.checkpoints.pack import Tensors
 from common.console import say
 from common.errors import LostProcessError, UserError
@@ -37,6 +40,7 @@ from common.files import (
 
 NAME = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
+HOST = torch.device("cpu")
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
 # Seconds to wait for the files of other ranks once this one has failed.
 LAST_PATIENCE = 5.0
@@ -61,6 +65,7 @@ class Checkpoints:
     world_size: int
     keep: int
     patience: float  # seconds to wait for the files of other ranks
+    device: torch.device = HOST  # where the state lies that is saved
     writer: threading.Thread | None = None
     failure: str | None = None
     lost: LostProcessError | None = None
@@ -73,9 +78,10 @@ class Checkpoints:
         if self.failure is not None or step == self.last_step:
             return
         self.last_step = step
-        files = {name: copied(tensors) for name, tensors in contents.files.items()}
-        once = {n: copied(tensors) for n, tensors in contents.once.items() if n not in self.once}
-        arguments = (step, replace(contents, files=files, once=once), json_safe(facts))
+        once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}
+        copies, wait = begun({**contents.files, **once}, self.device)
+        once = {name: copies.pop(name) for name in once}
+        arguments = (step, replace(contents, files=copies, once=once), json_safe(facts), wait)
         self.writer = threading.Thread(target=self.write_or_fail, args=arguments)
         self.writer.start()
 
@@ -95,9 +101,12 @@ class Checkpoints:
         """Wait no longer for other ranks than they need when they are well: one may be gone."""
         self.patience = min(self.patience, LAST_PATIENCE)
 
-    def write_or_fail(self, step: int, contents: Contents, facts: dict[str, Any]) -> None:
+    def write_or_fail(
+        self, step: int, contents: Contents, facts: dict[str, Any], wait: Callable[[], None]
+    ) -> None:
         unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
         try:
+            wait()
             self.write(unfinished, contents, facts)
         except LostProcessError as lost:
             self.lost = lost
@@ -175,12 +184,6 @@ class Checkpoints:
         self.last_step = step_of(path)
         beside = [name for name in manifest["files"] if name.startswith(BESIDE)]
         self.once = {name.removeprefix(BESIDE): manifest["files"][name] for name in beside}
-
-
-def copied(tensors: Tensors) -> Tensors:
-    """Return copies in the host's memory, which training does not change."""
-    # In the layout that they have: another one costs time, and is made where nobody waits for it.
-    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
 def step_folders(folder: Path) -> list[Path]:

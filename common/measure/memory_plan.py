@@ -28,12 +28,12 @@ KNOWN = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "ot
 class MemoryPlan:
     """The MiB that each part of training takes on this rank, planned and measured.
 
-    Before the first update, what lasts is known, with the copies that a ``checkpoint`` makes on a
-    CPU, and ``other``, which is in use already: data placed on a GPU; on a CPU the program and its
-    libraries. The first updates show the rest: ``activations``, which the forward pass keeps for
-    the backward pass (autocast's copies of weights included), and ``workspace``, which is taken
-    besides at the peak: by kernels, their results, and libraries that were not in use before. Both
-    are planned for the longest batch, in proportion to its tokens.
+    Before the first update, what lasts is known, with the copies that a ``checkpoint`` makes (on a
+    GPU where there is room for them), and ``other``, which is in use already: data placed on a GPU;
+    on a CPU the program and its libraries. The first updates show the rest: ``activations``, which
+    the forward pass keeps for the backward pass (autocast's copies of weights included), and
+    ``workspace``, which is taken besides at the peak: by kernels, their results, and libraries that
+    were not in use before. Both are planned for the longest batch, in proportion to its tokens.
     """
 
     def __init__(
@@ -62,9 +62,8 @@ class MemoryPlan:
             del self.planned["optimizer_state"]
         else:
             self.planned["optimizer_state"] = state / MEBIBYTE
-        if self.device.type == "cpu":
-            copied = ("weights", "buffers", "optimizer_state")
-            self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
+        copied = ("weights", "buffers", "optimizer_state")
+        self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
         self.device_mib = device_memory(self.device) / MEBIBYTE
 
     def lasting(self) -> dict[str, float]:

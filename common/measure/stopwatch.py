@@ -141,6 +141,9 @@ def throughput(
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work on `device`, so that a clock read next tells the truth."""
+    """Wait for all of training's work on `device`, so that a clock read next tells the truth.
+
+    Not for other streams': one may still copy a checkpoint.
+    """
     if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+        torch.accelerator.current_stream(device).synchronize()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from common.checkpoints.copies import copied
 from common.checkpoints.pack import pack, unpack
-from common.checkpoints.store import copied
 from common.files import read_tensors, write_tensors
 
 DTYPES = (

@@ -20,6 +20,7 @@ from common.measure.memory_plan import (
 )
 from common.measure.stopwatch import FIRST_UPDATES
 from common.training.optim import decay_groups, start_momentum
+from tests.cuda_stand_in import Cuda
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -207,3 +208,28 @@ def test_run_without_an_update_has_a_plan() -> None:
     plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
     assert planned_and_measured(plan, "workspace") == (None, None)
     assert planned_and_measured(plan, "weights")[0] == pytest.approx(4 * 65 * 8 / 2**20)
+
+
+class Wrapped(nn.parallel.DistributedDataParallel):
+    """DDP without a process group: its buckets are what the stand-in says is allocated."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_buckets_of_a_gpu_are_counted_once(
+    is_distributed: bool, model: nn.Module, cuda: Cuda
+) -> None:
+    """DDP's exist before the first update; the gradients of one process do not."""
+    gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
+    lasting = mebibytes([*model.parameters(), *model.buffers()])
+    cuda.allocated = int((lasting + 5 + is_distributed * gradients) * 2**20)
+    accelerator: Any = SimpleNamespace(device=torch.device("cuda"), sync_gradients=True)
+    trained = Wrapped(model) if is_distributed else model
+    plan = MemoryPlan(accelerator, trained, sgd_plain(model), loader_of(None))
+    assert plan.planned["gradients"] == pytest.approx(gradients)
+    assert plan.planned["other"] == pytest.approx(5, abs=0.01)
+    assert plan.total == pytest.approx(lasting + gradients + 5 + lasting, abs=0.01)
+    assert plan.device_mib == 16 * 1024

@@ -231,11 +231,14 @@ def test_failing_profile_never_stops_a_run(
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     """Pretend that there is a GPU; return what turns its history of allocations on and off."""
-    recorder = create_autospec(torch.cuda.memory._record_memory_history)
+    # Which takes by name what the other hands it unseen.
+    recorder = create_autospec(torch.cuda.memory._record_memory_history_impl)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorder)
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).touch())
+    real = torch.cuda.memory._dump_snapshot
+    dump = create_autospec(real, side_effect=lambda path: Path(path).touch())
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**20)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.accelerator, "current_stream", create_autospec(torch.cuda.Stream))
     return recorder
 
 
