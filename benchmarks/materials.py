@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -64,34 +65,70 @@ def text_extract(data: Path | None, rows: int) -> Path:
     return folder
 
 
+BERT_SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}  # width, layers
+
+
 def bert_checkpoint(asked: Path | None, large: bool) -> Path:
     """Return a folder with a BERT checkpoint: `asked`, or one of random weights.
 
-    The latter has the shape of MiniLM-L6-H384, or that of BERT-base where `large`, and a
-    vocabulary trained on docstrings: its speed is real, its accuracy is not.
+    The latter has the shape of MiniLM-L6-H384, or that of BERT-base where `large`.
     """
-    if asked is not None:
-        return asked.resolve()
-    folder = CACHE / ("random-bert-base" if large else "random-bert-6x384")
+    return asked.resolve() if asked is not None else random_bert("base" if large else "small")
+
+
+def random_bert(size: str, tokenizer: Path | None = None) -> Path:
+    """Return a folder with a BERT of random weights: its speed is real, its accuracy is not.
+
+    Args:
+        size: a name in `BERT_SIZES`.
+        tokenizer: folder with a tokenizer's files; else a vocabulary is trained on docstrings.
+    """
+    folder = CACHE / f"random-bert-{size}{'' if tokenizer is None else '-' + tokenizer.name}"
     if not folder.is_dir():
-        from transformers import BertConfig, BertForSequenceClassification
+        from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
         from transformers.utils import logging
 
-        from common.data.built_in import docstrings
+        from common.data.built_in import TOPICS, docstrings_of, files_of
         from common.data.text import train_wordpiece
 
         logging.disable_progress_bar()
-        width, layers = (768, 12) if large else (384, 6)
+        width, layers = BERT_SIZES[size]
         config = BertConfig(
             vocab_size=30522,
             hidden_size=width,
             num_hidden_layers=layers,
-            num_attention_heads=12,
+            num_attention_heads=12 if width == 384 else width // 64,
             intermediate_size=4 * width,
         )
         unfinished = folder.with_suffix(".unfinished")
         BertForSequenceClassification(config).save_pretrained(unfinished)
-        train_wordpiece(docstrings()["train"]["text"][:]).save_pretrained(unfinished)
+        if tokenizer is not None:
+            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(unfinished)
+        else:
+            library = Path(sysconfig.get_path("stdlib"))
+            modules = " ".join(TOPICS.values()).split()
+            files = [file for name in modules for file in files_of(library, name)]
+            texts = [text for file in files for text in docstrings_of(file)]
+            train_wordpiece(texts).save_pretrained(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def long_texts(rows: int) -> Path:
+    """Return a folder with texts of random numbers, each longer than 128 tokens."""
+    folder = CACHE / f"long-texts-{rows}"
+    if not folder.is_dir():
+        import numpy as np
+        import pyarrow
+        import pyarrow.parquet
+
+        random = np.random.default_rng(0)
+        unfinished = folder.with_suffix(".unfinished")
+        unfinished.mkdir(exist_ok=True)
+        for split, count in (("train", rows), ("validation", 64)):
+            numbers = random.integers(10, 100, (count, 200)).astype(str)
+            columns = {"text": [" ".join(row) for row in numbers], "label": np.arange(count) % 2}
+            pyarrow.parquet.write_table(pyarrow.table(columns), unfinished / f"{split}.parquet")
         unfinished.rename(folder)
     return folder
 

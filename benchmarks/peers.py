@@ -16,7 +16,7 @@ anything, the accuracy on held-out samples are those of each side, judged by the
 mnist    an epoch of MNIST, at the default settings and in batches of 128; also against the
          model's own matrix products
 resnet   ResNet-18, CIFAR-10; also against its own convolutions. With CUDA also ResNet-50 at 224
-         pixels on random images against timm, where that is installed
+         pixels on random images: its precisions, and timm where that is installed
 bert     a checkpoint fine-tuned on an extract of SST-2, against HF Trainer
 loop     the recipe's loop, logging on, against bare loops of about 1 ms a step
 start    a process's start to the end of its first update, on cached data
@@ -45,8 +45,6 @@ from benchmarks.options import Options
 def main(options: Options) -> None:
     """Measure the suites asked for, one after the other, writing the results after each."""
     use_own_cache()
-    import importlib.util
-
     import torch
 
     from benchmarks import (
@@ -72,7 +70,7 @@ def main(options: Options) -> None:
         "flags": [flag_suites.mnist_flags, flag_suites.resnet_flags, flag_suites.bert_flags],
         "quality": [resnet_suites.resnet_quality, text_suites.bert_quality],
     }
-    if torch.cuda.is_available() and importlib.util.find_spec("timm"):
+    if torch.cuda.is_available():
         builders["resnet"].append(resnet_suites.resnet50)
     torch.set_num_threads(cpu_threads())
     machine = results.describe_machine(roofs.measure_machine())

@@ -87,7 +87,9 @@ def train_recipe(recipe: ModuleType, steps: int, **settings: Any) -> Training:
         samples = steps * config.batch_size * config.gradient_accumulation_steps * world_size
         metrics = output / "metrics.jsonl"
         loss = mean_training_loss(metrics) if metrics.exists() else float("nan")
-    return Training(seconds, samples, loss, models[-1])
+        file = output / "summary.json"  # of the first rank
+        summary = json.loads(file.read_text()) if file.exists() else {}
+    return Training(seconds, samples, loss, models[-1], summary)
 
 
 def mean_training_loss(path: Path) -> float:

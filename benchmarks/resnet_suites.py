@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any, get_args, get_type_hints
+
 import torch
 from torch import nn
 
@@ -130,41 +133,58 @@ def resnet_quality(options: Options) -> Suite:
     )
 
 
-def resnet50(options: Options) -> Suite:
-    """ResNet-50 at 224 pixels on random images against timm's, for GPUs."""
+def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SIZE) -> Suite:
+    """ResNet-50 on random images in each precision, and against timm's, for GPUs."""
     half = options.half
     recipe_module = load_recipe("resnet")
-    data = read_images("synthetic", 224)
+    data = read_images("synthetic", image_size)
 
     def train_timm(steps: int, seed: int) -> Training:
         """Train as timm's `benchmark.py --bench train --amp --channels-last` does."""
         from benchmarks.timm_side import train_timm_resnet50
 
-        return train_timm_resnet50(steps, seed, BATCH_SIZE, half, len(data.class_names))
+        classes = len(data.class_names)
+        return train_timm_resnet50(steps, seed, batch_size, half, classes, image_size)
 
     convolutions = roofs.convolution_products(
         recipe_module.build_model(recipe_module.Config(model="resnet50"), data)[0],
-        (BATCH_SIZE, 3, 224, 224),
+        (batch_size, 3, image_size, image_size),
         roofs.DTYPES[half],
         torch.channels_last,
     )
-    settings = {"dataset": "synthetic", "model": "resnet50", "image_size": 224}
+    settings: dict[str, Any] = {"dataset": "synthetic", "model": "resnet50"}
+    settings |= {"image_size": image_size, "batch_size": batch_size}
+    offered = get_args(get_type_hints(recipe_module.Config)["mixed_precision"])
+    others = [one for one in ("no", "tf32") if one in offered and options.on_gpu]
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, **settings),
-        "timm AMP channels-last": contestant(train_timm),
-        f"convolutions {half}": roof(convolutions, BATCH_SIZE),
+        f"convolutions {half}": roof(convolutions, batch_size),
     }
-    comparisons = [
-        Comparison("ResNet-50: recipe / timm", "recipe", "timm AMP channels-last", 1.1),
-        Comparison("recipe / its own convolutions", "recipe", f"convolutions {half}"),
-    ]
+    comparisons = [Comparison("recipe / its own convolutions", "recipe", f"convolutions {half}")]
+    for precision in others:
+        title = f"recipe {precision.replace('no', 'fp32')}"
+        contestants[title] = recipe_contestant(
+            "resnet", options, RESNET_WARMUP, None, mixed_precision=precision, **settings
+        )
+        goal = {"no": 4.0, "tf32": 2.6}[precision]
+        comparisons.append(Comparison(f"ResNet-50: recipe / {title}", "recipe", title, goal))
+    if find_spec("timm"):
+        contestants["timm AMP channels-last"] = contestant(train_timm)
+        comparisons.append(
+            Comparison("ResNet-50: recipe / timm", "recipe", "timm AMP channels-last", 1.1)
+        )
     return Suite(
         "resnet50",
         "samples/s",
         steps=options.scaled(60),
-        workload={"data": "synthetic", "image_size": 224, "batch_size": BATCH_SIZE},
+        workload={"data": "synthetic", "image_size": image_size, "batch_size": batch_size},
         contestants=contestants,
         comparisons=comparisons,
-        notes=["timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images"],
-        warmup_steps=10,
+        notes=[
+            "timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images"
+            if find_spec("timm")
+            else "timm missing",
+            *([] if "tf32" in offered else ["no tf32: the recipes do not offer it"]),
+        ],
+        warmup_steps=options.scaled(10),
     )

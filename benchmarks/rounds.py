@@ -28,6 +28,7 @@ class Training:
     samples: int
     train_loss: float  # mean over all samples of the loop
     model: nn.Module | None = None
+    summary: dict[str, float] = field(default_factory=dict)  # a recipe's own
 
 
 @dataclass(frozen=True)

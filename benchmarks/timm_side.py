@@ -17,7 +17,7 @@ from benchmarks.textbook import AUTOCAST_TYPES
 
 
 def train_timm_resnet50(
-    steps: int, seed: int, batch_size: int, precision: str, classes: int
+    steps: int, seed: int, batch_size: int, precision: str, classes: int, image_size: int = 224
 ) -> Training:
     """Train on one random batch that lies on the device; needs the package timm."""
     import timm
@@ -30,7 +30,7 @@ def train_timm_resnet50(
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    images = torch.randn(batch_size, 3, 224, 224, device=device)
+    images = torch.randn(batch_size, 3, image_size, image_size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch_size,), device=device)
     model.train()

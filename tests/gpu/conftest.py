@@ -1,0 +1,84 @@
+"""What only a GPU shows; elsewhere these tests are skipped.
+
+pytest -o addopts= --confcutdir=tests/gpu tests/gpu
+
+The other tests hide GPUs from what they launch, and so does their `conftest.py`, which is left out
+here. With GPU_TESTS_ANYWHERE=1 they run on a CPU too, to try the tests themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.launch import REPOSITORY, Finished
+from tests.local_data import write_odd_text
+
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip where there is no GPU; keep decoded and tokenised data in the test's own folder."""
+    if not HAS_GPU and "GPU_TESTS_ANYWHERE" not in os.environ:
+        pytest.skip("no CUDA GPU, or hidden by tests/conftest.py: see tests/gpu/conftest.py")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def half() -> str:
+    """The 16-bit precision of this machine."""
+    return "fp16" if HAS_GPU else "bf16"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[[str], dict[str, object]]:
+    """Return what a recipe is to train on, as fields of its `Config`; nothing is downloaded."""
+
+    def settings(recipe: str) -> dict[str, object]:
+        if recipe == "bert":
+            folder = tmp_path / "text"
+            folder.mkdir(exist_ok=True)
+            return {"dataset": str(write_odd_text(folder)), "model": "scratch", "batch_size": 8}
+        size = {"image_size": 32} if recipe == "resnet" else {}
+        return {"dataset": "synthetic", "batch_size": 64, **size}
+
+    return settings
+
+
+Launch = Callable[..., Finished]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """Run a script with its flags in a process of its own; it must succeed."""
+
+    def run(script: Path, *flags: object, directory: Path) -> Finished:
+        command = [sys.executable, str(script), *map(str, flags)]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        said = (done.stdout, done.stderr)
+        finished = Finished(command, done.returncode, *said, directory, directory / "wandb")
+        finished.insist_on_success()
+        return finished
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a launch: `common` may be imported, and no tracker is asked."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+
+def as_flags(settings: dict[str, object]) -> list[object]:
+    """Return fields of a `Config` as words of a command line."""
+    pairs = settings.items()
+    return [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", value)]
