@@ -27,13 +27,17 @@ class UserError(SystemExit):
 
     A ``SystemExit``: the interpreter prints the sentence without a traceback and ends with
     status 1. Only the first process of a job prints it, because all of them meet the same
-    mistake; pass ``every_rank=True`` for what one rank alone can see, and ``resumable=True`` for
-    what is no mistake: the same command, given again, may end in another way.
+    mistake; pass ``every_rank=True``, or call `speak`, for what one rank alone can see, and
+    ``resumable=True`` for what is no mistake: the same command may end in another way.
     """
 
     def __init__(self, message: str, *, every_rank: bool = False, resumable: bool = False) -> None:
         super().__init__(f"error: {message}" if every_rank or is_main_rank() else 1)
         self.message, self.resumable = message, resumable
+
+    def speak(self) -> None:
+        """Have this rank print the sentence."""
+        self.code = f"error: {self.message}"
 
 
 class TrainingError(UserError):

@@ -193,7 +193,8 @@ class Run:
         }
         random = self.restore(Path(config.resume)) if config.resume is not None else None
         step = self.progress.global_step
-        self.directory.write_status("running", step)
+        if read_status(self.directory.path).get("status") == "running":  # on the other ranks too
+            self.directory.write_status("running", step)
         self.directory.write("config.json", self.facts)
         self.logs.start(config, self.facts, self.position)
         # As the last thing before the loop: whatever came before may have drawn.
@@ -436,6 +437,8 @@ class Run:
             self.close_after(error)
         if isinstance(error, UserError):
             let_main_rank_exit_first()
+            if self.agreement.request.reason is None:  # no launcher says that rank 0 has ended
+                error.speak()
         together = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and together:
             torch.distributed.destroy_process_group()
@@ -463,6 +466,8 @@ class Run:
             self.logs.flush()
         self.logs.finish(self.logs.latest, exit_code=1)
         self.directory.remove_if_unused()
+        if outcome.resumable and not first and not isinstance(error, UserError):
+            raise SystemExit(1) from None  # another rank was lost, and says why
         if is_out_of_memory(error) and first:
             resume = (
                 str(self.directory.path) if any(step_folders(self.checkpoints.folder)) else None

@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from filelock import FileLock
+from safetensors.torch import load_file
 
 from common.checkpoints.store import step_folders
+from common.files import signed, write_tensors
 from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
 
@@ -207,6 +209,27 @@ def test_model_that_a_run_began_with_may_be_gone(
     job.wait_for_step(newest_step(directory) + EVERY)
     job.kill()
     assert "resuming" in job.said()
+
+
+def test_mistake_of_one_rank_is_said_once_and_ends_all(
+    runner: Runner, distributed_mlp: Finished, directory: Path
+) -> None:
+    """What one rank alone reads has been edited, and signed: the others hear of it."""
+    run = killed_copy(distributed_mlp, directory)
+    newest = step_folders(run / "checkpoints")[-1]
+    tensors = load_file(newest / "rank-1.safetensors")
+    broken = {name: value[:1].clone() for name, value in tensors.items() if value.ndim}
+    manifest = json.loads((newest / "manifest.json").read_text())
+    manifest["files"]["rank-1.safetensors"] = write_tensors(newest / "rank-1.safetensors", broken)
+    (newest / "manifest.json").write_text(json.dumps(signed(manifest)))
+    refused = runner.run("mnist_mlp", "--resume", run, launcher="two", output_directory=False,
+                         succeeds=False, timeout=60)  # fmt: skip
+    assert refused.returncode != 0
+    said = refused.output + refused.errors
+    assert said.count("error: ") == said.count("of another model") == 1, said
+    assert "Traceback" not in said
+    assert f"{newest} is of another model" in status_of(run)["reason"]
+    assert not status_of(run)["resumable"]
 
 
 def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path) -> None:
