@@ -119,13 +119,13 @@ def write_outcome(path: Path, outcome: Outcome, global_step: int | None = None) 
     write_json(path / STATUS, facts)
 
 
-def model_folder(path: str | Path) -> Path:
-    """Return the folder of the model in a run, or of the model itself."""
+def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
+    """Return the folder of the model in a run, or of the model itself, which a flag names."""
     for folder in (Path(path, "model"), Path(path)):
         if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
             return folder
     raise UserError(
-        f"--init-from {path} holds no finished model ({WEIGHTS} and {FACTS}): "
+        f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS}): "
         "pass a run that finished, or its model folder"
     )
 

@@ -386,8 +386,9 @@ class Run:
         summary = self.summarize(final)
         end_collectives(self.accelerator)
         if trained and self.accelerator.is_main_process:
-            described = {"recipe": self.recipe, **self.description}
-            export.save_model(directory.path / "model", self.evaluated or self.unwrapped, described)
+            model = self.evaluated or self.unwrapped
+            described = {"recipe": self.recipe, "class": type(model).__name__, **self.description}
+            export.save_model(directory.path / "model", model, described)
         directory.write("summary.json", summary)
         if memory:
             named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}

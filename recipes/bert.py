@@ -78,8 +78,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
         model.gradient_checkpointing_enable()
     if data.splits["train"].token_positions is not None:  # as batches have then
         leave_out_padding(model)
-    description = {"name": f"BERT ({config.model})", "class_names": data.class_names}
-    return model, {**description, "max_length": config.max_length, "files": data.tokenizer_folder}
+    return model, {"name": f"BERT ({config.model})", **data.preprocessing()}
 
 
 def peak_learning_rate(config: Config) -> float:

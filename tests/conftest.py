@@ -117,6 +117,23 @@ def odd_text() -> Path:
         return folder if folder.exists() else local_data.write_odd_text(folder)
 
 
+@pytest.fixture
+def own_accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a test build an Accelerator, and leave none, nor its settings, to other tests."""
+    import torch
+    from accelerate.state import AcceleratorState
+
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    for name in ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = benchmark
+
+
 # Runs that learn.
 
 

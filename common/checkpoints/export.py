@@ -5,7 +5,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from common.checkpoints.copies import copied
@@ -13,23 +12,23 @@ from common.checkpoints.pack import identity
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
 from common.files import (
-    read_json,
     read_tensors,
-    reading,
     replacing,
     write_json,
     write_tensors,
+    write_text,
     writing,
 )
 from common.machine import is_main_rank
 
 
-def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
+def save_model(folder: Path, model: nn.Module, facts: dict[str, Any], card: str = "") -> None:
     """Write a model's weights and `facts`, whole; a Transformers model as `from_pretrained` reads.
 
     Args:
         facts: what is needed to build and use the model: constructor arguments, class names,
             normalisation, image size. ``files`` is a folder to copy beside the weights.
+        card: what `README.md` says of the model.
     """
     with writing(str(folder)), replacing(folder) as unfinished:
         if facts.get("files") is not None:
@@ -41,6 +40,8 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any]) -> None:
             weights = {name: state[name] for name, *_ in names_by_weight(model)}
             write_tensors(unfinished / WEIGHTS, copied(weights))
         write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
+        if card:
+            write_text(unfinished / "README.md", card)
 
 
 def load_initial(model: nn.Module, config: Any, directory: Path) -> None:
@@ -75,34 +76,3 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
                 f"{here} here: pass the same model flags and data set"
             )
     model.load_state_dict(weights)
-
-
-class ImagePreprocessor:
-    """Turns a Pillow image into the batch of one that the model was trained on."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.class_names: list[str] = [*facts["class_names"]]
-        self.size, self.channels = int(facts["image_size"]), int(facts["channels"])
-        self.mean, self.std = (torch.tensor(facts[name]).float() for name in ("mean", "std"))
-
-    def __call__(self, image: Any) -> torch.Tensor:
-        """Return float32 [1, channels, image_size, image_size]."""
-        from common.data.images import image_to_pixels
-
-        pixels = torch.from_numpy(image_to_pixels(image, self.size, self.channels).copy()) / 255
-        return ((pixels - self.mean) / self.std).permute(2, 0, 1)[None]
-
-
-def load_model(
-    model_class: type[nn.Module], path: str | Path
-) -> tuple[nn.Module, ImagePreprocessor]:
-    """Return the trained image model of a run, or of its `model` folder, and its preprocessing.
-
-    `model_class` is the recipe's, such as `recipes.resnet.ResNet`.
-    """
-    file = model_folder(path) / FACTS
-    facts = read_json(file)
-    with reading(str(file)):
-        model, preprocess = model_class(**facts["arguments"]), ImagePreprocessor(facts)
-    load_weights(model, path)
-    return model.eval(), preprocess

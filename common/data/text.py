@@ -1,7 +1,7 @@
 """Text: tokenised once, cached, grouped by length; batches made on the device."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -96,6 +96,12 @@ class TextData(Data):
     source: DataSource
     tokenizer_folder: Path  # `AutoTokenizer.from_pretrained` loads it
     vocabulary_size: int
+    text_columns: list[str]  # one or two
+    max_length: int
+
+    def preprocessing(self) -> dict[str, Any]:
+        names = ("class_names", "text_columns", "max_length")
+        return {name: getattr(self, name) for name in names} | {"files": self.tokenizer_folder}
 
 
 def load_text(
@@ -119,7 +125,7 @@ def load_text(
     with reading(f"--model {checkpoint}"):
         files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
         contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
-    version = f"text-7-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
+    version = f"text-8-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
     folder, facts, arrays = cached(source, tokenize, version, ARRAYS, settings)
@@ -129,7 +135,8 @@ def load_text(
     if token_positions is not None:
         facts["notes"] += ["its padding is left out"]
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
-    return TextData(splits=splits, tokenizer_folder=folder / "tokenizer", **facts)
+    facts |= {"tokenizer_folder": folder / "tokenizer", "max_length": max_length}
+    return TextData(splits=splits, **facts)
 
 
 def tokenize(
@@ -159,31 +166,33 @@ def tokenize(
         encoder = load_tokenizer(checkpoint)
     say(f"tokenising {len(raw):,} texts once, for this and later runs")
     for name, split_texts in texts.items():
-        rows, types = list[list[int]](), list[list[int]]()
-        for start in range(0, len(split_texts[0]), AT_ONCE):
-            some = [column[start : start + AT_ONCE] for column in split_texts]
-            with reading(f"--model {checkpoint}: its tokenizer"):
-                encoded = encoder(*some, truncation=True, max_length=max_length)
-            rows += encoded["input_ids"]
-            types += encoded.get("token_type_ids") or [[]] * len(some[0])
-        if not all(rows):
-            raise UserError(f"--model {checkpoint}: its tokenizer makes no tokens of some texts")
-        pairs = zip(rows, types, strict=True)
-        seconds = [kinds.index(1) if 1 in kinds else len(row) for row, kinds in pairs]
-        arrays = {
-            "tokens": np.concatenate(rows).astype(np.int32),
-            "offsets": np.cumsum([0, *map(len, rows)]),
-            "seconds": np.array(seconds),
-            "labels": raw.labels[name],
-        }
-        for what, array in arrays.items():
+        with reading(f"--model {checkpoint}: its tokenizer"):
+            encoded = encode(encoder, split_texts, max_length)
+        for what, array in zip(ARRAYS, [*encoded, raw.labels[name]], strict=True):
             write_array(folder / f"{name}_{what}.npy", [array], len(array))
     try:
         encoder.save_pretrained(folder / "tokenizer")
     except Exception as problem:  # which Rust raises of a full disk
         raise OSError(f"{folder / 'tokenizer'}: {problem}") from None
     raw.notes.append(f"text from {' and '.join(columns)}")
-    return {"vocabulary_size": 1 + max(encoder.get_vocab().values()), **raw.facts()}
+    facts = {"vocabulary_size": 1 + max(encoder.get_vocab().values()), "text_columns": columns}
+    return facts | raw.facts()
+
+
+def encode(encoder: Any, texts: Sequence[Sequence[str]], max_length: int) -> list[np.ndarray]:
+    """Return what `ARRAYS` names, but labels, of one or two columns of texts."""
+    rows, types = list[list[int]](), list[list[int]]()
+    for start in range(0, len(texts[0]), AT_ONCE):
+        some = [list(column[start : start + AT_ONCE]) for column in texts]
+        encoded = encoder(*some, truncation=True, max_length=max_length)
+        rows += encoded["input_ids"]
+        types += encoded.get("token_type_ids") or [[]] * len(some[0])
+    if not all(rows):
+        raise ValueError("it makes no tokens of some texts")
+    pairs = zip(rows, types, strict=True)
+    seconds = [kinds.index(1) if 1 in kinds else len(row) for row, kinds in pairs]
+    tokens, offsets = np.concatenate(rows).astype(np.int32), np.cumsum([0, *map(len, rows)])
+    return [tokens, offsets, np.array(seconds)]
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":

@@ -25,9 +25,10 @@ from common.compare.table import show
 from common.console import say
 from common.errors import UserError
 from common.files import write_json, writing
+from common.recipe import load_recipe
 from common.track.names import describe
 from common.tune.search import Search, SearchSettings, finished_trials, open_study, usable
-from common.tune.space import load_recipe, parse_space
+from common.tune.space import parse_space
 
 SHOWN = 5  # trials in the table at the end
 

@@ -1,48 +1,21 @@
 """What a search tries: ranges and choices, written where a recipe's flags have their values."""
 
-import importlib.util
-import os
 import shlex
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from common.config import TrainingConfig, parse_config
+from common.config import parse_config
 from common.errors import UserError
 from common.flags import role_of, spelled
-from common.objective import Objective
+from common.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 # The search gives these itself, or they make no sense in one.
 TAKEN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
-
-
-class Recipe(NamedTuple):
-    path: Path
-    config_class: type[TrainingConfig]
-    objective: Objective
-
-
-def load_recipe(path: Path) -> Recipe:
-    """Import a recipe without running it; a `UserError` for what is none."""
-    if not os.path.isfile(path):
-        raise UserError(f"{path} does not exist: pass a recipe, such as recipes/resnet.py")
-    spec = importlib.util.spec_from_file_location(f"searched_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is no recipe: pass a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where the dataclass looks its types up
-    spec.loader.exec_module(module)
-    config_class = getattr(module, "Config", None)
-    if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
-        raise UserError(f"{path} is no recipe: it has no Config that is a TrainingConfig")
-    if not hasattr(module, "OBJECTIVE"):
-        raise UserError(f'{path} states no objective: add OBJECTIVE = "METRIC:max" or "METRIC:min"')
-    return Recipe(path, config_class, Objective.parse(module.OBJECTIVE))
 
 
 def parse_space(words: Sequence[str], recipe: Recipe) -> tuple[dict[str, Distribution], list[str]]:

@@ -35,9 +35,10 @@ from common.directory import RunDirectory
 from common.errors import UserError
 from common.files import signed
 from common.objective import Objective
+from common.recipe import load_recipe
 from common.track.log import Log
 from common.track.names import STEP
-from common.tune.space import load_recipe, parse_space
+from common.tune.space import parse_space
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY

@@ -17,7 +17,8 @@ import pytest
 from common.checkpoints.store import step_folders
 from common.compare.__main__ import main
 from common.objective import Objective
-from common.tune.space import load_recipe, parse_space
+from common.recipe import load_recipe
+from common.tune.space import parse_space
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment

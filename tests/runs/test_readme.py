@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from PIL import Image as PillowImage
 
 from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
+from common.recipe import load_recipe
 from common.tune.__main__ import read_command_line
-from common.tune.space import load_recipe, parse_space
+from common.tune.space import parse_space
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
 
@@ -35,10 +37,12 @@ LINES = [
     if line.strip() and not line.startswith("#")
 ]
 
+TOOLS = ("common.tune", "common.compare", "common.predict", "peers.py")
+
 # What ends a command within a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
 TRAINING = ("accelerate", "torchrun")
-EXECUTED = {"cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
+EXECUTED = {"echo", "cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
 # Not run here: they install, upload, show, or need a cluster; these lines' files are looked at.
 LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "ruff", "mypy", "make"}
 
@@ -52,6 +56,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("recipes", "accelerate_configs", "common", "benchmarks", "pyproject.toml"):
         if (REPOSITORY / name).exists():
             (folder / name).symlink_to(REPOSITORY / name)
+    (folder / "path" / "to").mkdir(parents=True)
+    for name in ("image", "another"):
+        PillowImage.new("L", (9, 9), 99).save(folder / "path" / "to" / f"{name}.png")
     return folder
 
 
@@ -228,6 +235,7 @@ def rewritten(line: str, workspace: Path) -> str:
         elif words[:2] == ["python", "-m"] and words[2] in (
             "common.compare",
             "common.compare.view",
+            "common.predict",
         ):
             parts[position] = prefix + shlex.join(words)
         elif words[0] == "python":
@@ -252,7 +260,7 @@ def marked_lines() -> Iterator[object]:
     for line in LINES:
         if needs_gpu(line):
             continue
-        is_slow = any(word in line for word in ("common.tune", "common.compare", "peers.py"))
+        is_slow = any(word in line for word in TOOLS)
         launches = re.search(r"((?:accelerate launch|torchrun).*) (\S+\.py)", line)
         is_real = launches is None or launches.groups() not in seen
         is_real |= "--compile" in line or not re.fullmatch(r"[^;&|]+", line)
@@ -280,7 +288,8 @@ def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner)
             assert '"finished"' in (directory / "status.json").read_text(), directory
     shown = {"--help": "--learning-rate", "common.compare ": "(baseline)"}
     shown |= {"common.tune": "best: trial-", "common.compare.view": "train/loss"}
-    shown |= {"peers.py": "written: peers.json"}
+    predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
+    shown |= {"peers.py": "written: peers.json", "common.predict ": predicted}
     for word, said in shown.items():
         assert word not in line or said in output, output
 

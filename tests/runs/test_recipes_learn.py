@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import DatasetDict
 
-from common.data.built_in import digits, docstrings
+from common.data.built_in import docstrings
 from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
@@ -268,22 +268,6 @@ def test_bert_model_folder_loads_with_transformers(
     with torch.inference_mode():
         right = model(**encoded).logits.argmax(-1) == torch.tensor(rows["label"])
     assert right.float().mean() >= 0.6
-
-
-def test_image_model_folder_predicts(learned_mlp: Finished) -> None:
-    """`load_model` gives the trained model and its preprocessing, right on held-out digits."""
-    from common.checkpoints.export import load_model
-    from recipes.mnist_mlp import MLP
-
-    model, preprocess = load_model(MLP, learned_mlp.directory)
-    rows = digits()["test"].select(range(100))
-    with torch.inference_mode():
-        right = [
-            preprocess.class_names[int(model(preprocess(row["image"])).argmax())]
-            == str(row["label"])
-            for row in rows
-        ]
-    assert mean(right) >= 0.9
 
 
 def test_run_repeats_for_others(learned_mlp: Finished) -> None:

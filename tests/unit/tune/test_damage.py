@@ -14,9 +14,10 @@ import pytest
 
 from common.errors import UserError
 from common.objective import Objective
+from common.recipe import load_recipe
 from common.tune.__main__ import main, read_command_line
 from common.tune.search import Search, SearchSettings, open_study, usable
-from common.tune.space import load_recipe, parse_space
+from common.tune.space import parse_space
 from tests.unit.compare.run_folders import write_run
 from tests.unit.damage import broken, wrong
 from tests.unit.tune.test_search import STUB

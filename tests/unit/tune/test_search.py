@@ -20,9 +20,10 @@ from PIL import Image
 
 from common.errors import UserError
 from common.objective import Objective
+from common.recipe import load_recipe
 from common.tune.__main__ import main, read_command_line
 from common.tune.search import SearchSettings, finished_trials, open_study
-from common.tune.space import Distribution, command_words, load_recipe, parse_space
+from common.tune.space import Distribution, command_words, parse_space
 from tests.launch import CONFIGS, REPOSITORY
 
 STUB = Path(__file__).with_name("stub_recipe.py")

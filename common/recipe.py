@@ -1,0 +1,37 @@
+"""A recipe as others see it: its flags, its objective and its model's class, without running it."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.objective import Objective
+
+
+class Recipe(NamedTuple):
+    path: Path
+    module: ModuleType
+    config_class: type[TrainingConfig]
+    objective: Objective
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Import a recipe without running it; a `UserError` for what is none."""
+    if not os.path.isfile(path):
+        raise UserError(f"{path} does not exist: pass a recipe, such as recipes/resnet.py")
+    spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is no recipe: pass a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where the dataclass looks its types up
+    spec.loader.exec_module(module)
+    config_class = getattr(module, "Config", None)
+    if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
+        raise UserError(f"{path} is no recipe: it has no Config that is a TrainingConfig")
+    if not hasattr(module, "OBJECTIVE"):
+        raise UserError(f'{path} states no objective: add OBJECTIVE = "METRIC:max" or "METRIC:min"')
+    return Recipe(path, module, config_class, Objective.parse(module.OBJECTIVE))

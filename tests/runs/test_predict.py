@@ -1,0 +1,56 @@
+"""What is predicted of a split is what the run's own evaluation of it came to."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from common.data.built_in import digits, docstrings
+from common.predict.__main__ import main
+from tests.launch import Finished
+
+pytestmark = pytest.mark.usefixtures("own_accelerator")
+Captured = pytest.CaptureFixture[str]
+
+
+def accuracy(run: Finished, inputs: Path, truth: Sequence[int], capsys: Captured) -> float:
+    """Return the share of right labels among those that the command prints."""
+    main([str(run.directory), str(inputs), "--batch-size", str(run.config["config"]["batch_size"])])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = run.read("model/model.json")["class_names"]
+    right = [row["label"] == names[label] for row, label in zip(rows, truth, strict=True)]
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize("name", ["learned_mlp", "learned_resnet"])
+def test_images(
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The files of the digits that were held out."""
+    run, held_out, paths = request.getfixturevalue(name), digits()["test"], []
+    for number, row in enumerate(held_out):
+        paths.append(str(tmp_path / f"{number}.png"))
+        row["image"].save(paths[-1])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(paths)))
+    found = accuracy(run, Path("-"), held_out["label"], capsys)
+    assert found == pytest.approx(run.summary["test/accuracy"], abs=1e-9)
+
+
+def test_text(learned_bert: Finished, tmp_path: Path, capsys: Captured) -> None:
+    """The paragraphs that were held out, each in one line.
+
+    In other batches than the evaluation's, bf16 rounds otherwise: few lie on the border.
+    """
+    held_out, file = docstrings()["test"], tmp_path / "texts.txt"
+    file.write_text("\n".join(" ".join(text.split()) for text in held_out["text"]))
+    found = accuracy(learned_bert, file, held_out["label"], capsys)
+    assert found == pytest.approx(learned_bert.summary["test/accuracy"], abs=2e-3)
