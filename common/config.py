@@ -30,7 +30,7 @@ class TrainingConfig:
     max_steps: int | None = count(None)  # End after this many optimizer updates.
     batch_size: int = count(128, role="pace")  # Samples per process and micro-batch.
     gradient_accumulation_steps: int = count(1, role="pace")  # Micro-batches per optimizer update.
-    auto_batch_size: bool = False  # Halve the batch until it fits, with more accumulation.
+    auto_batch_size: bool = False  # Try micro-batches: what fits and is fastest, updates the same.
     learning_rate: float | None = flag(None, least=0)  # Its peak (default: by recipe and data set).
     weight_decay: float = flag(0.01, least=0)  # Decay of weight matrices, not of biases and norms.
     warmup_steps: int | None = count(None, least=0)  # Linear warm-up (default: a share of the run).

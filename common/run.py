@@ -155,9 +155,9 @@ class Run:
         config, accelerator, self.description = self.config, self.accelerator, description
         self.agreement.request.obey_at_once(False)
         model = self.unwrapped
-        if compute_loss is not None and config.auto_batch_size:
-            self.fit_batch_size(compute_loss)
         if compute_loss is not None and not config.evaluate_only:
+            if config.auto_batch_size:
+                self.fit_batch_size(compute_loss)
             samples = self.data.splits["train"]
             self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
@@ -207,9 +207,10 @@ class Run:
         size = fit_batch_size(
             self.unwrapped, self.optimizer, loader, compute_loss, config, self.accelerator.gather
         )
-        if size < config.batch_size:
+        if size != config.batch_size:
             accumulation = config.batch_size * config.gradient_accumulation_steps // size
-            say(f"batch {config.batch_size} does not fit: {size} × {accumulation} accumulated")
+            why = "does not fit" if size < config.batch_size else "is slower"
+            say(f"batch {config.batch_size} {why}: {size} × {accumulation} accumulated")
             config.batch_size, config.gradient_accumulation_steps = size, accumulation
             self.accelerator.gradient_accumulation_steps = accumulation
             for loader in self.all_loaders.values():

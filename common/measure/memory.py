@@ -51,6 +51,13 @@ def since_reset(device: torch.device) -> tuple[int, int]:
     return max([resident_bytes(), *(1024 * int(mark) for mark in marks)]), 0
 
 
+def forget_peaks(device: torch.device) -> None:
+    """Count peaks from now on, outside of any `MemoryTracker`."""
+    with MemoryTracker(device):  # which resets the system's
+        pass
+    EARLIER[indexed(device)] = [(0, 0)]
+
+
 def higher(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return max(one[0], other[0]), max(one[1], other[1])
 

@@ -1,18 +1,45 @@
-"""The largest micro-batch that fits every rank, and what to do where none was looked for."""
+"""The micro-batch that is fastest for the same updates, and what to do where memory ran out."""
 
 import gc
+import math
 import shlex
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from rich.table import Table
 from torch import nn
 
 from common.config import TrainingConfig
-from common.data.loader import Loader
+from common.console import CONSOLE, say
+from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, is_out_of_memory
+from common.machine import is_main_rank
 from common.measure.flops import ComputeLoss
+from common.measure.memory import (
+    MEBIBYTE,
+    MemoryTracker,
+    device_memory,
+    forget_peaks,
+    memory_now,
+)
+from common.measure.stopwatch import synchronize
+from common.models.compile import as_written, is_compiled
+
+PAYS = 1.1  # times the samples a second is what a larger batch must give
+SECONDS = 0.3  # for which a size is timed at least, after a first pass
+MARGIN = 0.1  # of a GPU's memory, for what a compiled model takes in place of the one that is tried
+
+
+class Trial(NamedTuple):
+    """What a size came to, forward and backward."""
+
+    rate: float  # samples/s; 0: it does not fit
+    peak_mib: float
+    has_room: bool = False  # for twice as much
 
 
 def fit_batch_size(
@@ -23,46 +50,123 @@ def fit_batch_size(
     config: TrainingConfig,
     gather: Callable[[torch.Tensor], torch.Tensor],
 ) -> int:
-    """Return the largest micro-batch that divides the update and of which all ranks hold one.
+    """Return the fastest micro-batch that divides the update and that all ranks hold.
 
-    Each rank tries without communication, on the bare model, so that none waits for one that ran
-    out of memory; then all take the smallest size that fits.
+    The one asked for, unless it does not fit, or a larger one pays. Each rank tries without
+    communication, on the bare model, so that none waits for one that ran out of memory. What was
+    tried, and the flags that are fastest of all, are said.
     """
-    states = 2 if "betas" in optimizer.param_groups[0] else 0  # which it will make of each weight
-
-    def fits(size: int) -> bool:
-        """Try a forward and backward pass over the longest samples."""
-        buffers = [buffer.clone() for buffer in model.buffers()]
-        model.train()
-        try:
-            reserved = [torch.empty_like(p) for p in model.parameters() for _ in range(states)]
-            lengths = loader.order.lengths
-            longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
-            loss, _ = compute_loss(model, loader.batch_of(torch.from_numpy(longest)))
-            loss.backward()
-            del loss, reserved
-            return True
-        except Exception as problem:
-            if not is_out_of_memory(problem):
-                raise
-            return False
-        finally:
-            model.zero_grad()
-            for buffer, before in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-            gc.collect()
-            torch.cuda.empty_cache()  # does nothing without a GPU
-
-    size, per_update = config.batch_size, config.batch_size * config.gradient_accumulation_steps
-    while size and not fits(size):
-        size = max((n for n in range(1, size // 2 + 1) if per_update % n == 0), default=0)
-    size = int(gather(torch.tensor([size], device=loader.device)).min())
-    if size == 0:
+    asked, per_update = config.batch_size, config.batch_size * config.gradient_accumulation_steps
+    # A run that goes on keeps the size that it had, if that fits.
+    most = asked if config.resume is not None else len(loader.samples)
+    sizes = sizes_to_try(asked, per_update, most)
+    tried = search(sizes, asked, lambda size: attempt(model, optimizer, loader, compute_loss, size))
+    forget_peaks(loader.device)
+    # Those below what fits may count as fitting; of those above where a rank stopped it knows none.
+    below, above = Trial(math.inf, 0), Trial(-1, 0)
+    mine = [tried.get(size, below if size < min(tried) else above)[:2] for size in sizes]
+    ranks = gather(torch.tensor([mine], device=loader.device, dtype=torch.float64)).cpu()
+    rates = dict(zip(sizes, ranks[..., 0].amin(0).tolist(), strict=True))
+    fits = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
+    same = [size for size in fits if per_update % size == 0]
+    table = Table("batch", "peak, MiB", "samples/s", title="micro-batches, forward and backward")
+    for size, peak in zip(sizes, ranks[..., 1].amax(0).tolist(), strict=True):
+        if 0 <= rates[size] < math.inf:
+            shown = f"{fits[size]:,.0f}" if size in fits else "does not fit"
+            table.add_row(f"{size:,}", f"{peak:,.0f}", shown)
+    if is_main_rank():
+        CONSOLE.print(table)
+    if not same:
         raise TrainingError(
             "out of memory with one sample a batch: try --gradient-checkpointing, or a smaller "
             "model or sample"
         )
-    return size
+    chosen = fastest(fits, same, asked if asked in fits else same[-1])
+    best = fastest(fits, fits, chosen)
+    accumulation = max(1, per_update // best)
+    flags = f"--batch-size {best} --gradient-accumulation-steps {accumulation}"
+    others = f": other updates, of {best * accumulation} samples in place of {per_update}"
+    say(f"fastest {flags}{others if best * accumulation != per_update else ''}")
+    return chosen
+
+
+def sizes_to_try(asked: int, per_update: int, most: int) -> list[int]:
+    """Return the halves of a batch that divide the update, the batch, and its doubles to `most`."""
+    sizes = [asked]
+    while half := max((n for n in range(1, sizes[0] // 2 + 1) if per_update % n == 0), default=0):
+        sizes.insert(0, half)
+    while sizes[-1] * 2 <= most:
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def search(sizes: list[int], asked: int, attempt: Callable[[int], Trial]) -> dict[int, Trial]:
+    """Try the size asked for, smaller ones until one fits, or larger ones while that pays."""
+    index = sizes.index(asked)
+    tried = {asked: attempt(asked)}
+    for size in reversed(sizes[:index] if not tried[asked].rate else []):
+        tried[size] = attempt(size)
+        if tried[size].rate:
+            break
+    for size, larger in zip(sizes[index:], sizes[index + 1 :], strict=False):
+        if not tried[size].has_room:
+            break
+        tried[larger] = attempt(larger)
+        if tried[larger].rate < PAYS * tried[size].rate:
+            break
+    return tried
+
+
+def fastest(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int:
+    """Return `start`, or the larger one of `sizes` that pays most."""
+    for size in sizes:
+        if size > start and rates[size] >= PAYS * rates[start]:
+            start = size
+    return start
+
+
+def attempt(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Loader,
+    compute_loss: ComputeLoss,
+    size: int,
+) -> Trial:
+    """Time forward and backward passes over the longest samples, as the model is written."""
+    device, states = loader.device, 2 if "betas" in optimizer.param_groups[0] else 0
+    spare = MARGIN * device_memory(device) * (device.type == "cuda" and is_compiled(model))
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    lengths = loader.order.lengths
+    longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
+    seconds, memory = list[float](), MemoryTracker(device)
+    model.train()
+    try:
+        with memory, as_written(model):
+            # What the optimizer will make of each weight.
+            reserved = [torch.empty_like(p) for p in model.parameters() for _ in range(states)]
+            reserved.append(torch.empty(int(spare), dtype=torch.uint8, device=device))
+            batch = loader.batch_of(torch.from_numpy(longest))
+            while len(seconds) < 2 or sum(seconds[1:]) < SECONDS:
+                began = time.perf_counter()
+                loss, _ = compute_loss(model, batch)
+                loss.backward()
+                synchronize(device)
+                seconds.append(time.perf_counter() - began)
+            del batch, loss, reserved
+        rate = size / min(seconds[1:])
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise
+        rate = 0.0
+    finally:
+        model.zero_grad()
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        gc.collect()
+        torch.cuda.empty_cache()  # does nothing without a GPU
+    free = min(free_memory(device), device_memory(device) - memory_now(device))
+    has_room = rate > 0 and 2 * memory.delta_mib * MEBIBYTE < free
+    return Trial(rate, memory.peak_mib, has_room)
 
 
 def out_of_memory_advice(

@@ -1,17 +1,182 @@
-"""What is advised where memory ran out."""
+"""`--auto-batch-size`: what is tried, what all ranks take, and what is said of it."""
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from common.config import TrainingConfig
-from common.training.batch_size import out_of_memory_advice
+from common.errors import TrainingError
+from common.measure.memory import peaks
+from common.training import batch_size
+from common.training.batch_size import Trial, fit_batch_size, sizes_to_try
+
+CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("data", [0.0, 300.0])
-def test_advice_names_the_data_that_lie_on_a_gpu(data: float) -> None:
-    """With half the batch, and only where they take of its memory."""
-    said = out_of_memory_advice(TrainingConfig(batch_size=8), None, 1000.0, data)
-    assert "--batch-size 4 --gradient-accumulation-steps 2" in said
-    placed = "The data take 300 of them, and none with --data-placement workers."
-    assert (placed in said) == (data > 0)
+def fit(
+    monkeypatch: pytest.MonkeyPatch,
+    rates: dict[int, float],
+    asked: int = 16,
+    accumulation: int = 4,
+    others: list[dict[int, float]] | None = None,
+    **flags: Any,
+) -> tuple[int, list[int]]:
+    """Return the size taken and those tried, where sizes have `rates`; 0 does not fit.
+
+    Args:
+        others: what other ranks have, which try by themselves.
+    """
+    config = TrainingConfig(batch_size=asked, gradient_accumulation_steps=accumulation, **flags)
+    sizes = list[int]()
+
+    def run(rates: dict[int, float], gather: Any) -> int:
+        def attempt(*unused: Any) -> Trial:
+            sizes.append(unused[-1])
+            rate = rates.get(unused[-1], 0.0)
+            return Trial(rate, 100.0 * unused[-1], has_room=rate > 0)
+
+        monkeypatch.setattr(batch_size, "attempt", attempt)
+        loader: Any = SimpleNamespace(device=CPU, samples=range(500))
+        unused: Any = None
+        return fit_batch_size(unused, unused, loader, unused, config, gather)
+
+    class Gathered(Exception):  # noqa: N818
+        pass
+
+    def keep(mine: torch.Tensor) -> torch.Tensor:
+        theirs.append(mine)
+        raise Gathered
+
+    theirs = list[torch.Tensor]()
+    for rank in others or []:
+        with pytest.raises(Gathered):
+            run(rank, keep)
+    sizes.clear()
+    return run(rates, lambda mine: torch.cat([mine, *theirs])), sizes
+
+
+def test_sizes_halve_within_the_update_and_double_within_the_data() -> None:
+    """Each divides the update on the way down; upwards the data end it."""
+    assert sizes_to_try(16, 64, 150) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert sizes_to_try(12, 36, 20) == [1, 3, 6, 12]
+    assert sizes_to_try(7, 7, 7) == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("rates", "taken", "tried", "flags"),
+    [
+        # Larger ones pay up to 64, and the update is 64: no accumulation is left.
+        ({16: 100, 32: 180, 64: 300, 128: 305}, 64, [16, 32, 64, 128], (64, 1)),
+        # What makes other updates is named, and not taken.
+        ({16: 10, 32: 20, 64: 40, 128: 80, 256: 160}, 64, [16, 32, 64, 128, 256], (256, 1)),
+        # As fast as it gets: the size asked for stays.
+        ({16: 100, 32: 105, 64: 900}, 16, [16, 32], (16, 4)),
+        # The next does not fit.
+        ({16: 100, 32: 180}, 32, [16, 32, 64], (32, 2)),
+        # Nor does the one asked for.
+        ({4: 30, 2: 20}, 4, [16, 8, 4], (4, 16)),
+    ],
+)
+def test_fastest_size_for_the_same_updates_is_taken(
+    rates: dict[int, float],
+    taken: int,
+    tried: list[int],
+    flags: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was tried is shown with memory and speed, and the best flags of all are named."""
+    assert fit(monkeypatch, rates) == (taken, tried)
+    said = capsys.readouterr().out
+    assert f"fastest --batch-size {flags[0]} --gradient-accumulation-steps {flags[1]}" in said
+    assert ("other updates, of 256 samples in place of 64" in said) == (flags[0] == 256)
+    for size in tried:
+        shown = f"{rates[size]:,.0f}" if size in rates else "does not fit"
+        (row,) = [line.split("│") for line in said.splitlines() if f" {size:,} " in line[:12]]
+        assert [cell.strip() for cell in row[1:4]] == [f"{size:,}", f"{100 * size:,}", shown]
+
+
+@pytest.mark.parametrize(
+    ("rates", "others", "taken"),
+    [
+        ({16: 100, 32: 200, 64: 400}, {16: 100}, 16),
+        ({16: 100, 32: 200, 64: 400}, {4: 10}, 4),
+        ({4: 10}, {16: 100, 32: 200}, 4),
+        ({16: 100, 32: 200, 64: 400}, {16: 100, 32: 101}, 16),
+    ],
+)
+def test_all_ranks_hold_what_is_taken(
+    rates: dict[int, float],
+    others: dict[int, float],
+    taken: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And it is the fastest of the slowest rank, wherever each has stopped to try."""
+    assert fit(monkeypatch, rates, others=[others])[0] == taken
+    assert fit(monkeypatch, others, others=[rates])[0] == taken
+
+
+def test_run_that_goes_on_keeps_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a resumed run would be another one by chance; a smaller one is taken where it must."""
+    fast = {8: 50.0, 16: 100.0, 32: 200.0}
+    assert fit(monkeypatch, fast, resume="runs/mine") == (16, [16])
+    assert fit(monkeypatch, {8: 50.0}, resume="runs/mine") == (8, [16, 8])
+
+
+def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one sample: a sentence."""
+    with pytest.raises(TrainingError, match="one sample a batch"):
+        fit(monkeypatch, {})
+
+
+def small_attempt(held: float = math.inf, compiled: bool = False) -> tuple[Trial, nn.Module]:
+    """Try 64 samples of 1 MiB on a small model that holds as many."""
+    model = nn.Sequential(nn.Linear(2**18, 1, bias=False), nn.BatchNorm1d(1))
+    if compiled:
+        model.compile(backend=lambda *_: pytest.fail("it was compiled"))
+    samples = torch.ones(64, 2**18)
+
+    def compute_loss(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if len(batch) > held:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried")
+        return model(batch + 0).sum(), None
+
+    order = SimpleNamespace(lengths=np.arange(100))
+    loader: Any = SimpleNamespace(
+        device=CPU, order=order, batch_of=lambda taken: samples[taken - 36]
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    return batch_size.attempt(model, optimizer, loader, compute_loss, 64), model
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attempt_measures_and_leaves_nothing(compiled: bool) -> None:
+    """Speed and memory of the model as it is written; gradients and statistics as they were."""
+    trial, model = small_attempt(compiled=compiled)
+    assert trial.rate > 0
+    assert trial.peak_mib > 64
+    assert trial.has_room
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert int(model[1].num_batches_tracked) == 0  # type: ignore[index,arg-type]
+
+
+def test_attempt_that_runs_out_of_memory_has_no_rate() -> None:
+    """And no room for more."""
+    trial, model = small_attempt(held=63)
+    assert (trial.rate, trial.has_room) == (0.0, False)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_peaks_are_those_of_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the attempts took is forgotten."""
+    torch.ones(2**26)  # 256 MiB
+    before = peaks(CPU)[0]
+    fit(monkeypatch, {16: 1.0})
+    assert peaks(CPU)[0] < before - 2**27
