@@ -38,6 +38,7 @@ from common.models.compile import as_written, compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
 from common.track import facts, media, report
+from common.track.card import model_card
 from common.track.log import Log
 from common.training.accelerator import (
     average_buffers,
@@ -389,7 +390,9 @@ class Run:
         if trained and self.accelerator.is_main_process:
             model = self.evaluated or self.unwrapped
             described = {"recipe": self.recipe, "class": type(model).__name__, **self.description}
-            export.save_model(directory.path / "model", model, described)
+            told = self.data, self.test_split, summary
+            card = model_card(config, self.facts, described, *told)
+            export.save_model(directory.path / "model", model, described, card)
         directory.write("summary.json", summary)
         if memory:
             named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}

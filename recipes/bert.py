@@ -12,6 +12,7 @@ measured on a GPU yet.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -78,7 +79,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
         model.gradient_checkpointing_enable()
     if data.splits["train"].token_positions is not None:  # as batches have then
         leave_out_padding(model)
-    return model, {"name": f"BERT ({config.model})", **data.preprocessing()}
+    return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
 
 def peak_learning_rate(config: Config) -> float:

@@ -9,6 +9,7 @@ of 16, over a BERT of random weights
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -79,7 +80,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
         model.gradient_checkpointing_enable()
     if data.splits["train"].token_positions is not None:  # as batches have then
         leave_out_padding(model)
-    return model, {"name": f"BERT ({config.model})", **data.preprocessing()}
+    return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
 
 class LowRank(nn.Module):

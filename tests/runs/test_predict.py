@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
 from common.data.built_in import digits, docstrings
 from common.predict.__main__ import main
@@ -54,3 +55,17 @@ def test_text(learned_bert: Finished, tmp_path: Path, capsys: Captured) -> None:
     file.write_text("\n".join(" ".join(text.split()) for text in held_out["text"]))
     found = accuracy(learned_bert, file, held_out["label"], capsys)
     assert found == pytest.approx(learned_bert.summary["test/accuracy"], abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["learned_mlp", "learned_resnet", "learned_bert"])
+def test_model_folder_can_be_published(name: str, request: pytest.FixtureRequest) -> None:
+    """Its card has the figures of the run, and no file names a folder of this machine."""
+    run = request.getfixturevalue(name)
+    card = ModelCard.load(run.directory / "model" / "README.md")
+    for result in card.data.eval_results:
+        assert result.metric_value == run.summary[f"test/{result.metric_type}"]
+    assert "accuracy" in {result.metric_type for result in card.data.eval_results}
+    for path in (run.directory / "model").iterdir():
+        if path.suffix in (".json", ".md"):
+            assert str(Path.home()) not in path.read_text(), path
+            assert str(run.directory.parent) not in path.read_text(), path
