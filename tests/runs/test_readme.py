@@ -44,7 +44,7 @@ SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
 TRAINING = ("accelerate", "torchrun")
 EXECUTED = {"echo", "cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
 # Not run here: they install, upload, show, or need a cluster; these lines' files are looked at.
-LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "ruff", "mypy", "make"}
+LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "hf", "ruff", "mypy", "make"}
 
 pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.md yet")
 
