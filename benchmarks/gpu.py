@@ -77,7 +77,7 @@ def take(name: str, options: Options, seconds: float) -> dict[str, Any]:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu_steps", name, str(file), json.dumps(asked)],
             cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            env=os.environ | {"PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -6,25 +6,22 @@ python -m benchmarks.gpu_steps STEP FILE.json '{"options": "in JSON"}'
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import time
-import traceback
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
-from benchmarks.materials import image_dataset, long_texts, random_bert, text_extract, use_own_cache
+from benchmarks.gpu_step import Step
+from benchmarks.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.options import Options
-from benchmarks.recipe_side import REPOSITORY, load_recipe, train_recipe
-from benchmarks.rounds import Comparison, Suite
+from benchmarks.rounds import Suite
 
+NAN = float("nan")  # of what could not be measured: no goal is reached with it
 RECIPES = ("mnist_mlp", "resnet", "bert")
 PRECISIONS = ("fp16", "bf16", "tf32", "no")
 # Towards 94 % on CIFAR-10, tried in turn until one gets there: chosen after what others report of
@@ -33,112 +30,11 @@ CIFAR10 = ("--batch-size", 512, "--learning-rate", 0.4, "--eval-every", 10**6)
 CIFAR10_EPOCHS = (16, 24, 30)
 
 
-@dataclass
-class Step:
-    """What one step is asked for, and what it found so far."""
-
-    file: Path
-    tiny: bool  # as small as can be: does it run?
-    options: Options  # of the suites
-    tokenizer: Path | None
-    found: dict[str, Any] = field(default_factory=lambda: {"figures": {}, "goals": []})
-
-    def write(self) -> None:
-        """Write all of it anew, so that a kill loses nothing."""
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
-        os.replace(part, self.file)
-
-    def note(self, name: str, figures: Any) -> None:
-        """Keep figures under a name."""
-        self.found["figures"][name] = figures
-        self.write()
-
-    def goal(self, title: str, value: float, least: float | None, most: float | None) -> None:
-        """Keep a figure that there is a goal for."""
-        aim = Comparison(title, "", "", least, most)
-        reached = aim.is_reached(value)
-        row = {"title": title, "value": value, "goal": aim.goal, "reached": reached}
-        self.found["goals"].append(row)
-        self.write()
-
-    def run(self, name: str, command: Sequence[object], **environment: str) -> float:
-        """Run a command in a process, its output into the log, and return its seconds."""
-        print(f"--- {name}: {' '.join(map(str, command))}", flush=True)
-        began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, *map(str, command)], env=os.environ | environment, check=True
-        )
-        return time.perf_counter() - began
-
-    def recipe(self, name: str, recipe: str, *flags: object) -> tuple[Path, float]:
-        """Run a recipe as a user does; return its directory, and its seconds from the shell."""
-        directory = self.file.parent / name
-        shutil.rmtree(directory, ignore_errors=True)
-        script = REPOSITORY / "recipes" / f"{recipe}.py"
-        words = [script, *flags, "--output-dir", directory, "--tracker", "none"]
-        return directory, self.run(name, words)
-
-    def data_of(self, recipe: str) -> dict[str, Any]:
-        """Return what a recipe trains on: its public data where they are at hand."""
-        if recipe == "bert":
-            rows = 2000 if self.tiny else 20_000
-            checkpoint = random_bert("small" if self.tiny else "base", self.tokenizer)
-            return {"dataset": str(text_extract(self.options.data, rows)), "model": str(checkpoint)}
-        size = {} if recipe == "mnist_mlp" else {"image_size": 32}
-        found = image_dataset(
-            self.options.data, {"mnist_mlp": "mnist", "resnet": "cifar10"}[recipe]
-        )
-        return {"dataset": found} if found != "digits" else {"dataset": "synthetic", **size}
-
-    def cell(
-        self, name: str, recipe: str, steps: int, compiled: bool = False, **settings: Any
-    ) -> dict[str, Any]:
-        """Train a recipe, first with waits in its loop as errors; keep and return its figures."""
-        import torch
-
-        from benchmarks.contestants import threads
-        from benchmarks.guarded import without_waiting
-        from benchmarks.isolation import isolated
-        from common.errors import UserError
-        from common.measure import memory
-
-        module, figures = load_recipe(recipe), dict[str, Any]()
-        settings |= {"compile": compiled, "log_every": max(2, steps // 3)}
-        for guarded in (True, False):
-            memory.EARLIER.clear()
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            # Shapes that come for the first time are compiled then, and that may wait.
-            settled = steps // 2 if compiled else 5
-            guard = without_waiting(module, settled) if guarded else nullcontext()
-            try:
-                with isolated(threads()), guard:
-                    training = train_recipe(module, steps, **settings)
-            except UserError as refusal:
-                figures["refused"] = refusal.message
-            except Exception as problem:
-                figures["waits" if "synchroniz" in str(problem) else "failed"] = last_lines(problem)
-                if guarded and "waits" in figures:
-                    continue
-            else:
-                figures |= {"samples_per_second": training.samples / training.seconds}
-                figures |= {k: v for k, v in training.summary.items() if not k.startswith("val")}
-            break
-        self.note(name, figures)
-        return figures
-
-
-def last_lines(problem: Exception) -> str:
-    """Return where an error came from, and what it said."""
-    return "".join(traceback.format_exception(problem))[-1500:]
-
-
 def gpu_tests(step: Step, selection: str = "not resume") -> None:
     """Run `tests/gpu`: on a CPU all are skipped, but one where it is tried whether this works."""
     report = step.file.with_suffix(".xml")
     words = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "--confcutdir=tests/gpu"]
-    words += ["tests/gpu", "-rs", f"--junitxml={report}", "-k", selection]
+    words += ["tests/gpu", "-v", "-rs", f"--junitxml={report}", "-k", selection]
     anywhere = {"GPU_TESTS_ANYWHERE": "1"} if "mnist" in selection else {}
     try:
         step.run("tests", words, **anywhere)
@@ -159,7 +55,7 @@ def resume(step: Step) -> None:
 
 def precisions(step: Step, recipe: str) -> None:
     """Train a recipe in each precision, then the same compiled."""
-    steps = 6 if step.tiny else 300 if recipe == "mnist_mlp" else 120
+    steps = 6 if step.tiny else {"mnist_mlp": 2000, "resnet": 300, "bert": 200}[recipe]
     settings = step.data_of(recipe) | ({"batch_size": 4} if step.tiny else {})
     for compiled in (False, True):
         for precision in PRECISIONS:
@@ -169,8 +65,8 @@ def precisions(step: Step, recipe: str) -> None:
             name = f"{recipe} {precision.replace('no', 'fp32')}{' compiled' if compiled else ''}"
             chosen = {**settings, "mixed_precision": precision}
             figures = step.cell(name, recipe, steps, compiled, **chosen)
-            if not step.tiny and not compiled and precision == "fp16" and "waits" not in figures:
-                step.goal(f"{recipe}: GPU busy", figures["gpu/utilization"], 0.9, None)
+            if not compiled and precision == "fp16" and "samples_per_second" in figures:
+                step.goal(f"{recipe}: GPU busy", figures.get("gpu/utilization", NAN), 0.9, None)
 
 
 def profile(step: Step) -> None:
@@ -196,12 +92,21 @@ def compare(step: Step, suite: Suite, *kept: str) -> None:
     chosen = {name: one for name, one in suite.contestants.items() if name.startswith(kept)}
     suite.contestants = chosen
     suite.comparisons = [c for c in suite.comparisons if {c.ours, c.theirs} <= {*chosen}]
-    suite.run(step.options.rounds, partial(print, flush=True))
-    summary = summarize(suite)
-    step.note(suite.name, summary)
-    for row in summary["comparisons"]:
-        step.found["goals"].append({**row, "value": row["ratio"]["median"]})
-    step.write()
+    goals = [*step.found["goals"]]
+
+    def keep(said: str = "") -> None:
+        """Write the rounds that all have had a turn in."""
+        print(said, flush=True)
+        rounds = min(map(len, suite.measurements.values()), default=0)
+        if rounds:
+            measured = {name: some[:rounds] for name, some in suite.measurements.items()}
+            summary = summarize(replace(suite, measurements=measured))
+            rows = [row | {"value": row["ratio"]["median"]} for row in summary["comparisons"]]
+            step.found["goals"] = goals + rows
+            step.note(suite.name, summary)
+
+    suite.run(step.options.rounds, keep)
+    keep()
 
 
 def resnet50(step: Step) -> None:
@@ -216,7 +121,7 @@ def resnet50(step: Step) -> None:
         figures = step.cell(
             name, "resnet", 6 if step.tiny else 30, False, batch_size=batch, **settings, **chosen
         )
-        peak[precision] = figures.get("memory/peak_allocated_mib", float("nan"))
+        peak[precision] = figures.get("memory/peak_allocated_mib", NAN)
     if not step.tiny:
         less = peak["no"] / peak["fp16"]
         step.goal("ResNet-50, batch 128: memory of fp32 / fp16", less, 1.7, None)
@@ -243,7 +148,7 @@ def bert_large(step: Step) -> None:
         chosen = {**settings, "batch_size": batch, "mixed_precision": precision}
         figures = step.cell(name, "bert", steps, compiled, **chosen)
         if not step.tiny and precision == "fp16":
-            step.goal(f"{name}, length 128: MFU", figures["perf/mfu"], 0.4, None)
+            step.goal(f"{name}, length 128: MFU", figures.get("perf/mfu", NAN), 0.4, None)
     tables = step.found["figures"]
     rates = [
         tables.get(f"BERT-large {one}", {}).get("samples_per_second") for one in ("fp16", "tf32")
@@ -301,7 +206,7 @@ STEPS: dict[str, tuple[Callable[[Step], None], int]] = {
     **{recipe: (partial(precisions, recipe=recipe), 180) for recipe in RECIPES},
     "resume": (resume, 200),
     "profile": (profile, 120),
-    "resnet50": (resnet50, 180),
+    "resnet50": (resnet50, 240),
     "bert_base": (bert_base, 150),
     "bert_large": (bert_large, 150),
     "mnist": (mnist, 150),
@@ -323,6 +228,9 @@ def main(name: str, file: str, asked: str) -> None:
     offered = get_args(get_type_hints(TrainingConfig)["mixed_precision"])
     step.found |= {"tiny": step.tiny, "precisions offered": offered}
     step.found["machine"] = describe_machine({})
+    if shutil.which("nvidia-smi"):
+        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
+        step.found["nvidia_smi"] = said.splitlines()
     step.write()
     STEPS[name][0](step)
 

@@ -85,7 +85,7 @@ def random_bert(size: str, tokenizer: Path | None = None) -> Path:
     """
     folder = CACHE / f"random-bert-{size}{'' if tokenizer is None else '-' + tokenizer.name}"
     if not folder.is_dir():
-        from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+        from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
         from transformers.utils import logging
 
         from common.data.built_in import TOPICS, docstrings_of, files_of
@@ -103,7 +103,7 @@ def random_bert(size: str, tokenizer: Path | None = None) -> Path:
         unfinished = folder.with_suffix(".unfinished")
         BertForSequenceClassification(config).save_pretrained(unfinished)
         if tokenizer is not None:
-            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(unfinished)
+            BertTokenizer.from_pretrained(tokenizer).save_pretrained(unfinished)
         else:
             library = Path(sysconfig.get_path("stdlib"))
             modules = " ".join(TOPICS.values()).split()

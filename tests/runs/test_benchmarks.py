@@ -71,10 +71,12 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
     """Also what is not begun for lack of time; given again, only those are taken."""
     scripts = {
         "tests": "raise SystemExit('broken')",
-        "mnist_mlp": "__import__('time').sleep(60)",
-        "resnet": "__import__('pathlib').Path(sys.argv[2]).write_text('{\"goals\": []}')",
+        "mnist_mlp": 'file.write_text(\'{"figures": {"mlp fp16": {"failed": "so"}}}\')\n'
+        "time.sleep(60)",
+        "resnet": "file.write_text('{}')",
     }
-    steps = {"tests": (None, 60), "mnist_mlp": (None, 1), "resnet": (None, 60)}
+    preamble = "import pathlib, sys, time\nfile = pathlib.Path(sys.argv[2])\n"
+    steps = {"tests": (None, 60), "mnist_mlp": (None, 3), "resnet": (None, 60)}
     monkeypatch.setattr(gpu, "STEPS", steps)
     monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
     started = []
@@ -82,16 +84,19 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
 
     def start(command: list[str], **named: Any) -> Any:
         started.append(command[3])
-        words = [sys.executable, "-c", f"import sys\n{scripts[command[3]]}", *command[3:]]
+        words = [sys.executable, "-c", preamble + scripts[command[3]], *command[3:]]
         return popen(words, **named)
 
     monkeypatch.setattr(gpu.subprocess, "Popen", start)
     options = gpu.Options(output=tmp_path, budget_minutes=5)
     assert gpu.main(options) == 2
     found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in steps}
-    assert [one["status"] for one in found.values()] == ["failed", "ended after 1 s", "done"]
+    assert [one["status"] for one in found.values()] == ["failed", "ended after 3 s", "done"]
     assert "broken" in found["tests"]["said"]
-    assert "| mnist_mlp | ended after 1 s |" in (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert "| mnist_mlp | ended after 3 s |" in table
+    assert "| mlp fp16 " in table, "what it found before it was ended is lost"
+    assert "failed: so" in table
     started.clear()
     gpu.main(options)
     assert started == ["tests", "mnist_mlp"]
