@@ -1,7 +1,9 @@
 """Text: tokenised once, cached, grouped by length; batches made on the device."""
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -220,7 +222,18 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     # The trainer numbers characters inside of words as it meets them in a hash map, and breaks ties
     # by number: numbered here, the same texts always give the same vocabulary.
     first = [*SPECIAL_TOKENS, *(f"##{character}" for character in characters)]
-    trained.train_from_iterator(
-        texts, vocab_size=SCRATCH_VOCABULARY, special_tokens=first, show_progress=False
-    )
+    ended: Future[None] = Future()
+
+    def train() -> None:
+        try:
+            trained.train_from_iterator(
+                texts, vocab_size=SCRATCH_VOCABULARY, special_tokens=first, show_progress=False
+            )
+            ended.set_result(None)
+        except BaseException as problem:  # of Rust's panics, too
+            ended.set_exception(problem)
+
+    # Beside this thread, which heeds signals: Rust looks at none until it is done.
+    threading.Thread(target=train, daemon=True).start()
+    ended.result()
     return BertTokenizer(vocab=trained.get_vocab(), do_lower_case=True)
