@@ -440,6 +440,8 @@ class Run:
             self.profiler.stop()
         if error is not None:
             self.close_after(error)
+        for loader in self.all_loaders.values():
+            loader.close()
         if isinstance(error, UserError):
             let_main_rank_exit_first()
             if self.agreement.request.reason is None:  # no launcher says that rank 0 has ended

@@ -30,6 +30,8 @@ class Work(NamedTuple):
 class Samples:
     """One split. One's own needs `__len__` and `fetch`; the rest is for speed.
 
+    Workers have a copy, as it was when they made their first batch, in all epochs.
+
     `samples` are int64 [batch], on the host; `epoch` is None in an evaluation.
     """
 
@@ -114,11 +116,20 @@ class TensorSamples(Samples):
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(f"tensors of one split need one number of samples each, not {sizes}")
-        self.tensors = {name: as_tensor(values) for name, values in tensors.items()}
-        self.num_bytes = sum(values.nbytes for values in self.tensors.values())
+        self.keep(**tensors)
+
+    def keep(self, **arrays: torch.Tensor | np.ndarray) -> None:
+        """Take arrays as they are where they lie in a file, so that a worker can open it too."""
+        in_file = {name: values for name, values in arrays.items() if isinstance(values, np.memmap)}
+        self.arrays = {name: as_tensor(values) for name, values in arrays.items()} | in_file
+        self.num_bytes = sum(values.nbytes for values in self.arrays.values())
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: as_tensor(values) for name, values in self.arrays.items()}
 
     def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
+        return len(next(iter(self.arrays.values())))
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         return self.take(self.tensors, samples)

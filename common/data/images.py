@@ -42,10 +42,17 @@ class ImageSamples(TensorSamples):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(images=images, labels=labels)
-        self.images, self.labels = images, labels
         self.mean, self.std, self.dtype = mean, std, dtype
         self.crop_padding = 0  # pixels by which a training image is shifted at most
         self.flip = False  # whether half of the training images are mirrored
+
+    @property
+    def images(self) -> np.ndarray:
+        return np.asarray(self.arrays["images"])
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.asarray(self.arrays["labels"])
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1."""

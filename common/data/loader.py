@@ -1,12 +1,16 @@
 """Batches in a resumable order, from memory of the device or from worker processes."""
 
+import atexit
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
+from mmap import mmap
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
@@ -63,6 +67,7 @@ class Loader:
             num_workers = min(8, max(1, usable_cores() // local_world_size()))
         self.placement, self.num_workers = placement, num_workers if placement == "workers" else 0
         self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
+        self.asked = Asked()
         samples.seed = seed
         if placement == "device":
             samples.place(device)
@@ -131,21 +136,35 @@ class Loader:
         for samples, batch in zip(micro_batches, batches, strict=True):
             yield self.samples.finish(batch, samples, epoch)
 
-    def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Yield the batches in order as workers make them, in pinned memory for CUDA."""
-        loader: DataLoader[Any] = DataLoader(
-            micro_batches,  # type: ignore[arg-type]
+    @cached_property
+    def workers(self) -> DataLoader[Any]:
+        """The processes that make batches, from the first one to `close`."""
+        atexit.register(kill_workers)  # Python would wait for them, and they ignore SIGTERM
+        ForkingPickler.register(np.memmap, by_path)
+        return DataLoader(
+            Reader(self.samples),  # type: ignore[arg-type]
             batch_size=None,
+            sampler=self.asked,
             num_workers=self.num_workers,
-            collate_fn=partial(self.samples.read, epoch=epoch),
+            persistent_workers=self.num_workers > 0,
+            collate_fn=as_it_is,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=ignore_stop_signals,
             # Its own generator: making an iterator must not draw from the one of dropout.
             generator=torch.Generator(),
         )
+
+    def close(self) -> None:
+        """Let the workers end, if there are any."""
+        vars(self).pop("workers", None)
+
+    def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
+        """Yield the batches in order as workers make them, in pinned memory for CUDA."""
+        self.asked.micro_batches, self.asked.epoch = micro_batches, epoch
         try:
-            yield from loader
+            yield from self.workers
         except Exception as error:
+            self.close()
             if self.num_workers == 0:
                 raise
             kill_workers()
@@ -155,6 +174,40 @@ class Loader:
             if is_lost and not words.startswith("Caught"):
                 raise LostProcessError(f"a worker of the loader is gone ({words})") from error
             raise
+
+
+@dataclass
+class Asked:
+    """What workers are asked for next: the samples of each batch, and their epoch."""
+
+    micro_batches: MicroBatches = ()
+    epoch: int | None = None
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, int | None]]:
+        return ((samples.numpy(), self.epoch) for samples in self.micro_batches)
+
+
+@dataclass
+class Reader:
+    """What a worker has of a loader, as it was when the first batch was asked for."""
+
+    samples: Samples
+
+    def __getitem__(self, asked: tuple[np.ndarray, int | None]) -> Batch:
+        return self.samples.read(torch.from_numpy(asked[0]), asked[1])
+
+
+def as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def by_path(mapped: np.memmap) -> tuple[Any, ...]:
+    """Let another process open a memory map itself: it would be sent what the file holds."""
+    if not isinstance(mapped.base, mmap):  # a part of one, whose place in the file is not known
+        return np.array, (np.asarray(mapped),)
+    order: Any = "C" if mapped.flags.c_contiguous else "F"
+    mode: Any = mapped.mode.replace("w+", "r+")
+    return np.memmap, (mapped.filename, mapped.dtype, mode, mapped.offset, mapped.shape, order)
 
 
 def make_loaders(
@@ -194,7 +247,8 @@ def kill_workers() -> None:
     # A loader's handler would raise an error in place of the one that ends the run.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in multiprocessing.active_children():
-        worker.kill()
+        if worker.daemon:
+            worker.kill()
 
 
 def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:

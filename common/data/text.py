@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from common.console import say
-from common.data.batch import Batch, Data, TensorSamples, as_tensor, without_waiting
+from common.data.batch import Batch, Data, TensorSamples, without_waiting
 from common.data.cache import cached, write_array
 from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
@@ -37,13 +37,12 @@ class TextSamples(TensorSamples):
     """One split: all tokens in a row (int32), offsets, starts of second sentences, labels."""
 
     def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None = None) -> None:
-        self.tensors = dict(zip(ARRAYS, map(as_tensor, arrays), strict=True))
-        self.lengths: np.ndarray = self.tensors["offsets"].diff().numpy()
-        self.num_bytes = sum(array.nbytes for array in arrays)
+        self.keep(**dict(zip(ARRAYS, arrays, strict=True)))
+        self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
         self.token_positions = token_positions
 
     def __len__(self) -> int:
-        return len(self.tensors["labels"])
+        return len(self.arrays["labels"])
 
     def example(self, size: int, length: int) -> Batch:
         # Without a mask, whose values BERT would look at.
