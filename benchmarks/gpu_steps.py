@@ -24,10 +24,10 @@ from benchmarks.rounds import Suite
 NAN = float("nan")  # of what could not be measured: no goal is reached with it
 RECIPES = ("mnist_mlp", "resnet", "bert")
 PRECISIONS = ("fp16", "bf16", "tf32", "no")
-# Towards 94 % on CIFAR-10, tried in turn until one gets there: chosen after what others report of
-# ResNet-18, and not measured here yet.
-CIFAR10 = ("--batch-size", 512, "--learning-rate", 0.4, "--eval-every", 10**6)
-CIFAR10_EPOCHS = (16, 24, 30)
+# Towards 94 % on CIFAR-10 in a minute, tried in turn until one gets there: the peak learning rate,
+# its warm-up and the batch of DAWNBench's winners; of the recipe itself not measured yet.
+CIFAR10 = ("--batch-size", 512, "--learning-rate", 0.4, "--eval-every", 10**6, "--epochs")
+CIFAR10_TRIES: tuple[tuple[object, ...], ...] = ((16,), (18, "--compile"), (24, "--compile"))
 
 
 def gpu_tests(step: Step, selection: str = "not resume") -> None:
@@ -172,19 +172,21 @@ def cifar10(step: Step) -> None:
     tiny = ("--dataset", "synthetic", *small)
     if dataset == "digits" and not step.tiny:
         raise RuntimeError("there is no cifar10/ in --data")
-    for epochs in CIFAR10_EPOCHS[:1] if step.tiny else CIFAR10_EPOCHS:
-        flags = tiny if step.tiny else ("--dataset", dataset, *CIFAR10, "--epochs", epochs)
+    for epochs, *compiled in CIFAR10_TRIES:
+        flags = tiny if step.tiny else ("--dataset", dataset, *CIFAR10, epochs, *compiled)
         directory, seconds = step.recipe(f"cifar10-{epochs}", "resnet", *flags)
         summary = json.loads((directory / "summary.json").read_text())
         step.note(f"{epochs} epochs", {"flags": flags, "seconds_from_shell": seconds, **summary})
         for folder in ("model", "checkpoints"):
             shutil.rmtree(directory / folder, ignore_errors=True)
-        if summary.get("test/accuracy", 0) >= 0.94:
+        if step.tiny:
             break
-    if not step.tiny:
-        title = f"CIFAR-10, {epochs} epochs"
-        step.goal(f"{title}: test accuracy", summary["test/accuracy"], 0.94, None)
-        step.goal(f"{title}: seconds of training", summary["time/train_seconds"], None, 60)
+        title = f"CIFAR-10, {epochs} epochs{', compiled' if compiled else ''}"
+        accuracy, taken = summary["test/accuracy"], summary["time/train_seconds"]
+        step.goal(f"{title}: test accuracy", accuracy, 0.94, None)
+        step.goal(f"{title}: seconds of training", taken, None, 60)
+        if accuracy >= 0.94 and taken <= 60:
+            break
 
 
 def transfer(step: Step) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -168,7 +167,13 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
         )
         goal = {"no": 4.0, "tf32": 2.6}[precision]
         comparisons.append(Comparison(f"ResNet-50: recipe / {title}", "recipe", title, goal))
-    if find_spec("timm"):
+    try:
+        import timm  # noqa: F401, which needs torchvision
+
+        missing = ""
+    except ImportError as problem:
+        missing = f"timm missing: {problem}"
+    if not missing:
         contestants["timm AMP channels-last"] = contestant(train_timm)
         comparisons.append(
             Comparison("ResNet-50: recipe / timm", "recipe", "timm AMP channels-last", 1.1)
@@ -181,9 +186,8 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
         contestants=contestants,
         comparisons=comparisons,
         notes=[
-            "timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images"
-            if find_spec("timm")
-            else "timm missing",
+            missing
+            or "timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images",
             *([] if "tf32" in offered else ["no tf32: the recipes do not offer it"]),
         ],
         warmup_steps=options.scaled(10),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import gpu, guarded, transfer
+from benchmarks import gpu, gpu_step, guarded, transfer
 from benchmarks.gpu_steps import STEPS
 from benchmarks.isolation import isolated
+from benchmarks.options import Options
 from benchmarks.recipe_side import load_recipe, train_recipe
+from benchmarks.rounds import Training
+from common.errors import UserError
 from tests.launch import REPOSITORY, clean_environment, run_command
 
 TINY = {"dataset": "synthetic", "image_size": 8, "batch_size": 64, "hidden_sizes": (8,)}
@@ -63,6 +67,36 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     with isolated(1), guarded.without_waiting(recipe, settled=0), pytest.raises(ZeroDivisionError):
         train_recipe(recipe, 8, **settings)
     assert modes[-1] == "default"
+
+
+def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a precision can't do is told too, and is no end of the step."""
+    wait = RuntimeError("called a synchronizing CUDA operation")
+    refusal, done = (
+        UserError("no such arithmetic here"),
+        Training(2, 8, 0.5, None, {"perf/mfu": 0.4}),
+    )
+    answers: Iterator[Any] = iter([wait, done, refusal, ZeroDivisionError("broken"), done])
+
+    def train(*unused: Any, **settings: Any) -> Training:
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(gpu_step, "train_recipe", train)
+    step = gpu_step.Step(tmp_path / "step.json", True, Options(), None)
+    for name in ("waits", "refused", "failed", "well"):
+        step.cell(name, "mnist_mlp", 8)
+    found = json.loads(step.file.read_text())["figures"]
+    figures = {"samples_per_second": 4, "perf/mfu": 0.4}
+    assert found["well"] == figures
+    assert found["waits"].pop("waits").endswith(f"{wait}\n")
+    assert found["waits"] == figures
+    assert found["refused"] == {"refused": refusal.message}
+    assert "ZeroDivisionError: broken" in found["failed"]["failed"]
 
 
 def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
