@@ -60,6 +60,9 @@ class TrainingConfig:
     eval_every: int | None = count(None, role="pace")
     # Seconds after which a rank that hangs ends the job.
     collective_timeout: int = record(180, least=1, most=10**6)
+    keep: Literal["best", "last"] = "best"  # Model: the best of the evaluations, or the last.
+    # End after so many evaluations without a better one.
+    early_stopping: int | None = count(None)
     target: float | None = record(None)  # Exit with an error if the objective ends up worse.
     evaluate_only: bool = flag(False, role="kind")  # Evaluate --init-from's model, train nothing.
 

@@ -29,13 +29,13 @@ from common.errors import (
     let_main_rank_exit_first,
     outcome_of,
 )
-from common.files import read_json
+from common.files import read_json, read_tensors
 from common.measure.flops import ComputeLoss
 from common.measure.memory import MEBIBYTE, memory_used
 from common.measure.memory_plan import MemoryPlan
 from common.measure.meters import Meters
 from common.models.compile import as_written, compile_seconds
-from common.objective import PREFIXES, Objective
+from common.objective import PREFIXES, Best, Objective
 from common.profile.profiler import Profiler
 from common.track import facts, media, report
 from common.track.card import model_card
@@ -97,6 +97,8 @@ class Run:
         self.facts: dict[str, Any] = {}  # what `config.json` holds
         self.evaluated: nn.Module | None = None  # the model of the last evaluation
         self.evaluated_step = -1
+        self.kept_step: int | None = None  # of the model that is kept, once that is settled
+        self.best = Best(self.objective)
 
     # Before the loop
 
@@ -110,6 +112,9 @@ class Run:
         self.data: Any = data
         names = [name for name in PREFIXES if name in data.splits]
         self.validation_split, self.test_split = names[0], names[-1]
+        if self.config.early_stopping and self.validation_split != "validation":
+            advice = "hold some out, as with --validation-share 0.1"
+            raise UserError(f"--early-stopping would choose by test data, the only ones: {advice}")
         self.all_loaders = loaders = make_loaders(self.config, self.accelerator, data.splits)
         if not self.config.evaluate_only:
             for loader in loaders.values():
@@ -171,7 +176,8 @@ class Run:
         )
         parameters = sum(p.numel() for p in model.parameters())
         scaler = {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
-        for name, part in {"progress": self.progress, "log": self.logs, **scaler}.items():
+        named = {"progress": self.progress, "log": self.logs, "best": self.best, **scaler}
+        for name, part in named.items():
             self.parts.add(name, part)
         for name in ("meters", "guard", "random"):
             self.parts.add(name, getattr(self, name), shared=False)
@@ -281,12 +287,21 @@ class Run:
     def should_evaluate(self) -> bool:
         """Whether an evaluation of the present step is due, and was not made yet.
 
-        After the last update the final evaluation stands for it, if it reads the same split.
+        The last model is evaluated, too, if it may not be the best. Otherwise the final evaluation
+        stands for it, if it reads the same split.
         """
         step = self.progress.global_step
-        is_final = self.plan.ends(step) and self.validation_split == self.test_split
-        is_due = self.plan.evaluates(step) and self.evaluated_step != step
-        return is_due and not is_final and not self.config.evaluate_only
+        is_due = self.plan.evaluates(step)
+        if self.plan.ends(step):
+            is_compared = self.config.keep == "best" and self.best.value is not None
+            is_due = is_compared or (is_due and self.validation_split != self.test_split)
+        return is_due and self.evaluated_step != step and not self.config.evaluate_only
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `--early-stopping` ends the run here."""
+        patience = self.config.early_stopping
+        return patience is not None and self.best.later >= patience
 
     @property
     def should_save(self) -> bool:
@@ -359,8 +374,23 @@ class Run:
         self.evaluated, self.evaluated_step = bare_model, step
 
     def log(self, evaluation: Mapping[str, Any]) -> None:
-        """Log an evaluation on the split that `should_evaluate` is about, and show it."""
-        self.logs.evaluation(evaluation, self.validation_split)
+        """Log an evaluation on the split that `should_evaluate` is about, and keep the best model.
+
+        It is written at once, in the background, for the checkpoints from now on to name.
+        """
+        figures = self.logs.evaluation(evaluation, self.validation_split)
+        if self.is_better(figures) and self.config.keep == "best":
+            with self.meters.stopwatch.stopped():
+                weights = export.weights_of(self.evaluated or self.unwrapped)
+                self.checkpoints.save_best(self.best.step, weights)
+        if self.should_stop:
+            none = f"no better {self.objective.metric} in {self.best.later} evaluations"
+            say(f"stopped early, after update {self.progress.global_step}: {none}")
+
+    def is_better(self, figures: Mapping[str, float]) -> bool:
+        """Take note of figures on validation data; return whether they are the best so far."""
+        value = figures.get(f"{PREFIXES['validation']}/{self.objective.metric}")
+        return value is not None and self.best.improves(value, self.progress.global_step)
 
     def position(self) -> dict[str, float]:
         seconds = self.meters.stopwatch.train_seconds
@@ -368,8 +398,22 @@ class Run:
 
     # After the loop
 
+    def load_best(self, model: nn.Module) -> None:
+        """Give `model`, which was evaluated, the weights that it had when it was the best.
+
+        They are the last where there was no evaluation on validation data, or `--keep last`.
+        """
+        self.kept_step = step = self.progress.global_step
+        if self.config.keep == "last" or self.best.step in (-1, step):
+            return
+        self.save()  # what a resume goes on with, where the run was left before its plan's end
+        self.checkpoints.wait()
+        self.agreement.check(step)  # all ranks wait for the one that writes
+        path, self.kept_step = self.checkpoints.best(self.best.step), self.best.step
+        export.put_weights(self.accelerator.unwrap_model(model), read_tensors(path), path)
+
     def finish(self, evaluation: Mapping[str, Any]) -> None:
-        """Keep the model that was evaluated last, write and show the summary, check the target.
+        """Export the model that was evaluated last, write and show the summary, check the target.
 
         Raises:
             TrainingError: when the objective's value is worse than `--target`.
@@ -381,15 +425,18 @@ class Run:
         self.agreement.check(step)
         if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
             self.log_training()
-        final = self.logs.evaluation(evaluation, self.test_split)
+        kept = step if self.kept_step is None else self.kept_step
+        final = self.logs.evaluation(evaluation, self.test_split, self.plan.position(kept))
+        self.is_better(final)
         self.logs.flush()
         self.logs.close_display()
         memory = self.memory_plan.finish() if trained else []
-        summary = self.summarize(final)
+        summary = self.summarize(final) | {"progress/kept_step": kept}
         end_collectives(self.accelerator)
         if trained and self.accelerator.is_main_process:
             model = self.evaluated or self.unwrapped
-            described = {"recipe": self.recipe, "class": type(model).__name__, **self.description}
+            described = {"recipe": self.recipe, "class": type(model).__name__, "update": kept}
+            described |= self.description
             told = self.data, self.test_split, summary
             card = model_card(config, self.facts, described, *told)
             export.save_model(directory.path / "model", model, described, card)
@@ -415,8 +462,8 @@ class Run:
         summary = {**self.logs.latest, **final}
         if not self.config.evaluate_only:
             summary |= self.meters.whole_run()
-        if self.logs.best is not None:
-            summary[self.objective.best_key] = self.logs.best
+        if self.best.value is not None:
+            summary[self.objective.best_key] = self.best.value
         if self.config.compile:
             summary["time/compile_seconds"] = compile_seconds()
         return summary | {

@@ -134,6 +134,8 @@ def main(config: Config) -> None:
         for batch in run.batches(train_loader):
             if run.should_evaluate:
                 run.log(evaluate(run, model, validation_loader))
+            if run.should_stop:  # by --early-stopping
+                break
             with accelerator.accumulate(model):
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
@@ -148,6 +150,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
+        run.load_best(model)  # of all that were evaluated, but for --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

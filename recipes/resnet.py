@@ -77,15 +77,15 @@ class Block(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool):
         super().__init__()
         channels = width * 4 if bottleneck else width
-        # The stride is on the first 3×3 convolution.
-        first = (1, 1) if bottleneck else (3, stride)
+        first = (1, 1) if bottleneck else (3, stride)  # the stride is on the first 3×3 convolution
         self.conv1, self.bn1 = convolve(in_channels, width, *first)
         self.conv2, self.bn2 = convolve(width, width, 3, stride if bottleneck else 1)
         if bottleneck:
             self.conv3, self.bn3 = convolve(width, channels, 1, 1)
         same = stride == 1 and in_channels == channels
-        shortcut = () if same else convolve(in_channels, channels, 1, stride)
-        self.downsample = nn.Sequential(*shortcut)
+        self.downsample = nn.Sequential(
+            *(() if same else convolve(in_channels, channels, 1, stride))
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = F.relu(self.bn1(self.conv1(images)), inplace=True)
@@ -193,6 +193,8 @@ def main(config: Config) -> None:
         for batch in run.batches(train_loader):
             if run.should_evaluate:
                 run.log(evaluate(run, model, validation_loader))
+            if run.should_stop:  # by --early-stopping
+                break
             with accelerator.accumulate(model):
                 loss, logits = compute_loss(model, batch, config.label_smoothing)
                 accelerator.backward(loss)
@@ -207,6 +209,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
+        run.load_best(model)  # of all that were evaluated, but for --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

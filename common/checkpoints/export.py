@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from common.checkpoints.copies import copied
-from common.checkpoints.pack import identity
+from common.checkpoints.pack import Tensors, identity
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
 from common.files import (
@@ -36,9 +36,7 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any], card: str 
         if save_pretrained := getattr(model, "save_pretrained", None):
             save_pretrained(unfinished)
         else:
-            state = model.state_dict()
-            weights = {name: state[name] for name, *_ in names_by_weight(model)}
-            write_tensors(unfinished / WEIGHTS, copied(weights))
+            write_tensors(unfinished / WEIGHTS, copied(weights_of(model)))
         write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
         if card:
             write_text(unfinished / "README.md", card)
@@ -54,6 +52,12 @@ def load_initial(model: nn.Module, config: Any, directory: Path) -> None:
             shutil.copytree(source, unfinished, dirs_exist_ok=True)
 
 
+def weights_of(model: nn.Module) -> Tensors:
+    """Return a model's state, not copied, each tensor under one name."""
+    state = model.state_dict()
+    return {name: state[name] for name, *_ in names_by_weight(model)}
+
+
 def names_by_weight(model: nn.Module) -> list[list[str]]:
     """Return the names of each tensor in a model's state: several where weights are tied."""
     names: dict[Any, list[str]] = defaultdict(list)
@@ -64,7 +68,12 @@ def names_by_weight(model: nn.Module) -> list[list[str]]:
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load the weights of a run into `model`; a `UserError` says in what they don't fit."""
-    state, weights = model.state_dict(), read_tensors(model_folder(path) / WEIGHTS)
+    put_weights(model, read_tensors(model_folder(path) / WEIGHTS), path)
+
+
+def put_weights(model: nn.Module, weights: Tensors, path: str | Path) -> None:
+    """Give `model` what `weights_of` returned of one like it, and what is at `path`."""
+    state = model.state_dict()
     for names in names_by_weight(model):
         if stored := [weights[name] for name in names if name in weights]:
             weights |= dict.fromkeys(names, stored[0])

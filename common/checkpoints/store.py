@@ -39,6 +39,7 @@ from common.files import (
 )
 
 NAME = re.compile(r"step-(\d{8,})")
+BEST = re.compile(r"best-\d{8,}\.safetensors$")  # the best model so far, of what update
 MANIFEST = "manifest.json"
 HOST = torch.device("cpu")
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
@@ -78,6 +79,19 @@ class Checkpoints:
         if self.failure is not None or step == self.last_step:
             return
         self.last_step = step
+        self.begin(step, contents, facts)
+
+    def save_best(self, step: int, tensors: Tensors) -> None:
+        """Copy the best model so far, and write it beside the checkpoints that will name it."""
+        self.wait()
+        if self.failure is None and self.rank == 0:
+            self.once = {name: held for name, held in self.once.items() if not BEST.match(name)}
+            self.begin(step, Contents(once={self.best(step).name: tensors}), None)
+
+    def best(self, step: int) -> Path:
+        return self.folder / f"best-{step:08d}.safetensors"
+
+    def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
         once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}
         copies, wait = begun({**contents.files, **once}, self.device)
         once = {name: copies.pop(name) for name in once}
@@ -102,29 +116,39 @@ class Checkpoints:
         self.patience = min(self.patience, LAST_PATIENCE)
 
     def write_or_fail(
-        self, step: int, contents: Contents, facts: dict[str, Any], wait: Callable[[], None]
+        self, step: int, contents: Contents, facts: dict[str, Any] | None, wait: Callable[[], None]
     ) -> None:
         unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
         try:
             wait()
-            self.write(unfinished, contents, facts)
+            if facts is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.write_once(contents.once)
+            else:
+                self.write(unfinished, contents, facts)
         except LostProcessError as lost:
             self.lost = lost
         except (Exception, UserError) as problem:  # whatever it is, the training must hear of it
             self.failure = f"rank {self.rank}: {getattr(problem, 'message', problem)}"
             with contextlib.suppress(OSError):
                 # Make room first: where the disk is full, nothing else can be written.
-                for name in (*contents.files, *contents.once):
+                for name in contents.files:
                     (unfinished / name).unlink(missing_ok=True)
+                for name in contents.once:
+                    (self.folder / f"{name}{UNFINISHED}").unlink(missing_ok=True)
                 (unfinished / f"failed-{self.rank}").touch()
+
+    def write_once(self, files: Mapping[str, Tensors]) -> None:
+        for name, tensors in files.items():
+            unfinished = self.folder / f"{name}{UNFINISHED}"
+            self.once[name] = write_tensors(unfinished, tensors)
+            os.replace(unfinished, self.folder / name)
+            sync(self.folder)
 
     def write(self, unfinished: Path, contents: Contents, facts: dict[str, Any]) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the folder."""
         unfinished.mkdir(parents=True, exist_ok=True)
-        for name, tensors in contents.once.items():
-            self.once[name] = write_tensors(unfinished / name, tensors)
-            os.replace(unfinished / name, self.folder / name)
-            sync(self.folder)
+        self.write_once(contents.once)
         mine = {name: write_tensors(unfinished / name, t) for name, t in contents.files.items()}
         paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
         write_json(paths[self.rank], {"files": mine, "state": contents.of_rank})
@@ -146,6 +170,13 @@ class Checkpoints:
         sync(self.folder)
         for old in [*step_folders(self.folder)[: -self.keep], *self.folder.glob(f"*{SUPERSEDED}")]:
             remove(old)
+        kept = {*self.once}
+        for folder in step_folders(self.folder):
+            with contextlib.suppress(UserError):  # one that is damaged needs nothing
+                kept |= {Path(name).name for name in read_manifest(folder)["files"]}
+        for path in self.folder.iterdir():
+            if BEST.match(path.name) and path.name not in kept:
+                remove(path)
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
         """Wait for a file of each rank, rank 0 first; raise when one failed, or is late."""

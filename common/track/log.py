@@ -32,7 +32,6 @@ class Log:
         self.display: ProgressDisplay | None = None
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
         self.latest: dict[str, Any] = {}
-        self.best: float | None = None  # of the objective, on validation data
 
     def start(
         self, config: TrainingConfig, facts: Mapping[str, Any], position: Callable[[], Any]
@@ -74,19 +73,29 @@ class Log:
             row = self.pending
             self.display.update(int(row[STEP]), row["progress/epoch"], report.interval_text(row))
 
-    def evaluation(self, figures: Mapping[str, Any], split: str) -> dict[str, float]:
-        """Add an evaluation, show it, and return its figures by their full names."""
+    def evaluation(
+        self, figures: Mapping[str, Any], split: str, position: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        """Add an evaluation, show it, and return its figures by their full names.
+
+        `position` is that of the model, if it is an earlier one: of it, nothing is added to the row
+        of the present step that has the last one's figures on the same split.
+        """
         metric, prefix = self.objective.metric, PREFIXES[split]
         values = of_all_ranks(self.accelerator, figures)
         if metric not in values:
             found = f"the evaluation has {', '.join(values) or 'nothing'}"
             advice = "let OBJECTIVE name one of these"
             raise UserError(f"the objective is {self.objective}, and {found}: {advice}")
-        say(report.evaluation_text(values, split, self.position(), self.total_steps))
+        here = self.position()
+        say(report.evaluation_text(values, split, position or here, self.total_steps))
         named = {f"{prefix}/{name}": value for name, value in values.items()}
-        self.add(named)
-        if split == "validation":
-            self.best = self.objective.best(v for v in (self.best, values[metric]) if v is not None)
+        if (
+            position is None
+            or position[STEP] == here[STEP]
+            or not named.keys() & self.pending.keys()
+        ):
+            self.add(named)
         return named
 
     def add(self, values: Mapping[str, Any]) -> None:
@@ -141,8 +150,7 @@ class Log:
         return commands
 
     def state_dict(self) -> dict[str, Any]:
-        return {"latest": self.latest, "pending": self.pending, "best": self.best}
+        return {"latest": self.latest, "pending": self.pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.latest, self.pending = state["latest"], state["pending"]
-        self.best = None if state["best"] is None else float(state["best"])

@@ -86,6 +86,8 @@ def show_summary(
     for name, on in shown.items():
         if name in summary:
             table.add_row(describe(name).heading + on, describe(name).text(summary[name]))
+    kept, last = (f"{summary[name]:,.0f}" for name in ("progress/kept_step", STEP))
+    table.add_row("model", f"of update {kept}" + ("" if kept == last else f", the best of {last}"))
     if "perf/samples_per_second" in summary:
         table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
     if memory:

@@ -174,6 +174,8 @@ def main(config: Config) -> None:
         for batch in run.batches(train_loader):
             if run.should_evaluate:
                 run.log(evaluate(run, model, validation_loader))
+            if run.should_stop:  # by --early-stopping
+                break
             with accelerator.accumulate(model, discriminator):
                 loss, loss_d, logits = compute_losses(run, model, discriminator, batch)
                 accelerator.backward(loss + loss_d)  # no weight is in both of their graphs
@@ -190,6 +192,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
+        run.load_best(model)  # of all that were evaluated, but for --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

@@ -124,12 +124,12 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
     """The loop is left before its plan's end; the average is exported, and not the model."""
     run = whole(runner, LISTED["averaged"])
     assert run.summary["progress/global_step"] < run.config["plan"]["total_steps"]
-    values = [*run.series("test/accuracy").values()]
-    patience = run.config["config"]["patience"]
-    assert max(values[:-patience]) >= max(values[-patience:])
-    folder = newest_checkpoint(run)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["parts"]["stopping"]["best"] == max(values)
+    series = run.series("val/accuracy")
+    patience = run.config["config"]["early_stopping"]
+    best = max(series, key=lambda step: (series[step], -step))
+    assert [*series].index(best) == len(series) - 1 - patience
+    assert run.summary["progress/kept_step"] == best
+    folder = run.directory / "checkpoints" / f"step-{best:08d}"
     average = load_file(folder / "average.safetensors")
     model = load_file(folder / "model.safetensors")
     for name, value in run.weights().items():

@@ -12,7 +12,8 @@ from tests.launch import REPOSITORY
 
 COMMON = REPOSITORY / "common"
 MOST_LINES = 8900  # of `common` in all
-MOST_LINES_OF_A_RECIPE = 215
+MOST_LINES = 9100  # of `common` in all
+MOST_LINES_OF_A_RECIPE = 217
 
 # From the ground up: a room may import those below it, and within a package its neighbours.
 LEVELS = (

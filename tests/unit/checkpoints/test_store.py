@@ -104,6 +104,47 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert newest_whole(tmp_path) == (tmp_path / "step-00000009", [])
 
 
+def test_best_model_lies_beside_the_checkpoints_that_name_it(tmp_path: Path) -> None:
+    """It is written at once, goes with the last that names it, and is verified with each."""
+    checkpoints, weight = opened(tmp_path), torch.zeros(3)
+    best = [f"best-{step:08d}.safetensors" for step in (3, 6)]
+    checkpoints.save(3, contents_of(3), {})
+    for step, name in zip((3, 6), best, strict=True):
+        checkpoints.save_best(step, {"weight": weight})
+        weight += 1
+        checkpoints.wait()
+        assert name in names_in(tmp_path)
+        checkpoints.save(step + 2, contents_of(step), {})
+    checkpoints.wait()
+    assert {*best} < {*names_in(tmp_path)}
+    assert read_tensors(tmp_path / best[1])["weight"].tolist() == [1, 1, 1]
+    later, newest = opened(tmp_path), tmp_path / "step-00000008"
+    later.go_on_from(newest, read_manifest(newest))
+    later.save(9, contents_of(9), {})
+    later.wait()
+    assert f"../{best[1]}" in read_manifest(tmp_path / "step-00000009")["files"]
+    assert {*best} & {*names_in(tmp_path)} == {best[1]}
+    (tmp_path / best[1]).write_bytes(b"damaged")
+    assert newest_whole(tmp_path)[0] is None
+
+
+def test_best_model_that_can_not_be_written_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a checkpoint does; nothing half written is left."""
+
+    def full(path: Path, tensors: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "write_tensors", full)
+    checkpoints = opened(tmp_path)
+    checkpoints.save_best(3, {"weight": torch.zeros(3)})
+    checkpoints.wait()
+    assert "No space left on device" in str(checkpoints.failure)
+    assert not [*tmp_path.glob("best-*")]
+
+
 def test_state_is_that_of_the_call(tmp_path: Path) -> None:
     """What training changes while it is written is not in the checkpoint."""
     checkpoints, contents = opened(tmp_path), contents_of(3)
@@ -351,7 +392,7 @@ def test_names_are_on_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         noted(module, name)
     save(tmp_path / "run", 3)
     assert calls == [
-        "replace frozen-model.safetensors frozen-model.safetensors",
+        "replace frozen-model.safetensors.unfinished frozen-model.safetensors",
         "sync run",
         f"replace .receipt-0.json.{os.getpid()} receipt-0.json",
         f"replace .manifest.json.{os.getpid()} manifest.json",

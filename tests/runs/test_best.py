@@ -1,0 +1,102 @@
+"""The best model is kept, whatever happens to the run; and no test data choose it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.jobs import final_weights, learned
+from tests.launch import REPOSITORY, Finished, Runner
+
+FLAGS = ("--dataset", "digits", "--tracker", "none", "--log-every", 2, "--batch-size", 128)
+OFTEN = ("--eval-every", 4, "--checkpoint-every", 4, "--keep-checkpoints", 100)
+CHOOSING = (*FLAGS, *OFTEN, "--validation-share", 0.2, "--max-steps", 30)
+BEST = 12
+
+
+@pytest.fixture(scope="module")
+def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a recipe whose accuracy is best after update 12, and falls with each later one."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    line = "    return sums.result()\n"
+    assert source.count(line) == 1
+    worse = f"    worse = abs(run.progress.global_step - {BEST}) / 100\n"
+    path = tmp_path_factory.mktemp("peaked") / "mnist_mlp.py"
+    path.write_text(
+        source.replace(line, f'{worse}    return sums.result() | {{"accuracy": -worse}}\n')
+    )
+    return path
+
+
+def assert_kept(run: Finished, directory: Path, step: int) -> None:
+    """`model/` holds the weights that a checkpoint of update `step` has."""
+    kept = load_file(directory / "model" / "model.safetensors")
+    then = load_file(run.directory / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+    assert {name for name in kept if not torch.equal(kept[name], then[name])} == set()
+    assert json.loads((directory / "summary.json").read_text())["progress/kept_step"] == step
+    assert json.loads((directory / "model" / "model.json").read_text())["update"] == step
+
+
+def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
+    """And not the last, which is evaluated like the others, at the end too."""
+    run = runner.shared(peaked, *CHOOSING)
+    assert_kept(run, run.directory, BEST)
+    assert [*run.series("val/accuracy")] == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert run.summary["val/best_accuracy"] == 0
+    assert "step 12/30  test: 360 samples" in run.output
+    again = runner.run(*(peaked, *FLAGS, "--evaluate-only", "--init-from", run.directory))
+    assert again.summary["test/loss"] == run.summary["test/loss"]
+    assert len([*(run.directory / "checkpoints").glob("best-*")]) >= 1
+
+
+@pytest.mark.parametrize("last", [8, 16])
+def test_resumed_run_keeps_the_same(
+    peaked: Path, runner: Runner, tmp_path: Path, last: int
+) -> None:
+    """Killed before its best evaluation, or after it."""
+    run, directory = runner.shared(peaked, *CHOOSING), tmp_path / "run"
+    shutil.copytree(run.directory, directory)
+    for folder in (directory / "checkpoints").glob("step-*"):
+        if int(folder.name[5:]) > last:
+            shutil.rmtree(folder)
+    shutil.rmtree(directory / "model")
+    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
+    again = (*CHOOSING, "--output-dir", directory, "--resume", "auto")
+    resumed = runner.run(peaked, *again, output_directory=False)
+    assert f"step-{last:08d}" in resumed.output
+    assert_kept(run, directory, BEST)
+    assert learned(directory) == learned(run.directory)
+    assert final_weights(directory) == final_weights(run.directory)
+
+
+def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
+    """After so many evaluations without a better one; on two processes alike."""
+    flags = (*CHOOSING, "--early-stopping", 2)
+    run = runner.run(peaked, *flags, launcher="two")
+    assert run.summary["progress/global_step"] == 20
+    assert "stopped early, after update 20: no better accuracy in 2 evaluations" in run.output
+    assert run.status["status"] == "finished"
+    assert_kept(run, run.directory, BEST)
+
+
+def test_last_model_is_kept_if_asked_for(peaked: Path, runner: Runner) -> None:
+    """As it is where no evaluation was made before the end."""
+    run = runner.run(peaked, *CHOOSING, "--keep", "last")
+    assert_kept(run, run.directory, 30)
+    assert run.summary["val/best_accuracy"] == 0
+    assert not [*(run.directory / "checkpoints").glob("best-*")]
+
+
+def test_test_data_choose_nothing(peaked: Path, runner: Runner) -> None:
+    """Where there are no others, the last model is kept, and early stopping refused."""
+    flags = (*FLAGS, *OFTEN, "--max-steps", 16)
+    run = runner.run(peaked, *flags)
+    assert_kept(run, run.directory, 16)
+    assert "val/best_accuracy" not in run.summary
+    refused = runner.run(peaked, *flags, "--early-stopping", 2, succeeds=False)
+    assert "--early-stopping would choose by test data" in refused.said()
