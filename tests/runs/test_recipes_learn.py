@@ -32,7 +32,7 @@ VOCABULARY = ALWAYS | {
     *("memory/peak_reserved_mib", "gpu/utilization", "gpu/power_watts"),
     "time/train_seconds",
 }
-ONLY_IN_SUMMARY = {"val/best_accuracy", "time/total_seconds"}
+ONLY_IN_SUMMARY = {"val/best_accuracy", "progress/kept_step", "time/total_seconds"}
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 SPLITS = {"validation": "val/", "test": "test/"}
