@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from common.models import packing
@@ -65,13 +64,14 @@ def tiny_bert(packed: bool) -> Any:
     return model
 
 
-def loss_and_gradients(model: nn.Module, **others: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+def loss_and_gradients(model: Any, **others: torch.Tensor) -> tuple[Any, dict[str, Any]]:
     """Return the loss of a batch of `LENGTHS`, and each parameter's gradient."""
     random = torch.Generator().manual_seed(1)
     real = torch.arange(24) < LENGTHS[:, None]
     tokens = torch.randint(1, 50, (4, 24), generator=random) * real
-    logits = model(input_ids=tokens, attention_mask=real[:, None, None, :], **others).logits
-    loss = F.cross_entropy(logits, torch.tensor([0, 2, 1, 0]))
+    tokens, mask = tokens.to(model.device), real[:, None, None, :].to(model.device)
+    logits = model(input_ids=tokens, attention_mask=mask, **others).logits
+    loss = F.cross_entropy(logits, torch.tensor([0, 2, 1, 0], device=model.device))
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
