@@ -25,6 +25,7 @@ class Role(NamedTuple):
 EVERY_ITEM = CollectionCheckStrategy.ALL_ITEMS
 ROLES = {
     "learning": Role(repeated=True, free=False, compared=True, searched=True),
+    "size": Role(repeated=True, free=False, compared=True, searched=True),  # takes memory as well
     "data": Role(repeated=True, free=False, compared=True, searched=False),  # names what is read
     "pace": Role(repeated=True, free=True, compared=True, searched=True),  # how fast, how often
     "record": Role(repeated=True, free=True, compared=False, searched=False),  # who is told of it

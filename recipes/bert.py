@@ -40,7 +40,7 @@ class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float | None = None  # Peak (default: 5e-5 pretrained, 1e-3 from scratch).
     model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
-    max_length: int = flag(128, least=4, most=10**6)  # Tokens of a text, special ones included.
+    max_length: int = flag(128, 4, 10**6, role="size")  # Tokens of a text, special ones included.
     dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
     padding_free: Literal["auto", "no", "yes"] = "auto"  # Leave padding out; auto: on a CPU.
     text_columns: tuple[str, ...] = flag((), role="data")  # One or two (default: all with text).

@@ -40,7 +40,7 @@ class Config(TrainingConfig):
     model: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"  # Depth of the network.
     label_smoothing: float = flag(0.1, least=0, most=1)  # Share of the target over all classes.
     horizontal_flip: bool | None = None  # Mirror at random (default: colour images only).
-    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
+    image_size: int | None = flag(None, 1, 65536, role="size")  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
 

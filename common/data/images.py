@@ -27,6 +27,7 @@ from common.files import reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
+DECODED_BYTES = 2**26  # of images that are held at once
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
@@ -178,14 +179,15 @@ def decode_images(
             "--image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
         )
     say(f"decoding {len(raw):,} images once, for this and later runs")
+    at_once = min(256, 1 + DECODED_BYTES // (size * size * channels))
     counts = np.zeros((channels, 256), dtype=np.int64)  # of the training pixels' values
 
     def decoded(name: str, split: "Dataset") -> Iterator[np.ndarray]:
-        """Decode 256 images at a time, and count the values of training pixels."""
+        """Decode some images at a time, and count the values of training pixels."""
         decode = functools.partial(
             pixels_of, source=source, split=name, size=size, channels=channels
         )
-        for rows in split.iter(256):
+        for rows in split.iter(at_once):
             images = np.stack([*pool.map(decode, rows[column])])
             for channel in range(channels if name == "train" else 0):
                 counts[channel] += np.bincount(images[..., channel].ravel(), minlength=256)

@@ -1,6 +1,7 @@
 """Memory that was really taken: on the device where there is one, of the process on a CPU."""
 
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Self
@@ -31,6 +32,18 @@ def device_memory(device: torch.device) -> int:
     limits = [Path(path).read_text().strip() for path in LIMITS if Path(path).is_file()]
     total = psutil.virtual_memory().total
     return min([total, *(int(limit) for limit in limits if limit != "max")])
+
+
+def limit_memory() -> None:
+    """Have what goes beyond all memory fail where it is asked for: Linux would kill the process."""
+    if sys.platform == "linux":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        # The program's own data are for the most part never touched: threads' stacks.
+        limit = PROCESS.memory_info().data + device_memory(torch.device("cpu"))
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def memory_now(device: torch.device) -> int:

@@ -26,6 +26,7 @@ from torch.amp.grad_scaler import OptState
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.machine import cpu_threads, local_world_size, world_size
+from common.measure.memory import limit_memory
 
 LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
@@ -55,6 +56,7 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
         )
     if use_cpu:
         torch.set_num_threads(cpu_threads(config.num_threads))
+        limit_memory()
     # Accelerate asks for these in each update: two look-ups of a package that is not there (90 µs),
     # and a signature that never changes (30 µs).
     stepping: Any = accelerate.optimizer

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from common.config import TrainingConfig
 from common.console import CONSOLE, say
 from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, is_out_of_memory
+from common.flags import spelled, stated
 from common.machine import is_main_rank
 from common.measure.flops import ComputeLoss
 from common.measure.memory import (
@@ -180,10 +182,17 @@ def out_of_memory_advice(
     if data:
         said += f" The data take {data:,.0f} of them, and none with --data-placement workers."
     if config.batch_size == 1:
-        return f"{said} Try --gradient-checkpointing, or a smaller model or sample"
+        return f"{said} Try --gradient-checkpointing, or {less(config)}"
     words = [sys.argv[0], *(["--resume", resume] if resume else sys.argv[1:])]
     half, twice = config.batch_size // 2, config.gradient_accumulation_steps * 2
     flags = f"--batch-size {half} --gradient-accumulation-steps {twice}"
     same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
     command = f"accelerate launch {shlex.join(words)} {flags}"
-    return f"{said} Take a smaller model, or make {same} from half the batch: {command}"
+    return f"{said} Either {less(config)}, or make {same} from half the batch: {command}"
+
+
+def less(config: TrainingConfig) -> str:
+    """Return what would take less memory: a lower value of a flag of role "size"."""
+    flags = (field.name for field in fields(config))
+    found = [spelled(name) for name in flags if stated(type(config), name)["role"] == "size"]
+    return f"lower {' or '.join(found)}" if found else "take a smaller model or sample"

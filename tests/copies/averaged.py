@@ -36,7 +36,7 @@ class Config(TrainingConfig):
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     schedule: Literal["linear", "cosine", "constant"] = "cosine"  # Of the rate, after warm-up.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)  # Of hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     decay: float = flag(0.98, least=0, most=1)  # Of the average of the weights, in an update.
     mixup: float = flag(0.2, least=0)  # Of the Beta distribution of a sample's share; 0: none.

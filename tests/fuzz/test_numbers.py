@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +17,10 @@ MANY = 10**9  # the most that a count may be
 
 @pytest.fixture(autouse=True)
 def _quick() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     with prepared():
         yield
+    resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ def _quick() -> Iterator[None]:
         (("--hidden-sizes", 10**6, 10**6), "out of memory"),
         (("--hidden-sizes", *[10**6] * 9), "out of memory"),
         (("--hidden-sizes", 10**6 + 1), "give 1 to 1,000,000"),
-        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "Take a smaller model"),
+        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "Either lower --hidden-sizes, or"),
         (("--max-steps", 10**20), "give 1 to 1,000,000,000"),
         (("--seed", 2**32), "give 0 to 4,294,967,295"),
         (("--seed", 2**32 - 1), None),
@@ -55,3 +59,12 @@ def test_extremes(tmp_path: Path, flags: tuple[object, ...], said: str | None) -
         assert isinstance(error, UserError), repr(error)
         assert said in error.message
         assert "\n" not in error.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")
+def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, each of which fits: it fails where it is asked for, and nothing kills it."""
+    monkeypatch.setattr("common.measure.memory.device_memory", lambda device: 64 * 2**20)
+    error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", "--hidden-sizes", *[1500] * 10)
+    assert isinstance(error, UserError), repr(error)
+    assert "Either lower --hidden-sizes, or" in error.message
