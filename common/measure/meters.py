@@ -57,6 +57,7 @@ class Meters:
         """Take note of a micro-batch that was trained on, and whether an update ended with it."""
         self.sums.add(loss, metrics or {})
         self.stopwatch.count(work, waited, is_update)
+        self.power.sample_if_due()
 
     def interval(self) -> dict[str, float]:
         """Return the ``train/``, ``perf/`` and ``memory/`` metrics of all ranks' last interval."""

@@ -36,6 +36,7 @@ PEAK_TFLOPS = {
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
 UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
+SAMPLED_EVERY = 5  # seconds, in which the driver forgets none
 
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
@@ -81,7 +82,7 @@ class PowerMeter:
                 identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
                 self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
                 self.nvml = pynvml
-        self.sampled_until = 0  # by the driver's clock
+        self.sampled_until, self.samples = 0, list[int]()  # by the driver's clock; percent
         self.last_reading = time.perf_counter(), self.joules()
         self.utilization()  # of what came before
 
@@ -96,20 +97,29 @@ class PowerMeter:
         return math.nan if millijoules is None else millijoules / 1000
 
     def readings(self) -> dict[str, float]:
-        """Return ``gpu/utilization`` (0 to 1) and ``gpu/power_watts``: means since the last call.
-
-        The driver keeps samples of the utilisation for some seconds: of a longer time, the last.
-        """
+        """Return means since the last call: ``gpu/utilization`` (0 to 1), ``gpu/power_watts``."""
         if not self.is_gpu:
             return {}
         before, self.last_reading = self.last_reading, (time.perf_counter(), self.joules())
         seconds, joules = (now - then for now, then in zip(self.last_reading, before, strict=True))
         return {"gpu/utilization": self.utilization(), "gpu/power_watts": joules / seconds}
 
-    def utilization(self) -> float:
+    def sample(self) -> None:
+        """Take the driver's samples of the utilisation, which it forgets after some seconds."""
+        self.sampled_at = time.perf_counter()
         _, samples = self.ask("nvmlDeviceGetSamples", UTILIZATION, self.sampled_until) or (0, [])
         if samples:
             self.sampled_until = samples[-1].timeStamp
-            return sum(sample.sampleValue.uiVal for sample in samples) / len(samples) / 100
+            self.samples += [sample.sampleValue.uiVal for sample in samples]
+
+    def sample_if_due(self) -> None:
+        if self.is_gpu and time.perf_counter() > self.sampled_at + SAMPLED_EVERY:
+            self.sample()
+
+    def utilization(self) -> float:
+        self.sample()
+        if samples := self.samples:
+            self.samples = []
+            return sum(samples) / len(samples) / 100
         latest = self.ask("nvmlDeviceGetUtilizationRates")
         return math.nan if latest is None else latest.gpu / 100

@@ -1,6 +1,7 @@
 """What a device could do at most, by its name or as measured."""
 
 import math
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_power_and_utilisation_are_means_since_the_last_reading(
     assert meter.joules() == 601
     now[0] = 3.1
     assert meter.readings()["gpu/utilization"] == 0.9
+
+
+def test_utilisation_of_a_long_interval_is_sampled_meanwhile(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver forgets: what it had some seconds ago counts all the same, and is asked seldom."""
+    now, busy = [0.0], list(range(1, 41))
+    monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    meter = PowerMeter(GPU)
+    asked: Any = sys.modules["pynvml"].nvmlDeviceGetSamples
+    asked.reset_mock()
+    for second in range(40):
+        now[0] = second
+        nvml.samples = [(at, busy[at - 1]) for at in range(1, second + 2)][-16:]
+        meter.sample_if_due()
+    assert meter.readings()["gpu/utilization"] == pytest.approx(sum(busy) / 40 / 100)
+    assert asked.call_count < 10
 
 
 def test_utilisation_of_what_came_before_is_not_the_runs(nvml: Nvml) -> None:
