@@ -66,6 +66,17 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     return config
 
 
+def tool_parser(name: str, text: str | None, usage: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of `python -m name`, described by its module's docstring."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        usage=usage,
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def read_early() -> argparse.Namespace:
     """Return the flags that decide over what defaults the others are read; None if not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

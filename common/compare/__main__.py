@@ -4,11 +4,11 @@ A run is the directory that a recipe wrote, a `wandb/offline-run-*` folder, or, 
 `entity/project` or `entity/project/run` at W&B.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.command_line import tool_parser
 from common.compare.comparison import Comparison, compare
 from common.compare.readers import read_runs
 from common.compare.table import as_markdown, notes, show
@@ -17,11 +17,7 @@ from common.files import json_safe
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m common.compare",
-        description=__doc__,
-        allow_abbrev=False,
-    )
+    parser = tool_parser("common.compare", __doc__)
     target = "of the objective: how long each run took to reach it (default: the worst of the best)"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="as above")
     parser.add_argument("--target", type=float, metavar="X", help=target)

@@ -69,7 +69,13 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
             rows.append([metric.heading + of_all, *cells])
     if comparison.target is not None:
         rows.append([f"time to {target(comparison)}", *map(until_target, figures)])
-    return [list(cells) for cells in zip(*rows, strict=True)] if len(names) > MOST_COLUMNS else rows
+    return arranged(rows)
+
+
+def arranged(rows: list[list[str]]) -> list[list[str]]:
+    """Turn a table, of a column a run, into one of a row a run where there are many."""
+    is_wide = len(rows[0]) - 1 > MOST_COLUMNS
+    return [list(cells) for cells in zip(*rows, strict=True)] if is_wide else rows
 
 
 def shown(comparison: Comparison) -> Iterator[tuple[Metric, list[float | None], str, str]]:
@@ -112,7 +118,13 @@ def show(comparison: Comparison) -> None:
     """Print the comparison for a person, to the terminal or into a file, which is wider."""
     for warning in warnings(comparison):
         CONSOLE.print(f"[yellow]not comparable[/yellow] {escape(warning)}")
-    head, *rows = table_cells(comparison)
+    print_table(table_cells(comparison))
+    for note in notes(comparison):
+        CONSOLE.print(note, markup=False)
+
+
+def print_table(cells: list[list[str]]) -> None:
+    head, *rows = cells
     table = Table(show_header=True, header_style="bold")
     table.add_column(head[0], no_wrap=True)
     for name in head[1:]:
@@ -121,13 +133,15 @@ def show(comparison: Comparison) -> None:
         table.add_row(*map(Text, row))
     console = CONSOLE if CONSOLE.is_terminal else Console(width=max(CONSOLE.width, FILE_WIDTH))
     console.print(table)
-    for note in notes(comparison):
-        CONSOLE.print(note, markup=False)
 
 
 def as_markdown(comparison: Comparison) -> str:
-    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in table_cells(comparison)]
     lines = [f"> **not comparable** {warning}\n" for warning in warnings(comparison)]
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += markdown_table(table_cells(comparison))
     return "\n".join([*lines, *(f"\n{note}" for note in notes(comparison))])
+
+
+def markdown_table(cells: list[list[str]]) -> list[str]:
+    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return [f"| {' | '.join(row)} |" for row in rows]

@@ -7,7 +7,6 @@ paths; for texts each FILE has one a line, or two with a tab between where the m
 Prints one JSON object for each. What it computes is what the run's evaluation computes.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from common.command_line import tool_parser
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.files import reading
@@ -33,12 +33,7 @@ WARM_UP, FEWEST, SECONDS = 3, 20, 5.0  # batches before measuring, and how long 
 
 def main(words: Sequence[str] | None = None) -> None:
     precisions = typing.get_args(typing.get_type_hints(TrainingConfig)["mixed_precision"])
-    parser = argparse.ArgumentParser(
-        prog="python -m common.predict",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = tool_parser("common.predict", __doc__)
     parser.add_argument("run", metavar="RUN", help="as above")
     parser.add_argument("files", nargs="+", metavar="FILE", help="as above")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="default: 64")

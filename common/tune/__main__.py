@@ -8,27 +8,25 @@ one that is worse than most others were after as many epochs is stopped. A searc
 or killed goes on with `--study DIRECTORY`.
 """
 
-import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from common.command_line import tool_parser
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.compare.table import show
 from common.console import say
 from common.errors import UserError
-from common.files import write_json, writing
+from common.files import write_json
 from common.recipe import load_recipe
 from common.track.names import describe
 from common.tune.search import Search, SearchSettings, finished_trials, open_study, usable
 from common.tune.space import parse_space
+from common.tune.trial import working_in
 
 SHOWN = 5  # trials in the table at the end
 
@@ -38,34 +36,20 @@ def main(words: Sequence[str] | None = None) -> None:
     directory, settings = read_command_line(list(sys.argv[1:] if words is None else words))
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
-    with writing(f"--study {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".lock").touch()
-    try:
-        with FileLock(directory / ".lock", timeout=0), usable(directory / "study.db"):
-            study = open_study(directory, recipe.objective, settings.prune, space)
-            write_json(directory / "search.json", asdict(settings))
-            search = Search(directory, settings, space, shared, recipe.objective, study)
-            say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            search.run()
-            report(search)
-    except Timeout:
-        raise UserError(f"{directory} is being searched by another process") from None
-    except KeyboardInterrupt:
-        say(f"stopped: go on with python -m common.tune --study {os.path.relpath(directory)}")
-        raise SystemExit(130) from None
+    again = f"python -m common.tune --study {os.path.relpath(directory)}"
+    with working_in(directory, "--study", again), usable(directory / "study.db"):
+        study = open_study(directory, recipe.objective, settings.prune, space)
+        write_json(directory / "search.json", asdict(settings))
+        search = Search(directory, settings, space, shared, recipe.objective, study)
+        say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
+        search.run()
+        report(search)
 
 
 def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     """Return the directory of the search, absolute, and what to do in it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m common.tune",
-        usage="%(prog)s RECIPE [--FLAG VALUE | low:high[:log] | a,b,c ...] [options]",
-        description=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "%(prog)s RECIPE [--FLAG VALUE | low:high[:log] | a,b,c ...] [options]"
+    parser = tool_parser("common.tune", __doc__, usage)
     parser.add_argument("--trials", type=int, metavar="N", help="trials in all (default: 20)")
     parser.add_argument("--study", type=Path, metavar="DIR", help="directory of the search")
     parser.add_argument("--config-file", metavar="YAML", help="start trials by accelerate launch")

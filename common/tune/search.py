@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from common.flags import from_json
 from common.objective import Objective
 from common.track.names import describe, duration
 from common.tune.space import Distribution, command_words
-from common.tune.trial import TrialRun
+from common.tune.trial import TrialRun, launched
 
 # Trials are judged at the same share of their training: evaluations fall on other updates where
 # batches have other sizes.
@@ -143,20 +142,12 @@ class Search:
 
     def command(self, words: Sequence[str], directory: Path) -> list[str]:
         """Return what starts a trial in its directory, or goes on with what that holds."""
-        file, launcher = self.settings.config_file, [sys.executable]
-        if file is not None:
-            launcher += [
-                "-m",
-                "accelerate.commands.accelerate_cli",
-                "launch",
-                "--config_file",
-                file,
-            ]
-        given = [*words, *self.shared, "--output-dir", str(directory), "--resume", "auto"]
+        file, given = self.settings.config_file, [*words, *self.shared]
         # Test data must not choose: where there is no validation split, train gives some.
         for flag, value in (("--validation-share", "0.1"), ("--keep-checkpoints", "1")):
             given += [] if flag in given else [flag, value]
-        return [*launcher, self.settings.recipe, *given]
+        options = ["--config_file", file] if file is not None else []
+        return launched(options, self.settings.recipe, given, directory)
 
     def watch(self, trial: Trial, run: TrialRun) -> tuple[TrialState, float | None, str]:
         """Return how a trial's run ended, its best value on validation data, what to say of it."""

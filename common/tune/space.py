@@ -18,10 +18,13 @@ Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 TAKEN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
 
 
-def parse_space(words: Sequence[str], recipe: Recipe) -> tuple[dict[str, Distribution], list[str]]:
+def parse_space(
+    words: Sequence[str], recipe: Recipe, least: int = 1
+) -> tuple[dict[str, Distribution], list[str]]:
     """Split a recipe's flags into those to search, by name, and those that all trials share.
 
-    The recipe's own parser ends this command (SystemExit) where it would not take a range's end.
+    The recipe's own parser ends this command (SystemExit) where it would not take a choice, or a
+    range's end.
     """
     hints = typing.get_type_hints(recipe.config_class)
     space: dict[str, Distribution] = {}
@@ -43,13 +46,14 @@ def parse_space(words: Sequence[str], recipe: Recipe) -> tuple[dict[str, Distrib
             space[flag.removeprefix("--")] = found
     before = sys.argv
     try:
-        for end in (0, -1):
-            sample = {name: ends_of(asked)[end] for name, asked in space.items()}
+        ends = {name: ends_of(asked) for name, asked in space.items()}
+        for index in range(max(map(len, ends.values()), default=1)):
+            sample = {name: held[min(index, len(held) - 1)] for name, held in ends.items()}
             sys.argv = [str(recipe.path), *command_words(space, sample), *shared]
             parse_config(recipe.config_class)
     finally:
         sys.argv = before
-    if not space:
+    if len(space) < least:
         examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
         raise UserError(f"nothing to search: give a flag {examples}")
     return space, shared

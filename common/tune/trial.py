@@ -3,20 +3,54 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
 from common.compare.readers import RunRecord, read_directory
+from common.console import say
 from common.directory import read_status
+from common.errors import UserError
 from common.files import writing
 from common.machine import signal_when_parent_ends
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 120.0  # in which a recipe finishes its update and saves; then it is killed
+
+
+def launched(
+    options: Sequence[str], recipe: str, words: Sequence[str], directory: Path
+) -> list[str]:
+    """Return what starts a run in its directory, or goes on with what that holds.
+
+    By `accelerate launch` if there are options for it.
+    """
+    launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"] if options else []
+    place = ["--output-dir", str(directory), "--resume", "auto"]
+    return [sys.executable, *launcher, *options, recipe, *words, *place]
+
+
+@contextmanager
+def working_in(directory: Path, flag: str, again: str) -> Iterator[None]:
+    """Make the directory of a flag, and be alone in it; a Ctrl-C ends with how to go on."""
+    with writing(f"{flag} {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".lock").touch()
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            yield
+    except Timeout:
+        raise UserError(f"{directory} is being used by another process") from None
+    except KeyboardInterrupt:
+        say(f"stopped: go on with {again}")
+        raise SystemExit(130) from None
 
 
 class TrialRun:

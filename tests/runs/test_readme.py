@@ -22,6 +22,7 @@ from common.data.sources import BUILT_IN
 from common.recipe import load_recipe
 from common.tune.__main__ import read_command_line
 from common.tune.space import parse_space
+from common.vary import read_command_line as read_variants
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
 
@@ -37,7 +38,7 @@ LINES = [
     if line.strip() and not line.startswith("#")
 ]
 
-TOOLS = ("common.tune", "common.compare", "common.predict", "peers.py")
+TOOLS = ("common.vary", "common.tune", "common.compare", "common.predict", "peers.py")
 
 # What ends a command within a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
@@ -212,7 +213,11 @@ def rewritten(line: str, workspace: Path) -> str:
             prefix += words.pop(0) + " "
         if not words:
             continue
-        if words[:3] == ["python", "-m", "common.tune"]:
+        if words[:3] == ["python", "-m", "common.vary"]:
+            tiny = ["--seeds", "1", "--max-steps", "2", "--tracker", "none", "--dataset", "digits"]
+            tiny += [] if "--batch-size" in words else ["--batch-size", "16"]
+            parts[position] = prefix + shlex.join([*words, *tiny])
+        elif words[:3] == ["python", "-m", "common.tune"]:
             parts[position] = prefix + shlex.join(small_search(words))
         elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
             parts[position] = prefix + shlex.join(small(words, workspace))
@@ -288,6 +293,7 @@ def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner)
             assert '"finished"' in (directory / "status.json").read_text(), directory
     shown = {"--help": "--learning-rate", "common.compare ": "(baseline)"}
     shown |= {"common.tune": "best: trial-", "common.compare.view": "train/loss"}
+    shown |= {"common.vary": "with picture.png beside it"}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
     shown |= {"peers.py": "written: peers.json", "common.predict ": predicted}
     for word, said in shown.items():
@@ -327,6 +333,11 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
     """The flags that the test above changes are right as the README has them."""
     for command in SEPARATOR.split(line)[::2]:
         words = shlex.split(command)
+        if words[:3] == ["python", "-m", "common.vary"]:
+            given, flags = read_variants(words[3:])
+            recipe = load_recipe(REPOSITORY / given.recipe)
+            assert parse_space(flags, recipe, least=0)[0] or given.num_processes != "1"
+            continue
         if words[:3] == ["python", "-m", "common.tune"] and "recipes/" in command:
             settings = read_command_line(words[3:])[1]
             recipe = REPOSITORY / settings.recipe
