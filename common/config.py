@@ -24,7 +24,8 @@ class TrainingConfig:
     label_column: str | None = data(None)  # Column of the labels, if its type does not tell.
     # Hold out of train if there is no validation split.
     validation_share: float | None = data(None, least=0.001, most=0.9)
-    init_from: str | None = data(None)  # Run or model folder to take the initial weights from.
+    # Initial weights: a run, a folder or safetensors file, a Hub id as timm/resnet18.a1_in1k.
+    init_from: str | None = data(None)
 
     epochs: int | None = count(None)  # Passes over the training data (default: by data set).
     max_steps: int | None = count(None)  # End after this many optimizer updates.

@@ -167,7 +167,7 @@ class Run:
             samples = self.data.splits["train"]
             self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
-            export.load_initial(model, config, self.directory.path)
+            export.load_initial(model, config, self.directory.path, self.data.class_names)
         train_loader = self.all_loaders["train"]
         self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer, train_loader)
         folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch

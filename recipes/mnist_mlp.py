@@ -59,6 +59,7 @@ def load_data(config: Config, run: Run) -> ImageData:
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
+        init_from=config.init_from,
     )
 
 

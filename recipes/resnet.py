@@ -23,6 +23,7 @@ from common.data.images import ImageData, load_images
 from common.data.loader import Loader
 from common.data.sources import choose_source
 from common.flags import flag
+from common.initial import initial_shapes
 from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
 from common.models.recompute import recompute
@@ -60,6 +61,7 @@ def load_data(config: Config, run: Run) -> ImageData:
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
+        init_from=config.init_from,
     )
     # Digits and letters are spoilt by mirroring; natural images are in colour.
     natural = data.channels == 3 if config.horizontal_flip is None else config.horizontal_flip
@@ -104,16 +106,16 @@ def convolve(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Mo
 class ResNet(nn.Module):
     """ResNet-18, 34 or 50 (arXiv 1512.03385): [batch, channels, height, width] to [batch, classes].
 
-    Its parts are named as torchvision and timm name them. Images of up to 64 pixels keep their size
-    in the first convolution; larger ones are reduced fourfold by it and by pooling.
+    Its parts are named as torchvision and timm name them. With a first convolution of 3×3 images
+    keep their size in it; one of 7×7 is that of published weights, which with pooling reduces them.
     """
 
     DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 
-    def __init__(self, name: str, channels: int, image_size: int, classes: int):
+    def __init__(self, name: str, channels: int, kernel: int, classes: int):
         super().__init__()
-        small, bottleneck = image_size <= 64, name == "resnet50"
-        self.conv1, self.bn1 = convolve(channels, 64, *((3, 1) if small else (7, 2)))
+        small, bottleneck = kernel == 3, name == "resnet50"
+        self.conv1, self.bn1 = convolve(channels, 64, kernel, 1 if small else 2)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
         stages, features = [], 64
         for width, depth in zip((64, 128, 256, 512), self.DEPTHS[name], strict=True):
@@ -136,7 +138,9 @@ class ResNet(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    shape = {"channels": data.channels, "image_size": data.image_size}
+    kernel = 3 if data.image_size <= 64 else 7
+    *_, kernel = initial_shapes(config.init_from).get("conv1.weight", (kernel,))
+    shape = {"channels": data.channels, "kernel": kernel}
     arguments: dict[str, Any] = {"name": config.model, **shape, "classes": len(data.class_names)}
     model = ResNet(**arguments)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,5 +1,6 @@
 """The final model on disk: safetensors, and what is needed to use it again."""
 
+import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from torch import nn
 
 from common.checkpoints.copies import copied
 from common.checkpoints.pack import Tensors, identity
+from common.console import say
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
 from common.files import (
@@ -19,6 +21,7 @@ from common.files import (
     write_text,
     writing,
 )
+from common.initial import initial_facts, weights_file
 from common.machine import is_main_rank
 
 
@@ -42,14 +45,32 @@ def save_model(folder: Path, model: nn.Module, facts: dict[str, Any], card: str 
             write_text(unfinished / "README.md", card)
 
 
-def load_initial(model: nn.Module, config: Any, directory: Path) -> None:
-    """Load the weights that `--init-from` names, and keep a copy: a resume needs no other."""
-    source = model_folder(config.init_from)
-    load_weights(model, source)
+def load_initial(
+    model: nn.Module, config: Any, directory: Path, class_names: list[str] | None
+) -> None:
+    """Load the weights that `--init-from` names, and keep a copy: a resume needs no other.
+
+    The last linear layer stays as it is where it is for other classes than those named.
+    """
+    source = weights_file(config.init_from)
+    weights, names = read_tensors(source), initial_facts(config.init_from).get("class_names")
+    layers = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if class_names is not None and layers and not config.evaluate_only:
+        name, head = layers[-1]
+        there = weights.get(f"{name}.weight", head.weight)
+        others = len(there) != len(class_names) or names not in (None, class_names)
+        if others and there.shape[1:] == head.weight.shape[1:]:
+            say(f"--init-from {config.init_from}: of other classes: {name} begins anew")
+            weights |= {f"{name}.{key}": value for key, value in head.state_dict().items()}
+    put_weights(model, weights, config.init_from)
     if is_main_rank() and config.resume is None and not config.evaluate_only:
         kept = directory / INITIAL
         with writing(str(kept)), replacing(kept) as unfinished:
-            shutil.copytree(source, unfinished, dirs_exist_ok=True)
+            if os.path.isfile(config.init_from):
+                shutil.copy(source, unfinished / WEIGHTS)
+                write_json(unfinished / FACTS, {})
+            else:
+                shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 
 
 def weights_of(model: nn.Module) -> Tensors:

@@ -23,6 +23,7 @@ from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
 from common.files import reading
+from common.initial import initial_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -116,17 +117,28 @@ def load_images(
     image_column: str | None,
     label_column: str | None,
     dtype: torch.dtype,
+    init_from: str | None = None,
 ) -> ImageData:
     """Return an image data set with batches in `dtype`, decoding it where no cache of it exists.
 
-    `image_size` is the height and width to resize to; None for that of the data, 224 at most.
+    `image_size` is the height and width to resize to; None for that of the data, 224 at most. The
+    images are scaled as those were that the weights of `init_from` saw, and published weights say
+    their size, too.
     """
+    initial = initial_facts(init_from)
+    image_size = image_size or initial.get("published_size")
     if source.location == "synthetic":
         facts, arrays = synthetic_images(image_size or LARGEST_DEFAULT_SIZE)
     else:
         columns = {"image_column": image_column, "label_column": label_column}
         names, settings = ("images", "labels"), {"size": image_size, **columns}
         _, facts, arrays = cached(source, decode_images, "images-7", names, settings)
+    if {"mean", "std", "channels"} <= initial.keys():
+        facts |= {name: initial[name] for name in ("mean", "std")}
+        if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
+            facts["channels"] = 3
+            for held in arrays.values():
+                held[0] = np.broadcast_to(held[0], (*held[0].shape[:3], 3))
     splits = {
         name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
         for name, (images, labels) in arrays.items()

@@ -11,8 +11,8 @@ import pytest
 from tests.launch import REPOSITORY
 
 COMMON = REPOSITORY / "common"
-MOST_LINES = 9250  # of `common` in all
-MOST_LINES_OF_A_RECIPE = 217
+MOST_LINES = 9350  # of `common` in all
+MOST_LINES_OF_A_RECIPE = 221
 
 # From the ground up: a room may import those below it, and within a package its neighbours.
 LEVELS = (
@@ -20,6 +20,7 @@ LEVELS = (
     ("errors",),
     ("files", "console", "flags", "objective"),
     ("directory",),
+    ("initial",),
     ("resume",),
     ("command_line",),
     ("config",),

@@ -17,7 +17,7 @@ PUBLISHED = json.loads(Path(__file__).with_name("published_resnets.json").read_t
 @pytest.mark.parametrize("name", [*ResNet.DEPTHS])
 def test_weights_are_named_as_published(name: str) -> None:
     """So that published weights load as they are."""
-    state = ResNet(name, channels=3, image_size=224, classes=1000).state_dict()
+    state = ResNet(name, channels=3, kernel=7, classes=1000).state_dict()
     shapes = {key: list(value.shape) for key, value in state.items()}
     assert shapes == PUBLISHED[name]
     assert [*shapes] == [*PUBLISHED[name]]

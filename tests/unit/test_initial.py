@@ -1,0 +1,98 @@
+"""Initial weights: of a run, a folder, a file; a new head for other classes; what timm says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from common.checkpoints.export import load_initial, save_model
+from common.data.images import load_images
+from common.data.sources import find_named
+from common.errors import UserError
+from common.initial import initial_facts, initial_shapes
+from recipes.resnet import ResNet
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A folder as timm publishes it: weights, and a config.json."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    save_file(ResNet("resnet18", 3, 7, 1000).state_dict(), folder / "model.safetensors")
+    settings: dict[str, Any] = {"input_size": [3, 20, 20], "mean": MEAN, "std": STD}
+    config = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def config(source: Path, **values: Any) -> SimpleNamespace:
+    flags = {"init_from": str(source), "resume": None, "evaluate_only": False}
+    return SimpleNamespace(**flags | values)
+
+
+def test_published_weights_load_as_they_are(published: Path, tmp_path: Path) -> None:
+    """All but the head, which is of 1,000 other classes; a resume finds a copy."""
+    for source in (published, published / "model.safetensors"):
+        run = tmp_path / f"run-{source.name}"
+        run.mkdir()
+        model, there = ResNet("resnet18", 3, 7, 4), initial_shapes(str(source))
+        head = model.fc.weight.clone()
+        load_initial(model, config(source), run, list("abcd"))
+        assert torch.equal(model.fc.weight, head)
+        kept = ResNet("resnet18", 3, 7, 4)
+        load_initial(kept, config(run / "initial", resume="auto"), run, list("abcd"))
+        for name, value in model.state_dict().items():
+            if not name.startswith("fc."):
+                assert torch.equal(value, kept.state_dict()[name])
+                assert there[name] == tuple(value.shape)
+
+
+def test_a_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:
+    """One sentence, of the first of them."""
+    with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) there"):
+        load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
+    with pytest.raises(UserError, match="holds no finished model"):
+        initial_facts(str(tmp_path))
+
+
+def test_a_head_is_kept_for_the_same_classes_alone(tmp_path: Path) -> None:
+    """As many classes of other names are others; an evaluation replaces nothing."""
+    trained, run = ResNet("resnet18", 1, 3, 2), tmp_path / "run"
+    save_model(run / "model", trained, {"class_names": ["a", "b"]})
+    for names, same in ((["a", "b"], True), (["b", "c"], False)):
+        model = ResNet("resnet18", 1, 3, 2)
+        load_initial(model, config(run), tmp_path, names)
+        assert torch.equal(model.fc.weight, trained.fc.weight) == same
+        assert torch.equal(model.conv1.weight, trained.conv1.weight)  # type: ignore[arg-type]
+    model = ResNet("resnet18", 1, 3, 2)
+    load_initial(model, config(run, evaluate_only=True), tmp_path, ["b", "c"])
+    assert torch.equal(model.fc.weight, trained.fc.weight)
+
+
+def test_images_are_scaled_as_the_weights_saw_them(published: Path, tmp_path: Path) -> None:
+    """Grey ones as colour; the size is the published one, unless another is asked for."""
+    for name in ("a", "b"):
+        for split in ("train", "test"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for number in range(2):
+                pixels = np.full((9, 9), 100 + number, np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    source = find_named(str(tmp_path / "data"), None)
+    flags: dict[str, Any] = {"image_column": None, "label_column": None, "dtype": torch.float32}
+    data = load_images(source, image_size=None, init_from=str(published), **flags)
+    assert (data.channels, data.image_size, data.mean, data.std) == (3, 20, MEAN, STD)
+    images = data.splits["train"].fetch(torch.tensor([0]), None)["images"]
+    assert images.shape == (1, 20, 20, 3)
+    assert images.float().mean().item() == pytest.approx(100, abs=1)
+    assert load_images(source, image_size=9, init_from=str(published), **flags).image_size == 9
