@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -216,9 +216,37 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return receipt_of(path)
 
 
+def write_in_turn(path: Path, shapes: Mapping[str, Any], tensors: Iterable[Any]) -> None:
+    """Write a file of tensors of these shapes and types, given one after the other."""
+    from safetensors.torch import save
+
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, like in shapes.items():
+        start, end = end, end + like.numel() * like.element_size()
+        # The header of a file of nothing has safetensors' word for the type.
+        kind = json.loads(save({"": like.new_empty(0, device="cpu")})[8:])[""]["dtype"]
+        header[name] = {"dtype": kind, "shape": [*like.shape], "data_offsets": [start, end]}
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    with path.open("wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        for tensor in tensors:
+            file.write(tensor.numpy().tobytes())
+    sync(path)
+
+
 def read_tensors(path: Path) -> dict[str, Any]:
     """Read a file of tensors; one that holds anything else is refused, and never executed."""
     from safetensors.torch import load_file
 
     with reading(str(path)):
         return load_file(path)
+
+
+def open_tensors(path: Path) -> Any:
+    """Open a file of tensors, to read one of them, or some of its rows, at a time."""
+    from safetensors import safe_open
+
+    with reading(str(path)):
+        return safe_open(path, "pt")

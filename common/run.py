@@ -29,7 +29,7 @@ from common.errors import (
     let_main_rank_exit_first,
     outcome_of,
 )
-from common.files import read_json, read_tensors
+from common.files import read_json
 from common.measure.flops import ComputeLoss
 from common.measure.memory import MEBIBYTE, memory_used
 from common.measure.memory_plan import MemoryPlan
@@ -88,7 +88,7 @@ class Run:
         self.agreement = Agreement(
             accelerator, path, lambda: self.checkpoints.failure, not config.evaluate_only
         )
-        self.parts = Parts(rank)
+        self.parts = Parts(rank, accelerator.mesh)
         self.random = RandomState(self.device)
         self.guard = GradientGuard(accelerator, config.max_grad_norm)
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
@@ -165,7 +165,8 @@ class Run:
             if config.auto_batch_size:
                 self.fit_batch_size(compute_loss)
             samples = self.data.splits["train"]
-            self.meters.find_flops(model, compute_loss, samples, self.compute_dtype)
+            bare = accelerator.bare(model)
+            self.meters.find_flops(bare, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
             export.load_initial(model, config, self.directory.path, self.data.class_names)
         train_loader = self.all_loaders["train"]
@@ -361,7 +362,9 @@ class Run:
             random, training = self.random.state_dict(), bare_model.training
             undo = average_buffers(self.accelerator, bare_model)
             bare_model.eval()
-            with torch.inference_mode(), as_written(bare_model):
+            # What FSDP2 keeps of a forward pass, the next one must be able to train with.
+            sharded = self.accelerator.mesh is not None
+            with torch.no_grad() if sharded else torch.inference_mode(), as_written(bare_model):
                 yield bare_model
             bare_model.train(training)
             self.random.load_state_dict(random)
@@ -409,8 +412,9 @@ class Run:
         self.save()  # what a resume goes on with, where the run was left before its plan's end
         self.checkpoints.wait()
         self.agreement.check(step)  # all ranks wait for the one that writes
-        path, self.kept_step = self.checkpoints.best(self.best.step), self.best.step
-        export.put_weights(self.accelerator.unwrap_model(model), read_tensors(path), path)
+        self.kept_step = self.best.step
+        path, weights = self.checkpoints.read_best(self.kept_step)
+        export.put_weights(self.accelerator.unwrap_model(model), weights, path)
 
     def finish(self, evaluation: Mapping[str, Any]) -> None:
         """Export the model that was evaluated last, write and show the summary, check the target.
@@ -432,14 +436,21 @@ class Run:
         self.logs.close_display()
         memory = self.memory_plan.finish() if trained else []
         summary = self.summarize(final) | {"progress/kept_step": kept}
-        end_collectives(self.accelerator)
-        if trained and self.accelerator.is_main_process:
-            model = self.evaluated or self.unwrapped
-            described = {"recipe": self.recipe, "class": type(model).__name__, "update": kept}
+        model, sharded = self.evaluated or self.unwrapped, self.accelerator.mesh is not None
+
+        def save_model() -> None:
+            bare = self.accelerator.bare(model)
+            described = {"recipe": self.recipe, "class": type(bare).__name__, "update": kept}
             described |= self.description
-            told = self.data, self.test_split, summary
-            card = model_card(config, self.facts, described, *told)
-            export.save_model(directory.path / "model", model, described, card)
+            card = model_card(config, self.facts, described, self.data, self.test_split, summary)
+            written = directory.path / "model", model, described, card
+            export.save_model(*written, bare if sharded else None)
+
+        if trained and sharded:
+            save_model()
+        end_collectives(self.accelerator)
+        if trained and not sharded and self.accelerator.is_main_process:
+            save_model()
         directory.write("summary.json", summary)
         if memory:
             named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}

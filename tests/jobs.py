@@ -60,7 +60,7 @@ class Job:
         parent = psutil.Process(self.process.pid)
         children = sorted(parent.children(), key=lambda child: child.pid)
         if self.launcher in FORKED:  # made in the order of their ranks
-            return children if self.launcher == "two" else [parent]
+            return children if FORKED[self.launcher] > 1 else [parent]
         found = []
         for child in children:
             if self.script in child.cmdline():

@@ -30,9 +30,22 @@ UNREACHABLE = "http://127.0.0.1:9"
 # "python" and "two" fork a process that has the libraries: they are as "fresh" and "multi_cpu" in
 # all but the seconds of the imports (see `template.py`). The others really are what they say:
 # plain Python, `accelerate launch` bare, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun.
-Launcher = Literal["python", "two", "fresh", "accelerate", "cpu", "multi_cpu", "torchrun"]
+# "shards" and "four shards" are asked for FSDP2, as by `fsdp2_bf16.yaml`.
+Launcher = Literal[
+    "python",
+    "two",
+    "four",
+    "shards",
+    "four shards",
+    "fresh",
+    "accelerate",
+    "cpu",
+    "multi_cpu",
+    "torchrun",
+]
 ONE_PROCESS = ("python", "fresh", "accelerate", "cpu")
-FORKED = ("python", "two")
+FORKED = {"python": 1, "two": 2, "four": 4, "shards": 2, "four shards": 4}
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 # What a developer's shell may hold, and a user's fresh machine does not.
 FOREIGN = (
@@ -272,8 +285,9 @@ class Runner:
         one_core = launcher in ONE_PROCESS and not all_cores
         if launcher in FORKED and can_fork(environment, clean_environment(self.folder)):
             return self.template.fork(
-                *(words, environment, folder, output, errors),
-                processes=1 if launcher == "python" else 2,
+                *(words, {**environment, **(SHARDED if "shards" in launcher else {})}),
+                *(folder, output, errors),
+                processes=FORKED[launcher],
                 cores=own_core() if one_core else usable_cores(),
             )
         return subprocess.Popen(

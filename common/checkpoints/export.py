@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ from torch import nn
 
 from common.checkpoints.copies import copied
 from common.checkpoints.pack import Tensors, identity
+from common.checkpoints.shards import fill, is_sharded, read_rows
 from common.console import say
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
 from common.files import (
-    read_tensors,
     replacing,
+    write_in_turn,
     write_json,
     write_tensors,
     write_text,
@@ -25,21 +26,42 @@ from common.initial import initial_facts, weights_file
 from common.machine import is_main_rank
 
 
-def save_model(folder: Path, model: nn.Module, facts: dict[str, Any], card: str = "") -> None:
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    facts: dict[str, Any],
+    card: str = "",
+    bare: nn.Module | None = None,
+) -> None:
     """Write a model's weights and `facts`, whole; a Transformers model as `from_pretrained` reads.
 
     Args:
         facts: what is needed to build and use the model: constructor arguments, class names,
             normalisation, image size. ``files`` is a folder to copy beside the weights.
         card: what `README.md` says of the model.
+        bare: of a model in shards, itself without values. All ranks call this then, and the first
+            writes one tensor at a time.
     """
+    weights: dict[str, Any] = weights_of(model)
+    values = (v.full_tensor().cpu() if is_sharded(v) else v.cpu() for v in weights.values())
+    if bare is not None and not is_main_rank():
+        deque(values, 0)
+        return
     with writing(str(folder)), replacing(folder) as unfinished:
         if facts.get("files") is not None:
             shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
-        if save_pretrained := getattr(model, "save_pretrained", None):
+        save_pretrained: Any = getattr(model if bare is None else bare, "save_pretrained", None)
+        if bare is not None:
+            if save_pretrained is not None:
+                save_pretrained(unfinished, state_dict={})  # what is not weights
+            try:
+                write_in_turn(unfinished / WEIGHTS, weights, values)
+            finally:
+                deque(values, 0)  # the other ranks wait at each
+        elif save_pretrained is not None:
             save_pretrained(unfinished)
         else:
-            write_tensors(unfinished / WEIGHTS, copied(weights_of(model)))
+            write_tensors(unfinished / WEIGHTS, copied(weights))
         write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
         if card:
             write_text(unfinished / "README.md", card)
@@ -53,12 +75,12 @@ def load_initial(
     The last linear layer stays as it is where it is for other classes than those named.
     """
     source = weights_file(config.init_from)
-    weights, names = read_tensors(source), initial_facts(config.init_from).get("class_names")
+    weights, names = read_rows([source]), initial_facts(config.init_from).get("class_names")
     layers = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if class_names is not None and layers and not config.evaluate_only:
         name, head = layers[-1]
         there = weights.get(f"{name}.weight", head.weight)
-        others = len(there) != len(class_names) or names not in (None, class_names)
+        others = there.shape[0] != len(class_names) or names not in (None, class_names)
         if others and there.shape[1:] == head.weight.shape[1:]:
             say(f"--init-from {config.init_from}: of other classes: {name} begins anew")
             weights |= {f"{name}.{key}": value for key, value in head.state_dict().items()}
@@ -89,10 +111,10 @@ def names_by_weight(model: nn.Module) -> list[list[str]]:
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load the weights of a run into `model`; a `UserError` says in what they don't fit."""
-    put_weights(model, read_tensors(model_folder(path) / WEIGHTS), path)
+    put_weights(model, read_rows([model_folder(path) / WEIGHTS]), path)
 
 
-def put_weights(model: nn.Module, weights: Tensors, path: str | Path) -> None:
+def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> None:
     """Give `model` what `weights_of` returned of one like it, and what is at `path`."""
     state = model.state_dict()
     for names in names_by_weight(model):
@@ -105,4 +127,5 @@ def put_weights(model: nn.Module, weights: Tensors, path: str | Path) -> None:
                 f"--init-from {path} is another model: {name} has the shape {there} there and "
                 f"{here} here: pass the same model flags and data set"
             )
-    model.load_state_dict(weights)
+    for name, value in state.items():
+        fill(value, weights[name])

@@ -1,6 +1,7 @@
 """How a network, an optimizer and random generators give their state, and take it back."""
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
 from common.checkpoints.pack import Tensors
+from common.checkpoints.shards import Rows, fill, is_sharded, local
 from common.errors import UserError
 
 # Integers as wide as an element, to look at its bits.
@@ -48,23 +50,34 @@ class Network:
         frozen = {name: parameters.pop(name) for name in self.frozen}
         return parameters, frozen
 
-    def put(self, path: Path, name: str, frozen: Tensors, trained: Tensors) -> None:
+    def put(
+        self,
+        path: Path,
+        name: str,
+        frozen: Mapping[str, torch.Tensor | Rows],
+        trained: Mapping[str, torch.Tensor | Rows],
+    ) -> None:
         """Copy what the checkpoint at `path` has over the parameters."""
-        saved, parameters = frozen | trained, dict(self.module.named_parameters())
+        parameters: Any = dict(self.module.named_parameters())
+        saved: Any = {**frozen, **trained}
         for key in sorted(parameters.keys() | saved.keys()):
             kinds = [(t[key].shape, t[key].dtype) for t in (parameters, saved) if key in t]
             if len(kinds) != 2 or kinds[0] != kinds[1]:
                 raise UserError(f"{path} is of another model: its {name}.{key} does not fit")
-        with torch.no_grad():
-            for key, parameter in parameters.items():
-                parameter.copy_(saved[key])
+        for key, parameter in parameters.items():
+            fill(parameter, saved[key])
         still = self.frozen.keys() & frozen.keys() - trained.keys()
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still}))
 
 
 def sums_of_bits(tensors: Tensors) -> dict[str, int]:
-    sums = [value.detach().view(BITS[value.element_size()]).sum() for value in tensors.values()]
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
+    parts = [local(value.detach()) for value in tensors.values()]
+    if not parts:
+        return {}
+    sums = torch.stack([part.view(BITS[part.element_size()]).sum() for part in parts])
+    if any(map(is_sharded, tensors.values())):  # a tensor has changed on all ranks, or on none
+        torch.distributed.all_reduce(sums)
+    return dict(zip(tensors, sums.tolist(), strict=True))
 
 
 class OptimizerState:
@@ -87,7 +100,8 @@ class OptimizerState:
                 # and `load_state_dict` gave it the parameter's type.
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape != ():
                     like = torch.empty_like(parameter, dtype=value.dtype)
-                    self.optimizer.state[parameter][name] = like.copy_(value)
+                    fill(like, value)
+                    self.optimizer.state[parameter][name] = like
 
 
 class RandomState:

@@ -2,12 +2,14 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
+
+from common.checkpoints.shards import Rows, is_sharded, local
 
 Tensors = dict[str, torch.Tensor]
 
@@ -24,7 +26,9 @@ def pack(state: Any) -> tuple[Tensors, Any]:
     def stored(tensor: torch.Tensor, place: str) -> str:
         if tensor.layout is not torch.strided or tensor.is_meta or not can_hold(tensor.dtype):
             raise unfit(tensor, place)
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        tensor = tensor.detach()
+        if not is_sharded(tensor):
+            tensor = tensor.resolve_conj().resolve_neg()
         key = identity(tensor)
         if key not in names:
             place = place.encode("ascii", "backslashreplace").decode()
@@ -64,9 +68,12 @@ def pack(state: Any) -> tuple[Tensors, Any]:
     return tensors, packed(state, "")
 
 
-def unpack(tensors: Tensors, rest: Any) -> Any:
-    """Return what `pack` took, in memory of its own."""
-    copies = {name: value.clone() for name, value in tensors.items()}
+def unpack(tensors: Mapping[str, torch.Tensor | Rows], rest: Any, mesh: Any = None) -> Any:
+    """Return what `pack` took, in memory of its own; what was sharded, over `mesh` if given."""
+    copies = {
+        name: value.read(mesh) if isinstance(value, Rows) else value.clone()
+        for name, value in tensors.items()
+    }
 
     def array(name: str, dtype: str, shape: list[int]) -> Any:
         return copies[name].numpy().view(dtype).reshape(shape)
@@ -101,6 +108,7 @@ def unfit(value: Any, place: str) -> TypeError:
 
 def identity(tensor: torch.Tensor) -> Any:
     """Return what two tensors have in common when they are the same memory, seen alike."""
+    tensor = local(tensor)
     if tensor.numel() == 0:
         return object()  # nothing has no address
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

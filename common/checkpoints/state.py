@@ -13,6 +13,7 @@ from torch import nn
 from common.checkpoints import store
 from common.checkpoints.kinds import Network, OptimizerState, RandomState
 from common.checkpoints.pack import Tensors, pack, unpack
+from common.checkpoints.shards import is_sharded, parts_of, read_rows, rows_file
 from common.console import say
 from common.errors import UserError, ask_rank_zero
 from common.files import read_tensors
@@ -32,8 +33,8 @@ OURS = ("common.", "torch.", "accelerate.")  # whose errors say nothing of a rec
 class Parts:
     """What a checkpoint holds, by name: anything with `state_dict` and `load_state_dict`."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, mesh: Any = None) -> None:
+        self.rank, self.mesh = rank, mesh  # of the ranks that hold shards, where any do
         self.shared: dict[str, Any] = {}
         self.of_rank: dict[str, Any] = {}
 
@@ -41,8 +42,9 @@ class Parts:
         """Keep `thing` in each checkpoint from now on; a TypeError names what can't be kept.
 
         What all ranks share is written by rank 0; but of a shared module the buffers (batch norm's
-        statistics) by each rank, and the parameters that are frozen now once. What is not shared
-        is given back to its rank; on another number of processes, all ranks' states to its
+        statistics) by each rank, and the parameters that are frozen now once. Of what is sharded
+        each rank writes its rows, which any number of ranks can read. What is not shared is given
+        back to its rank; on another number of processes, all ranks' states to its
         `load_from_ranks` where it has that, else rank 0's to each.
         """
         is_taken = name in self.shared or name in self.of_rank
@@ -60,17 +62,23 @@ class Parts:
     def collect(self) -> store.Contents:
         """Return this rank's state as it is now, its tensors not yet copied."""
         contents = store.Contents()
-        for name, thing in self.shared.items() if self.rank == 0 else ():
+
+        ranks = self.mesh.size() if self.mesh else 1
+
+        def keep(files: dict[str, Tensors], name: str, tensors: Tensors) -> None:
+            files |= parts_of(name, tensors, self.rank, ranks)
+            if shapes := {key: [*v.shape] for key, v in tensors.items() if is_sharded(v)}:
+                contents.shards[name] = shapes
+
+        for name, thing in self.shared.items() if self.rank == 0 or self.mesh else ():
             if isinstance(thing, Network):
                 tensors, frozen = thing.take()
                 contents.shared[name] = None
-                if frozen:
-                    contents.once[f"frozen-{name}.safetensors"] = frozen
+                keep(contents.once, f"frozen-{name}", frozen)
             else:
                 tensors, rest = pack({name: thing.state_dict()})
                 contents.shared |= rest
-            if tensors:
-                contents.files[f"{name}.safetensors"] = tensors
+            keep(contents.files, name, tensors)
         states = {name: thing.state_dict() for name, thing in self.of_rank.items()}
         contents.files[f"rank-{self.rank}.safetensors"], contents.of_rank = pack(states)
         return contents
@@ -83,21 +91,25 @@ class Parts:
             what = f"it and this recipe differ in {', '.join(sorted(other))}"
             raise UserError(f"{path} is of another model: {what}")
 
-        def tensors_of(file: str) -> Tensors:
-            return read_tensors(path / file) if file in manifest["files"] else {}
+        def tensors_of(name: str) -> dict[str, Any]:
+            file, shards = f"{name}.safetensors", manifest.get("shards", {}).get(Path(name).name)
+            found = read_tensors(path / file) if file in manifest["files"] else {}
+            if shards:
+                files = [path / rows_file(name, rank, len(ranks)) for rank in range(len(ranks))]
+                found |= read_rows(files)
+            return found
 
         same = len(ranks) == world_size
         with fitting(path, "state"):
             states = [
-                unpack(tensors_of(f"rank-{rank}.safetensors"), ranks[rank])
+                unpack(tensors_of(f"rank-{rank}"), ranks[rank])
                 for rank in ([self.rank] if same else range(len(ranks)))
             ]
             for name in self.shared.keys() - self.of_rank.keys():
-                states[0][name] = unpack(tensors_of(f"{name}.safetensors"), shared[name])
+                states[0][name] = unpack(tensors_of(name), shared[name], self.mesh)
         for name, thing in self.shared.items():
             if isinstance(thing, Network):
-                files = (f"../frozen-{name}.safetensors", f"{name}.safetensors")
-                thing.put(path, name, *map(tensors_of, files))
+                thing.put(path, name, tensors_of(f"../frozen-{name}"), tensors_of(name))
         for name, thing in {**self.shared, **self.of_rank}.items():
             if not same and name not in self.shared and hasattr(thing, "load_from_ranks"):
                 load(thing, [state[name] for state in states], path, name, of_ranks=True)
@@ -140,6 +152,7 @@ def check_kinds(saved: Any, now: Any) -> None:
             check_kinds(before, after)
     elif now is not None and not isinstance(now, bool):
         kinds = (int, float, torch.Tensor) if isinstance(now, (int, float)) else type(now)
+        kinds = torch.Tensor if is_sharded(now) else kinds
         if not isinstance(saved, kinds):
             raise TypeError(f"{saved!r:.50} instead of {now!r:.50}")
 

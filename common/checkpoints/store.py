@@ -22,6 +22,7 @@ import torch
 
 from common.checkpoints.copies import begun
 from common.checkpoints.pack import Tensors
+from common.checkpoints.shards import parts_of, read_rows, rows_file
 from common.console import say
 from common.errors import LostProcessError, UserError
 from common.files import (
@@ -29,6 +30,7 @@ from common.files import (
     UNFINISHED,
     json_safe,
     read_json,
+    read_tensors,
     receipt_of,
     remove,
     signed,
@@ -39,7 +41,9 @@ from common.files import (
 )
 
 NAME = re.compile(r"step-(\d{8,})")
-BEST = re.compile(r"best-\d{8,}\.safetensors$")  # the best model so far, of what update
+BEST = re.compile(
+    r"best-(\d{8,})(-\d+-of-(\d+))?\.safetensors$"
+)  # the best model so far, of what update
 MANIFEST = "manifest.json"
 HOST = torch.device("cpu")
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
@@ -54,6 +58,7 @@ class Contents:
     files: dict[str, Tensors] = field(default_factory=dict)
     once: dict[str, Tensors] = field(default_factory=dict)  # never changing, beside the checkpoints
     shared: dict[str, Any] = field(default_factory=dict)  # of rank 0 alone
+    shards: dict[str, Any] = field(default_factory=dict)  # whole shapes of what the ranks share out
     of_rank: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,12 +89,22 @@ class Checkpoints:
     def save_best(self, step: int, tensors: Tensors) -> None:
         """Copy the best model so far, and write it beside the checkpoints that will name it."""
         self.wait()
-        if self.failure is None and self.rank == 0:
-            self.once = {name: held for name, held in self.once.items() if not BEST.match(name)}
-            self.begin(step, Contents(once={self.best(step).name: tensors}), None)
+        files = parts_of(f"best-{step:08d}", tensors, self.rank, self.world_size)
+        self.once = {name: held for name, held in self.once.items() if not BEST.match(name)}
+        if self.failure is None and files:
+            self.begin(step, Contents(once=files), None)
 
-    def best(self, step: int) -> Path:
-        return self.folder / f"best-{step:08d}.safetensors"
+    def read_best(self, step: int) -> tuple[Path, dict[str, Any]]:
+        """Return where the model is that `save_best` wrote, and its tensors."""
+        name = f"best-{step:08d}"
+        path, tensors = self.folder / f"{name}.safetensors", {}
+        ranks = [found[3] for file in self.once if (found := BEST.match(file)) and found[3]]
+        if ranks:
+            files = [rows_file(name, rank, int(ranks[0])) for rank in range(int(ranks[0]))]
+            tensors = read_rows(self.folder / file for file in files)
+        if not ranks or path.exists():  # of a model in shards, its buffers
+            tensors |= read_tensors(path)
+        return path, tensors
 
     def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
         once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}
@@ -151,7 +166,8 @@ class Checkpoints:
         self.write_once(contents.once)
         mine = {name: write_tensors(unfinished / name, t) for name, t in contents.files.items()}
         paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
-        write_json(paths[self.rank], {"files": mine, "state": contents.of_rank})
+        receipt = {"files": mine, "once": self.once, "state": contents.of_rank}
+        write_json(paths[self.rank], receipt)
         finished = unfinished.with_suffix("")
         self.await_files(unfinished, [finished] if self.rank else paths)
         if self.rank != 0:
@@ -159,10 +175,11 @@ class Checkpoints:
         receipts = [read_json(path) for path in paths]
         for path in paths:
             path.unlink()
-        files = {f"{BESIDE}{name}": receipt for name, receipt in self.once.items()}
+        files = {f"{BESIDE}{name}": one for part in receipts for name, one in part["once"].items()}
         files |= {name: one for receipt in receipts for name, one in receipt["files"].items()}
         states = [receipt["state"] for receipt in receipts]
-        manifest = {**facts, "parts": contents.shared, "ranks": states, "files": files}
+        parts = {"parts": contents.shared, "shards": contents.shards, "ranks": states}
+        manifest = {**facts, **parts, "files": files}
         write_json(unfinished / MANIFEST, signed(manifest))
         sync(unfinished / MANIFEST)
         sync(unfinished)
@@ -175,7 +192,8 @@ class Checkpoints:
             with contextlib.suppress(UserError):  # one that is damaged needs nothing
                 kept |= {Path(name).name for name in read_manifest(folder)["files"]}
         for path in self.folder.iterdir():
-            if BEST.match(path.name) and path.name not in kept:
+            best = BEST.match(path.name)  # another rank's may be newer
+            if best and path.name not in kept and int(best[1]) < step_of(finished):
                 remove(path)
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:

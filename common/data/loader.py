@@ -119,7 +119,7 @@ class Loader:
 
     def from_device(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
         """Gather batches from the device's memory, several at a time where that is possible."""
-        batch_size, per_gather = self.order.batch_size, self.batches_per_gather
+        per_gather = self.batches_per_gather
         for start in range(0, len(micro_batches), per_gather):
             group = micro_batches[start : start + per_gather]
             gathered = self.samples.gather(torch.cat(list(group)), epoch)
@@ -127,7 +127,8 @@ class Loader:
                 yield gathered
                 continue
             leaves, structure = tree.tree_flatten(gathered)
-            for parts in zip(*(values.split(batch_size) for values in leaves), strict=True):
+            sizes = [*map(len, group)]
+            for parts in zip(*(values.split(sizes) for values in leaves), strict=True):
                 yield tree.tree_unflatten(parts, structure)
 
     def from_workers(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
@@ -224,6 +225,11 @@ def make_loaders(
             order = TrainingOrder(len(samples), *cut, config.seed, samples.lengths)
         else:
             order = EvaluationOrder(len(samples), config.batch_size, *ranks, samples.lengths)
+            if getattr(accelerator, "mesh", None) and len(samples) // ranks[0] < order.most_batches:
+                raise UserError(
+                    f"ranks that share out a model evaluate as many batches each, and {name} has "
+                    f"{len(samples):,} samples: pass a larger --batch-size, or fewer processes"
+                )
         loaders[name] = Loader(samples, order, *where, config.seed, room)
         room -= loaders[name].placed_bytes
     return loaders

@@ -73,13 +73,22 @@ class EvaluationOrder:
     rank: int
     lengths: np.ndarray | None = None
 
+    @property
+    def most_batches(self) -> int:
+        """Batches of a rank, where it has that many samples."""
+        return -(-self.num_samples // (self.world_size * self.batch_size))
+
     def micro_batches(self) -> list[torch.Tensor]:
         """Return this rank's samples: int64 tensors of at most `batch_size`."""
         order = torch.arange(self.num_samples)
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
         mine = order[self.rank :: self.world_size]
-        return list(mine.split(self.batch_size)) if len(mine) else []
+        batches = list(mine.split(self.batch_size)) if len(mine) else []
+        # As many on all ranks, as those that share out a model wait for each other at each.
+        if 0 < len(batches) < self.most_batches and len(batches[-1]) > 1:
+            batches[-1:] = batches[-1].tensor_split(2)
+        return batches
 
 
 def hash_integers(*values: int) -> int:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.checkpoints.shards import local
 from common.console import say
 from common.data.batch import Work
 from common.data.loader import Loader
@@ -150,7 +151,7 @@ def comparison_text(rows: MemoryRows) -> str:
 
 def mebibytes(tensors: Iterable[torch.Tensor]) -> float:
     """Return the size of the storages behind `tensors`, each counted once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
+    storages = [local(tensor).untyped_storage() for tensor in tensors]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values()) / MEBIBYTE
 
 
@@ -169,7 +170,7 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
     imagined.state, imagined.param_groups = defaultdict(dict), []
     for group in optimizer.param_groups:
         trained = (p for p in group["params"] if p.requires_grad)
-        parameters = [nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
+        parameters = [nn.Parameter(torch.empty_like(local(p), device="meta")) for p in trained]
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         # Fused kernels are written for real devices; the state is the same without them.
@@ -185,11 +186,13 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 @contextmanager
 def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
     """Give the bytes of each storage that autograd saves meanwhile, 0 of those that are `known`."""
-    sizes = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
+    sizes = {local(tensor).untyped_storage().data_ptr(): 0 for tensor in known}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        sizes.setdefault(storage.data_ptr(), storage.nbytes())
+        # FSDP frees the whole weights of a layer after its forward pass.
+        is_weight = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+        sizes.setdefault(storage.data_ptr(), 0 if is_weight else storage.nbytes())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

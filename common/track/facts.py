@@ -33,6 +33,7 @@ def environment(
         "device": device_name(accelerator.device),
         "device_type": accelerator.device.type,
         "world_size": processes,
+        "sharding": "no" if getattr(accelerator, "mesh", None) is None else "FSDP2",
         "mixed_precision": precision,
         "data_placement": placement,
         "effective_batch_size": config.batch_size * config.gradient_accumulation_steps * processes,

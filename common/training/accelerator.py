@@ -27,6 +27,7 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.machine import cpu_threads, local_world_size, world_size
 from common.measure.memory import limit_memory
+from common.training.sharding import ShardingAccelerator, takes_fsdp
 
 LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
@@ -39,7 +40,7 @@ NEEDS = {
 }
 
 
-def build_accelerator(config: TrainingConfig) -> Accelerator:
+def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     """Return what fits the hardware, or say what can't run on it."""
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
@@ -65,7 +66,8 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     zero_grad.__signature__ = inspect.signature(zero_grad)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    accelerator = Accelerator(
+    shards = takes_fsdp()
+    accelerator = ShardingAccelerator(
         cpu=use_cpu,
         mixed_precision="no" if precision == "tf32" else precision,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
@@ -93,6 +95,12 @@ def build_accelerator(config: TrainingConfig) -> Accelerator:
     if precision == "fp16":  # which Accelerate would leave out on a CPU, where tests see it run
         accelerator.native_amp, accelerator.scaler = True, SharedScaler(accelerator.device.type)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
+    if shards and accelerator.num_processes > 1:
+        if config.auto_batch_size:
+            raise UserError(
+                "--auto-batch-size has each rank try alone, and shards can't: pass a --batch-size"
+            )
+        accelerator.shard_over_ranks(config.gradient_compression)
     set_seed(config.seed)
     return accelerator
 

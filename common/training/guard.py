@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from common.checkpoints.shards import is_sharded
 from common.errors import TrainingError
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
@@ -44,7 +45,9 @@ class GradientGuard:
         if (parameters := self.parameters.get(model)) is None:
             parameters = self.parameters[model] = [*model.parameters()]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients, foreach=True)
+        norm: Any = nn.utils.get_total_norm(gradients, foreach=True)
+        if is_sharded(norm):  # so far, the ranks have parts of it
+            norm = norm.full_tensor()
         self.unchecked.append(norm)
         if model is next(iter(self.parameters)):
             self.grad_norm = norm

@@ -121,6 +121,9 @@ class Agreement:
         For evaluations, where ranks may have different numbers of batches, and can't be asked.
         """
         requested = self.request.reason is not None
+        if getattr(self.accelerator, "mesh", None) is not None:  # all ranks ask before each batch
+            flag = torch.tensor(float(requested), device=self.accelerator.device)
+            return bool(self.accelerator.reduce(flag, "sum") > 0)
         if self.accelerator.num_processes > 1 and not self.stopping and not self.announced:
             store = torch.distributed.distributed_c10d._get_default_store()
             if requested:

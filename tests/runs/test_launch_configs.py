@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.jobs import RECORDED, Job, newest_step, recorded
-from tests.launch import CONFIGS, REPOSITORY, Finished, Runner
+from tests.launch import CONFIGS, REPOSITORY, SHARDED, Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -20,6 +20,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "single_gpu_fp16": {"num_processes": 1, "mixed_precision": "fp16", "gpu": True},
     "multi_gpu_fp16": {"num_processes": 4, "mixed_precision": "fp16", "gpu": True},
     "multi_gpu_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
+    "fsdp2_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
 }
 
 
@@ -70,8 +71,11 @@ def test_file_becomes_a_launch_command(path: Path, monkeypatch: pytest.MonkeyPat
         use_cpu = environment["ACCELERATE_USE_CPU"].lower() == "true"
         assert use_cpu == (not EXPECTED[path.stem]["gpu"])
     else:
-        assert parsed.multi_gpu
+        shards = path.stem.startswith("fsdp2")
+        assert parsed.use_fsdp if shards else parsed.multi_gpu
         environment = prepare_multi_gpu_env(parsed)
+        if shards:
+            assert SHARDED.items() <= environment.items()
         assert parsed.nproc_per_node == str(parsed.num_processes)
         assert parsed.training_script == script
         assert parsed.training_script_args == ["--epochs", "2"]

@@ -180,3 +180,17 @@ def test_order_is_that_of_earlier_checkpoints() -> None:
         664197668,
         509411558,
     ]
+
+
+@pytest.mark.parametrize("num_samples", [16, 17, 31, 32, 33, 61])
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_evaluate_as_many_batches(num_samples: int, batch_size: int, world_size: int) -> None:
+    """Ranks that share out a model wait for each other at each batch; none is empty."""
+    orders = [
+        EvaluationOrder(num_samples, batch_size, world_size, rank) for rank in range(world_size)
+    ]
+    counts = [[len(batch) for batch in order.micro_batches()] for order in orders]
+    assert {len(sizes) for sizes in counts} == {orders[0].most_batches}
+    assert all(size > 0 for sizes in counts for size in sizes)
+    assert sum(map(sum, counts)) == num_samples

@@ -31,7 +31,7 @@ def arguments_of_accelerator(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def refuse(**arguments: Any) -> None:
         raise Built(**arguments)
 
-    monkeypatch.setattr(accelerator, "Accelerator", refuse)
+    monkeypatch.setattr(accelerator, "ShardingAccelerator", refuse)
     with pytest.raises(Built) as built:
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     return built.value.arguments
@@ -70,7 +70,7 @@ def test_process_group_times_out_within_minutes(monkeypatch: pytest.MonkeyPatch)
 def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the launcher started more processes than the Accelerator sees, the run ends."""
     alone = SimpleNamespace(num_processes=1)
-    monkeypatch.setattr(accelerator, "Accelerator", lambda **_: alone)
+    monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError) as error:
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
@@ -92,7 +92,7 @@ def test_fp32_is_fp32_and_tf32_is_asked_for(
         asked.append(mixed_precision)
         return SimpleNamespace(num_processes=1, mixed_precision=mixed_precision)
 
-    monkeypatch.setattr(accelerator, "Accelerator", build)
+    monkeypatch.setattr(accelerator, "ShardingAccelerator", build)
     monkeypatch.setattr(accelerator, "is_offered", lambda precision, use_cpu: True)
     before = torch.backends.cudnn.benchmark
     config = TrainingConfig(mixed_precision=precision, deterministic=deterministic)
@@ -127,7 +127,7 @@ def test_one_process_where_more_were_asked_for(
 ) -> None:
     """`accelerate launch --cpu --num_processes 2` exports an address, and starts one process."""
     alone = SimpleNamespace(num_processes=1, scaler=None)
-    monkeypatch.setattr(accelerator, "Accelerator", lambda **_: alone)
+    monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
     words = ["--cpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     words += ["--num_processes", "2" if asked_for_more else "1", "train.py"]
     parsed, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))

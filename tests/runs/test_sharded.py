@@ -1,0 +1,159 @@
+"""FSDP2 on processes of a CPU: the updates of DDP, from a part of the memory, on any number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.checkpoints.store import read_manifest, step_folders
+from tests.conftest import SAME_UPDATES
+from tests.jobs import final_weights, learned, newest_step
+from tests.launch import Finished, Launcher, Runner
+from tests.runs.test_equivalence import assert_same_run, assert_same_weights
+
+RANKS: dict[Launcher, int] = {"python": 1, "shards": 2, "four shards": 4}
+
+
+def flags_of(images: Path, launcher: Launcher, ranks: int) -> tuple[Any, ...]:
+    """Return those of updates of 64 samples, of micro-batches of 16."""
+    cut = ("--batch-size", 16, "--gradient-accumulation-steps", 4 // ranks)
+    return ("--dataset", images, *SAME_UPDATES, "--tracker", "none", *cut, "--checkpoint-every", 2)
+
+
+@pytest.fixture(scope="session")
+def sharded_mlp(runner: Runner, odd_images: Path) -> Finished:
+    """Two processes that hold shards, and accumulate twice."""
+    flags = (*flags_of(odd_images, "shards", 2), "--keep-checkpoints", 9)
+    return runner.shared("mnist_mlp", *flags, launcher="shards")
+
+
+def test_mlp_in_shards_is_the_mlp(
+    accumulated_mlp: Finished, distributed_mlp: Finished, sharded_mlp: Finished
+) -> None:
+    """Losses, rates, counts and weights of one process, and of DDP's two."""
+    assert sharded_mlp.config["environment"]["sharding"] == "FSDP2"
+    assert sharded_mlp.config["environment"]["world_size"] == 2
+    for other in (accumulated_mlp, distributed_mlp):
+        assert other.config["environment"]["sharding"] == "no"
+        assert_same_run(other, sharded_mlp, weights_within=1e-5)
+        for name in ("train/learning_rate", "progress/samples", "val/count"):
+            assert other.series(name) == sharded_mlp.series(name), name
+
+
+def test_four_shards_are_the_mlp(
+    runner: Runner, odd_images: Path, accumulated_mlp: Finished
+) -> None:
+    """Of four processes, some hold no row of the smallest weights."""
+    flags = flags_of(odd_images, "four shards", 4)
+    four = runner.run("mnist_mlp", *flags, launcher="four shards")
+    assert four.config["environment"]["world_size"] == 4
+    assert_same_run(accumulated_mlp, four, weights_within=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [(), ("--gradient-checkpointing",)])
+def test_bert_in_shards_is_the_bert(
+    checkpointing: tuple[str, ...], runner: Runner, distributed_bert: Finished
+) -> None:
+    """Layer by layer, and with activations computed again."""
+    config = ("--config", distributed_bert.directory, *checkpointing)
+    run = runner.run("bert", *config, launcher="shards")
+    assert_same_run(distributed_bert, run, weights_within=2e-4)
+    from transformers import BertForSequenceClassification
+
+    bert: Any = BertForSequenceClassification
+    model, problems = bert.from_pretrained(run.directory / "model", output_loading_info=True)
+    assert not any(problems.values())
+    assert model.config.architectures == ["BertForSequenceClassification"]
+    assert_same_weights(dict(model.named_parameters()), run.weights(), within=0)
+
+
+def test_resnet_in_shards_is_the_resnet(runner: Runner, distributed_resnet: Finished) -> None:
+    """Batch norm, momentum, and stages in shards; and half of the memory."""
+    flags = ("--config", distributed_resnet.directory)
+    run = runner.run("resnet", *flags, launcher="shards")
+    for name in ("train/loss", "train/grad_norm", "train/learning_rate", "val/count"):
+        values, others = run.series(name), distributed_resnet.series(name)
+        assert values == pytest.approx(others, rel=1e-3), name
+    assert_same_weights(run.weights(), distributed_resnet.weights(), 1e-3)
+    lasting = ("weights", "gradients", "optimizer_state")
+    for kind in ("planned_mib", "measured_mib"):
+        taken, whole = (
+            sum(json.loads((one.directory / "memory.json").read_text())[n][kind] for n in lasting)
+            for one in (run, distributed_resnet)
+        )
+        assert taken <= 0.55 * whole, kind
+    # What FSDP gathers, 43 MiB in all, is no activation; the layout of some differs.
+    rows = [one.read("memory.json")["activations"] for one in (run, distributed_resnet)]
+    assert rows[0]["measured_mib"] == pytest.approx(rows[1]["measured_mib"], rel=0.2)
+
+
+def broken_off(run: Finished, directory: Path) -> None:
+    """Make of a finished run what a kill in its middle leaves."""
+    shutil.copytree(run.directory, directory)
+    folders = step_folders(directory / "checkpoints")
+    for folder in (*folders[len(folders) // 2 :], directory / "model"):
+        shutil.rmtree(folder)
+    (directory / "summary.json").unlink()
+    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
+    assert 0 < newest_step(directory) < run.summary["progress/global_step"]
+
+
+@pytest.mark.parametrize("launcher", [*RANKS, "two"])
+def test_shards_resume_on_other_processes(
+    launcher: Launcher, runner: Runner, odd_images: Path, sharded_mlp: Finished, tmp_path: Path
+) -> None:
+    """To the same bits on as many, within rounding on one, on four and without shards."""
+    directory = tmp_path / "run"
+    broken_off(sharded_mlp, directory)
+    flags = flags_of(odd_images, launcher, RANKS.get(launcher, 2))
+    again = (*flags, "--output-dir", directory, "--resume", "auto")
+    resumed = runner.run("mnist_mlp", *again, launcher=launcher, output_directory=False)
+    assert "resuming" in resumed.output
+    if launcher == "shards":
+        assert learned(directory) == learned(sharded_mlp.directory)
+        assert final_weights(directory) == final_weights(sharded_mlp.directory)
+    rest = Finished(resumed.command, 0, "", "", directory, directory)
+    assert_same_run(sharded_mlp, rest, weights_within=1e-5)
+
+
+def test_whole_checkpoint_resumes_in_shards(
+    runner: Runner, accumulated_mlp: Finished, tmp_path: Path
+) -> None:
+    """What one process has written, two share out."""
+    directory = tmp_path / "run"
+    broken_off(accumulated_mlp, directory)
+    again = ("--output-dir", directory, "--resume", "auto", "--gradient-accumulation-steps", 1)
+    flags = ("--config", accumulated_mlp.directory, *again)
+    resumed = runner.run("mnist_mlp", *flags, launcher="shards", output_directory=False)
+    rest = Finished(resumed.command, 0, "", "", directory, directory)
+    assert_same_run(accumulated_mlp, rest, weights_within=1e-5)
+
+
+def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
+    """The manifest says what is shared out, and no file has it whole."""
+    from safetensors.torch import load_file
+
+    folder = step_folders(sharded_mlp.directory / "checkpoints")[0]
+    manifest = read_manifest(folder)
+    assert manifest["shards"].keys() == {"model", "optimizer"}
+    for part, shapes in manifest["shards"].items():
+        rows = [load_file(folder / f"{part}-{rank}-of-2.safetensors") for rank in range(2)]
+        for name, shape in shapes.items():
+            assert torch.cat([one[name] for one in rows]).shape == tuple(shape)
+            assert len(rows[0][name]) == -(-shape[0] // 2)
+    names = {path.name for path in folder.iterdir()}
+    assert "model.safetensors" not in names
+
+
+def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Finished) -> None:
+    """A run's model is read in shards: the same figures, on a split of an odd size."""
+    flags = ("--evaluate-only", "--init-from", sharded_mlp.directory, "--dataset", odd_images)
+    flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--batch-size", 8)
+    run = runner.run("mnist_mlp", *flags, launcher="shards")
+    for name in ("test/loss", "test/accuracy", "test/count"):
+        assert run.summary[name] == pytest.approx(sharded_mlp.summary[name], rel=1e-6), name
