@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from common.compare.readers import RunRecord
+from common.compare.readers import RunRecord, numbers
 from common.config import TrainingConfig
 from common.flags import role_of, spelled
 from common.objective import PREFIXES
-from common.track.names import PEAK, STEP, precision_name
+from common.track.names import EFFICIENCY, PEAK, STEP, precision_name
 
 FIGURES = (
     *("perf/samples_per_second", "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
@@ -27,7 +27,6 @@ FAIR = {
     "model": "architecture.name",
     "parameters": "architecture.parameters",
     "device": "environment.device",
-    "processes": "environment.world_size",
     "threads per process": "environment.threads_per_process",
     "effective batch": "environment.effective_batch_size",
     "python": "environment.python",
@@ -35,6 +34,7 @@ FAIR = {
 }
 # and what is often compared on purpose, as flags are.
 ON_PURPOSE = {
+    "processes": "environment.world_size",
     "precision": "environment.mixed_precision",
     "updates planned": "plan.total_steps",
     "commit": "environment.git_commit",
@@ -73,6 +73,9 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
             own[ratio] = value / base if value is not None and base else None
         if own["memory_kind"] != figures[0]["memory_kind"]:
             own["memory_ratio"] = None
+        ratio, more, base = own["throughput_ratio"], own["processes"], figures[0]["processes"]
+        is_known = ratio is not None and more and base and more != base
+        own[EFFICIENCY] = ratio * base / more if is_known else None
     facts = [facts_of(run) for run in runs]
     columns = {name: [own.get(name) for own in facts] for name in union(facts)}
     differences = {name: c for name, c in columns.items() if any(v != c[0] for v in c)}
@@ -127,6 +130,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
         reached = next(rows, {})
     return {
         "status": run.status + ("" if run.status == "finished" else where),
+        "processes": numbers({"": run.fact("environment.world_size")}).get(""),
         "objective": str(objective),
         **{name: whole(run, name) for name in FIGURES},
         PEAK: peaks[kind] if kind else None,

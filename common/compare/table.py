@@ -11,7 +11,7 @@ from rich.text import Text
 
 from common.compare.comparison import FIGURES, RATIOS, Comparison, union
 from common.console import CONSOLE
-from common.track.names import PEAK, UNKNOWN, Metric, describe
+from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
 
 MOST_COLUMNS = 5  # more runs than this stand one a row, fewer one a column
 FILE_WIDTH = 160  # characters of a line, where there is no terminal to fit into
@@ -81,7 +81,7 @@ def arranged(rows: list[list[str]]) -> list[list[str]]:
 def shown(comparison: Comparison) -> Iterator[tuple[Metric, list[float | None], str, str]]:
     """Yield each metric, the runs' values, and the figures that say of what, and in what ratio."""
     figures = comparison.figures
-    for name in FIGURES:
+    for name in (*FIGURES, EFFICIENCY):
         kind, values = "memory_kind" if name == PEAK else "", [own[name] for own in figures]
         yield describe(name), values, kind, RATIOS.get(name, "")
     goals = [run.objective.metric for run in comparison.runs]

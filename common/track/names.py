@@ -6,6 +6,7 @@ from typing import Any
 
 STEP = "progress/global_step"
 PEAK = "memory/peak_mib"  # of the device or the host, where runs stand side by side
+EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over that of processes
 SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
 # Of `config.json`; at W&B, what is no group is a flag.
@@ -66,6 +67,7 @@ METRICS = {
     "gpu/utilization": Metric("GPU utilisation", "Energy", "", "max", ".1%"),
     "gpu/utilization_min": Metric("least utilised GPU", "Energy", "", "max", ".1%"),
     "gpu/power_watts": Metric("GPU power", "Energy", "W", None, ",.0f"),
+    EFFICIENCY: Metric("efficiency over processes", "", "", "max", ".0%"),
     "time/train_seconds": Metric("training time", "", "s", "min", ",.1f"),
     "time/total_seconds": Metric("total time", "", "s", "min", ",.1f"),
     "time/compile_seconds": Metric("compiling", "", "s", "min", ",.1f"),

@@ -134,7 +134,6 @@ UNFAIR = {
     "architecture.name": "resnet50",
     "architecture.parameters": 5,
     "environment.device": "Another GPU",
-    "environment.world_size": 2,
     "environment.effective_batch_size": 256,
     "environment.versions": {"torch": "2.15.0", "accelerate": "1.15.0"},
     "environment.python": "3.12.1",
@@ -159,6 +158,24 @@ def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
         assert f" of {part} " in warning
     for side in (before, value):
         assert (side if isinstance(side, str) else f"{side:,}") in warning
+
+
+def test_more_processes_have_a_speed_up_and_an_efficiency(tmp_path: Path) -> None:
+    """Of the same effective batch they compare; each run's is to the first one's processes."""
+    first = write_run(tmp_path / "two", {"environment.world_size": 2})
+    runs = [
+        write_run(
+            tmp_path / str(processes), {"environment.world_size": processes}, rows([0.9], speed)
+        )
+        for processes, speed in ((8, 3000.0), (2, 1100.0), (1, 600.0))
+    ]
+    comparison = compare(read_runs([first, *runs]))
+    assert not comparison.unfair
+    shown = {label: values for label, *values in table_cells(comparison)}
+    assert shown["processes"] == ["2", "8", "2", "1"]
+    assert shown["throughput, samples/s"][1:] == ["3,000 (3.00×)", "1,100 (1.10×)", "600 (0.60×)"]
+    assert shown["efficiency over processes"] == ["–", "75%", "–", "120%"]
+    assert "efficiency over processes" not in table(first, runs[1])
 
 
 def test_threads_matter_on_a_cpu_alone(tmp_path: Path) -> None:
@@ -367,15 +384,15 @@ def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same comparison for a terminal, as Markdown, and as JSON."""
     sources = [
         write_run(tmp_path / "mine"),
-        write_run(tmp_path / "theirs", {"environment.world_size": 2}),
+        write_run(tmp_path / "theirs", {"environment.effective_batch_size": 256}),
     ]
     main(sources)
     shown = capsys.readouterr().out
-    assert "not comparable mine and theirs: processes 1 and 2" in shown
+    assert "not comparable mine and theirs: effective batch 128 and 256" in shown
     assert "mine (baseline)" in shown
     main([*sources, "--markdown"])
     markdown = capsys.readouterr().out
-    assert "> **not comparable** mine and theirs: processes 1 and 2" in markdown
+    assert "> **not comparable** mine and theirs: effective batch 128 and 256" in markdown
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert "| throughput, samples/s | 1,000 | 1,000 (1.00×) |" in lines
@@ -385,7 +402,7 @@ def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["runs"][1]["throughput_ratio"] == 1.0
     assert values["runs"][1]["seconds_to_target"] == 6.0
     assert values["unfair"] == [
-        {"run": "theirs", "what": "processes", "baseline_value": 1, "value": 2}
+        {"run": "theirs", "what": "effective batch", "baseline_value": 128, "value": 256}
     ]
 
 
