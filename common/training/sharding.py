@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -140,14 +141,19 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def refuse_other_weights(model: nn.Module) -> None:
-    """Have a call with `functional_call` raise: the shards' own weights would take their place."""
-    own = [(m, name, p) for m in model.modules() for name, p in m._parameters.items()]
+    """Have a call with other weights raise: the shards' own would take their place, unsaid."""
+
+    def registered() -> list[nn.Parameter | None]:
+        return [p for module in model.modules() for p in module._parameters.values()]
+
+    own = registered()
 
     def look(*unused: Any) -> None:
-        if any(module._parameters.get(name) is not p for module, name, p in own):
+        if any(one is not other for one, other in zip_longest(registered(), own)):
             raise UserError(
                 "a network in shards can't be called with other weights than its own, as by "
-                "functional_call: turn their gradients off meanwhile, by requires_grad_(False)"
+                "functional_call (turn their gradients off by requires_grad_(False) instead) or "
+                "once parametrizations are removed: launch with DDP"
             )
 
     model.register_forward_pre_hook(look, prepend=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
@@ -95,9 +94,9 @@ def compute_losses(
     drawn = generator(torch.randn(len(real), run.config.noise_size, device=run.device))
     logits = discriminator(torch.cat([real, drawn.detach()])).squeeze(1)
     bare = run.accelerator.unwrap_model(discriminator)
-    # No gradient of it, and no part in what DDP counts.
-    fixed = {name: weight.detach() for name, weight in bare.named_parameters()}
-    loss = F.softplus(-functional_call(bare, fixed, drawn)).mean()
+    bare.requires_grad_(False)  # no gradient of it, and no part in what DDP counts
+    loss = F.softplus(-bare(drawn)).mean()
+    bare.requires_grad_(True)
     return loss, F.binary_cross_entropy_with_logits(logits, is_real(logits).float()), logits
 
 

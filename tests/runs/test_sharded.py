@@ -12,10 +12,12 @@ import torch
 
 from common.checkpoints.store import read_manifest, step_folders
 from tests.conftest import SAME_UPDATES
+from tests.copies.listed import COPIES, Copy
 from tests.jobs import final_weights, learned, newest_step
 from tests.launch import Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
 
+LAUNCHERS: tuple[Launcher, Launcher] = ("two", "shards")
 RANKS: dict[Launcher, int] = {"python": 1, "shards": 2, "four shards": 4}
 
 
@@ -157,3 +159,43 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
     run = runner.run("mnist_mlp", *flags, launcher="shards")
     for name in ("test/loss", "test/accuracy", "test/count"):
         assert run.summary[name] == pytest.approx(sharded_mlp.summary[name], rel=1e-6), name
+
+
+# Two networks, an average of the weights, tied weights, images as outputs: copies that know nothing
+# of shards.
+COPIED = ("gan", "averaged", "character_model", "denoiser")
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        pytest.param(copy, marks=() if copy.name in ("gan", "averaged") else pytest.mark.slow)
+        for copy in COPIES
+        if copy.name in COPIED
+    ],
+    ids=lambda copy: copy.name,
+)
+def test_copy_in_shards_is_the_copy(
+    copy: Copy, runner: Runner, request: pytest.FixtureRequest
+) -> None:
+    """Two processes with shards make the updates and the figures of two without."""
+    few = copy.same_on_two or ("--max-steps", 2, "--batch-size", 16)
+    flags = (*copy.flags, *few, "--tracker", "none", "--log-every", 1, "--mixed-precision", "no")
+    if copy.dataset is not None:
+        flags = (*flags, "--dataset", request.getfixturevalue(copy.dataset))
+    whole, shards = (runner.run(copy.path, *flags, launcher=how) for how in LAUNCHERS)
+    for name in ("train/loss", "train/grad_norm", "train/learning_rate"):
+        assert whole.series(name) == pytest.approx(shards.series(name), rel=1e-3), name
+    for name, value in whole.summary.items():
+        if name.startswith(("val/", "test/")):
+            assert shards.summary[name] == pytest.approx(value, rel=2e-3), name
+
+
+def test_what_shards_cannot_do_is_a_sentence(runner: Runner, odd_text: Path) -> None:
+    """LoRA's copy trains in shards, mostly frozen; the plain BERT of its end can't be called."""
+    (lora,) = (copy for copy in COPIES if copy.name == "lora")
+    flags = (*lora.flags, "--dataset", odd_text, "--max-steps", 2, "--tracker", "none")
+    run = runner.run(lora.path, *flags, launcher="shards", succeeds=False)
+    assert run.returncode != 0
+    assert "a network in shards can't be called with other weights" in run.said()
+    assert newest_step(run.directory) == 2
