@@ -1,22 +1,33 @@
 """From a dataclass to the command line and back: tyro, `--config FILE`, `--resume`, no secrets."""
 
 import argparse
+import contextlib
+import inspect
 import os
 import re
 import sys
-from dataclasses import fields
+from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from common.directory import refuse_to_resume
 from common.errors import Outcome, UserError, let_main_rank_exit_first
 from common.files import read_json
-from common.flags import check_limits, from_json, role_of, spelled
+from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.machine import is_main_rank
 from common.resume import resumed_config
 
 # A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
 CREDENTIALS = re.compile(r":(//)?[^/\s]*@")
+# How `--help` groups the shared flags, each group by its first one in `TrainingConfig`.
+GROUPS = {
+    "data": "dataset",
+    "optimisation": "epochs",
+    "precision": "mixed_precision",
+    "output": "output_dir",
+    "tracking": "tracker",
+}
 
 ConfigType = TypeVar("ConfigType", bound=Any)
 
@@ -33,12 +44,15 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     def parse(defaults: ConfigType | None) -> ConfigType:
         import tyro
 
-        return tyro.cli(
-            config_class,
+        groups = grouped(config_class, defaults or saved or config_class())
+        given = tyro.cli(
+            type(groups),
             description=(description or "").split("\n\n")[0],
-            default=defaults or saved or config_class(),
+            default=groups,
             console_outputs=is_main_rank(),
+            config=(tyro.conf.OmitArgPrefixes,),
         )
+        return config_class(**{n: v for one in vars(given).values() for n, v in vars(one).items()})
 
     try:
         evaluated = early.init_from if early.evaluate_only else None
@@ -75,6 +89,42 @@ def tool_parser(name: str, text: str | None, usage: str | None = None) -> argpar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def grouped(config_class: type, values: Any) -> Any:
+    """Return the flags in the groups that `--help` shows, each a dataclass for the parser alone."""
+    import tyro
+
+    hints, shared = get_type_hints(config_class), config_class.__mro__[-2].__annotations__
+    groups: dict[str, list[tuple[str, Any]]] = {name: [] for name in (*GROUPS, "recipe")}
+    firsts, title = {first: name for name, first in GROUPS.items()}, "recipe"
+    for name in (field.name for field in fields(config_class)):
+        title, kind, metavar = firsts.get(name, title), hints[name], None
+        own = "data" if stated(config_class, name)["role"] == "data" else "recipe"
+        if NoneType in get_args(kind) and isinstance(one := get_args(kind)[0], type):
+            metavar = "{True,False}" if one is bool else one.__name__.upper()  # without {None}
+        shown = tyro.conf.arg(
+            help=comment_of(config_class, name),
+            metavar=metavar,
+            help_behavior_hint=lambda value: "" if value in ("None", "") else f"(default: {value})",
+        )
+        groups[title if name in shared else own].append((name, Annotated[kind, shown]))
+    made = {title: make_dataclass(title, flags) for title, flags in groups.items() if flags}
+    return make_dataclass("Flags", made.items())(
+        *(kind(*(getattr(values, one.name) for one in fields(kind))) for kind in made.values())
+    )
+
+
+def comment_of(config_class: type, name: str) -> str:
+    """Return the comment beside or above a flag's field: its help."""
+    owner = next(
+        owner for owner in config_class.__mro__ if name in vars(owner).get("__annotations__", ())
+    )
+    with contextlib.suppress(OSError):  # typed in, without a file
+        source = inspect.getsource(owner)
+        if found := re.search(rf"^    (?:# (.+)\n    {name}:|{name}: .*  # (.+)$)", source, re.M):
+            return found[1] or found[2]
+    return ""
 
 
 def read_early() -> argparse.Namespace:

@@ -56,8 +56,9 @@ class TrainingConfig:
     checkpoint_every: int | None = count(None, role="pace")
     keep_checkpoints: int = count(2, role="record")  # Newest checkpoints to keep.
     resume: str | None = once(None)  # auto, a run or a checkpoint: go on where it stopped.
-    log_every: int = count(50, role="pace")  # Updates between log lines.
-    # Updates between evaluations (default: each epoch).
+    # Updates between log lines (default: by the run's length, at most 50).
+    log_every: int | None = count(None, role="pace")
+    # Updates between evaluations (default: whole epochs, at most 20 a run).
     eval_every: int | None = count(None, role="pace")
     # Seconds after which a rank that hangs ends the job.
     collective_timeout: int = record(180, least=1, most=10**6)

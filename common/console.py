@@ -1,54 +1,114 @@
 """What the terminal shows, on rank 0 only."""
 
+import atexit
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
 
 from common.machine import is_main_rank
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
+OF_THE_LAUNCHER = "what the launcher prints of it (KeyboardInterrupt, SignalException) is no error"
 
 
-def say(message: str) -> None:
+def say(message: str, style: str | None = None) -> None:
     """Print a line on rank 0: above the bar where there is one."""
     if is_main_rank():
         if CONSOLE.is_terminal:
-            CONSOLE.print(message, markup=False)
+            CONSOLE.print(message, markup=False, style=style)
         else:
             print(message, flush=True)  # the same characters, in a tenth of the time
 
 
-class ProgressDisplay:
-    """A bar where there is a terminal; a plain line at each log interval where there is none."""
+def warn(message: str) -> None:
+    """Print on rank 0 what a user should know of, though the run goes on."""
+    say(message, style="yellow")
 
-    def __init__(self, total_steps: int, first_step: int) -> None:
-        self.total_steps = total_steps
-        self.bar: Progress | None = None
-        if is_main_rank() and CONSOLE.is_terminal:
-            columns = (
-                TextColumn("epoch {task.fields[epoch]}  step {task.completed}/{task.total}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[text]}", markup=False),
-                TimeRemainingColumn(),
+
+class Display:
+    """What a run does and where it stands: on a terminal a line that a thread keeps up to date.
+
+    Elsewhere it is a plain line at each log interval.
+    """
+
+    def __init__(self) -> None:
+        self.live: Live | None = None
+        self.doing = ""  # besides training; while it loads, the library is named
+        self.text = ""  # the figures of the last interval
+        self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
+
+    def begin(self, doing: str = "") -> None:
+        """Show the line, where it is not shown yet; the end of the process takes it away."""
+        self.doing = doing
+        if self.live is None and is_main_rank() and CONSOLE.is_terminal:
+            text = partial(progress.TextColumn, markup=False)
+            self.bar = progress.Progress(
+                *(progress.SpinnerColumn(), text("{task.description}"), progress.BarColumn(None)),
+                *(text("{task.fields[text]}"), progress.TimeRemainingColumn()),
             )
-            self.bar = Progress(*columns, console=CONSOLE, refresh_per_second=4, transient=True)
-            self.bar.add_task("", total=total_steps, completed=first_step, epoch="-", text="")
-            self.bar.start()
+            self.bar.add_task("", total=None, text="")
+            # A thread of its own draws: no update waits for the terminal.
+            self.live = Live(
+                get_renderable=self.draw, console=CONSOLE, refresh_per_second=8, transient=True
+            )
+            self.live.start()
+            atexit.register(self.close)
 
-    def update(self, step: int, epoch: float, text: str) -> None:
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=step, epoch=f"{epoch:.2f}", text=text)
-        else:
-            say(f"epoch {epoch:.2f}  step {step}/{self.total_steps}  {text}")
+    def draw(self) -> progress.Progress:
+        task, completed = self.bar.tasks[0], 0
+        place, text = f"{self.place()} …", f"{task.elapsed or 0:.0f} s"
+        if self.position is not None:
+            completed, place, text = self.position()[0], self.place(), self.doing or self.text
+        self.bar.update(task.id, description=place, text=text, completed=completed)
+        return self.bar
+
+    def start(self, total_steps: int, position: Callable[[], tuple[int, float]]) -> None:
+        """Show from now on where the run stands: `position` is asked at each redrawing."""
+        self.total_steps, self.position, self.doing = total_steps, position, ""
+        if self.live is not None:
+            self.bar.update(self.bar.task_ids[0], total=total_steps, completed=position()[0])
+
+    def interval(self, text: str) -> None:
+        """Show the figures of an interval that is over."""
+        self.text = text
+        if self.live is None:
+            say(f"{self.place()}  {text}")
+
+    def place(self) -> str:
+        if self.position is None:
+            loaded = [name for name in list(sys.modules) if name in LIBRARIES]
+            return self.doing or f"loading {(loaded or ['Python'])[-1]}"
+        step, epoch = self.position()
+        return f"epoch {epoch:.2f}  step {step}/{self.total_steps}"
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        if self.live is not None:
+            self.live.stop()
+        self.live = self.position = None
+
+
+DISPLAY = Display()
+
+
+def begin() -> None:
+    """Show what a recipe loads from its first second on, and let a Ctrl-C meanwhile end it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        message = f"stopped by Ctrl-C before the first update; {OF_THE_LAUNCHER}"
+        raise SystemExit(message if is_main_rank() else 1)
+
+    signal.signal(signal.SIGINT, stop)
+    DISPLAY.begin()
 
 
 @contextmanager

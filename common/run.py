@@ -17,7 +17,7 @@ from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints, step_folders
 from common.config import TrainingConfig
-from common.console import say
+from common.console import DISPLAY, OF_THE_LAUNCHER, say
 from common.data.batch import Data, refuse_unread
 from common.data.loader import Loader, kill_workers, make_loaders
 from common.directory import RunDirectory, read_status, refuse_to_resume
@@ -65,6 +65,7 @@ class Run:
         `objective` is a metric of the evaluation, and whether more or less of it is better, as in
         ``"accuracy:max"``.
         """
+        DISPLAY.begin("starting")
         self.config, self.given = config, dict(vars(config))
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
         try:
@@ -99,6 +100,7 @@ class Run:
         self.evaluated_step = -1
         self.kept_step: int | None = None  # of the model that is kept, once that is settled
         self.best = Best(self.objective)
+        DISPLAY.doing = "reading the data"
 
     # Before the loop
 
@@ -124,6 +126,7 @@ class Run:
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle how long the run is, by default in epochs by name of the data set or "other"."""
         self.plan = Plan(self.config, train_loader.order, self.data.name, default_epochs)
+        DISPLAY.doing = "building the model"
 
     def keep(self, *, model: nn.Module, optimizer: Any, scheduler: Any, **others: Any) -> None:
         """Name what a checkpoint holds.
@@ -270,7 +273,7 @@ class Run:
         if is_update:
             self.logs.flush()
             self.progress.global_step = step = self.progress.global_step + 1
-            if step % self.config.log_every == 0 or self.plan.ends(step):
+            if self.plan.logs(step):
                 self.log_training()
             if self.guard.is_due:
                 self.guard.check(step)
@@ -314,10 +317,12 @@ class Run:
     def save(self) -> None:
         """Save a checkpoint: copies the state now, and writes it in the background."""
         step = self.progress.global_step
+        DISPLAY.doing = "saving, then stopping" if self.agreement.stopping else "saving"
         with self.meters.stopwatch.stopped():
             # An update that was not finite would only end the run again, once it is resumed.
             self.guard.check(step)
             self.checkpoints.save(step, self.parts.collect(), self.identity())
+        DISPLAY.doing = ""
 
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint and the run that goes on from it must share, and are told by."""
@@ -358,6 +363,7 @@ class Run:
         request to stop cuts it short without a trace, for the resumption to make it again.
         """
         step, bare_model = self.progress.global_step, self.accelerator.unwrap_model(model)
+        DISPLAY.doing = "evaluating"
         with self.meters.stopwatch.stopped():
             random, training = self.random.state_dict(), bare_model.training
             undo = average_buffers(self.accelerator, bare_model)
@@ -374,26 +380,21 @@ class Run:
                 undo()
                 self.save()
                 self.leave()
-        self.evaluated, self.evaluated_step = bare_model, step
+        self.evaluated, self.evaluated_step, DISPLAY.doing = bare_model, step, ""
 
     def log(self, evaluation: Mapping[str, Any]) -> None:
         """Log an evaluation on the split that `should_evaluate` is about, and keep the best model.
 
         It is written at once, in the background, for the checkpoints from now on to name.
         """
-        figures = self.logs.evaluation(evaluation, self.validation_split)
-        if self.is_better(figures) and self.config.keep == "best":
+        self.logs.evaluation(evaluation, self.validation_split, self.best)
+        if self.best.step == self.progress.global_step and self.config.keep == "best":
             with self.meters.stopwatch.stopped():
                 weights = export.weights_of(self.evaluated or self.unwrapped)
                 self.checkpoints.save_best(self.best.step, weights)
         if self.should_stop:
             none = f"no better {self.objective.metric} in {self.best.later} evaluations"
             say(f"stopped early, after update {self.progress.global_step}: {none}")
-
-    def is_better(self, figures: Mapping[str, float]) -> bool:
-        """Take note of figures on validation data; return whether they are the best so far."""
-        value = figures.get(f"{PREFIXES['validation']}/{self.objective.metric}")
-        return value is not None and self.best.improves(value, self.progress.global_step)
 
     def position(self) -> dict[str, float]:
         seconds = self.meters.stopwatch.train_seconds
@@ -430,10 +431,10 @@ class Run:
         if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
             self.log_training()
         kept = step if self.kept_step is None else self.kept_step
-        final = self.logs.evaluation(evaluation, self.test_split, self.plan.position(kept))
-        self.is_better(final)
+        at = self.plan.position(kept)
+        final = self.logs.evaluation(evaluation, self.test_split, self.best, at)
+        DISPLAY.doing = "finishing"
         self.logs.flush()
-        self.logs.close_display()
         memory = self.memory_plan.finish() if trained else []
         summary = self.summarize(final) | {"progress/kept_step": kept}
         model, sharded = self.evaluated or self.unwrapped, self.accelerator.mesh is not None
@@ -493,7 +494,7 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         """Say in `status.json` and to the tracker how the run ended; leave the process group."""
-        self.logs.close_display()
+        DISPLAY.close()
         if hasattr(self, "profiler"):
             self.profiler.stop()
         if error is not None:
@@ -520,6 +521,8 @@ class Run:
         outcome = outcome_of(error, self.accelerator.process_index)
         if isinstance(error, Preempted):
             say(error.message)
+            if "SIGINT" in error.message:
+                say(OF_THE_LAUNCHER)
             self.logs.flush()
             self.logs.finish(self.logs.latest)
             self.directory.write_status(outcome.status, step, outcome.reason)

@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from common.console import begin
+
+if __name__ == "__main__":
+    begin()  # shows that the program lives while what takes seconds is imported
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -13,6 +13,11 @@ three seeds); torch 2.13, bf16, two cores of an AMD EPYC. Not measured on a GPU 
 from dataclasses import dataclass
 from typing import Any
 
+from common.console import begin
+
+if __name__ == "__main__":
+    begin()  # shows that the program lives while what takes seconds is imported
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -13,6 +13,11 @@ the first two of 30, which are meant for 94 %, two of an AMD EPYC. torch 2.13, b
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.console import begin
+
+if __name__ == "__main__":
+    begin()  # shows that the program lives while what takes seconds is imported
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -63,9 +68,8 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
-    # Digits and letters are spoilt by mirroring; natural images are in colour.
     natural = data.channels == 3 if config.horizontal_flip is None else config.horizontal_flip
-    data.splits["train"].flip = natural
+    data.splits["train"].flip = natural  # in colour; digits and letters are spoilt by mirroring
     data.splits["train"].crop_padding = data.image_size // 8
     return data
 
@@ -129,11 +133,9 @@ class ResNet(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        recomputed = self.gradient_checkpointing and self.training
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            if self.gradient_checkpointing and self.training:
-                features = recompute(stage, features)
-            else:
-                features = stage(features)
+            features = recompute(stage, features) if recomputed else stage(features)
         return self.fc(features.mean((2, 3)))
 
 

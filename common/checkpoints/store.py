@@ -23,7 +23,7 @@ import torch
 from common.checkpoints.copies import begun
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_rows, rows_file
-from common.console import say
+from common.console import say, warn
 from common.errors import LostProcessError, UserError
 from common.files import (
     SUPERSEDED,
@@ -216,7 +216,7 @@ class Checkpoints:
         """
         path, problems = newest_whole(self.folder, named)
         for problem in problems:
-            say(f"checkpoint passed over: {problem}")
+            warn(f"checkpoint passed over: {problem}")
         with writing(str(self.folder)):
             for unfinished in self.folder.glob(f"*{UNFINISHED}"):
                 remove(unfinished)

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from common.console import say
+from common.console import warn
 from common.data.batch import Samples, Work
 from common.machine import usable_cores
 from common.measure.flops import ComputeLoss, TrainingFlops, training_flops
@@ -49,7 +49,7 @@ class Meters:
             self.flops = training_flops(model, compute_loss, samples)
         except Exception as problem:
             reason = str(problem).partition("\n")[0]
-            say(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
+            warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
     def count(
         self, loss: Tensor, metrics: Metrics | None, work: Work, waited: float, is_update: bool
@@ -115,7 +115,7 @@ class Meters:
             figures = torch.get_num_threads(), usable_cores(), os.getloadavg()[0]
             if sentence := contention_sentence(wall, cpu, *figures):
                 self.is_warned = True
-                say(sentence)
+                warn(sentence)
 
     def goodput(self) -> float:
         """Return what share of the time since the run first began went into training steps.

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.console import say, without_native_messages
+from common.console import say, warn, without_native_messages
 from common.data.loader import Loader
 from common.files import write_json
 from common.measure.memory import memory_now
@@ -79,7 +79,7 @@ class Profiler:
             if window is None:
                 self.is_over = True
                 least = FIRST_UPDATES + 3
-                say(f"--profile needs {least} updates; this run has fewer, and is not profiled")
+                warn(f"--profile needs {least} updates; this run has fewer, and is not profiled")
                 return batches
             self.looking = self.look(window, global_step)
             next(self.looking)
@@ -128,7 +128,7 @@ class Profiler:
                 numbers = f"{first + window.warm_up + 1} to {first + window.end}"
                 say(f"        updates {numbers} are left out of perf/; {self.folder}")
             except Exception as problem:  # it must not stop the training
-                say(f"--profile failed ({type(problem).__name__}: {problem}); training goes on")
+                warn(f"--profile failed ({type(problem).__name__}: {problem}); training goes on")
         yield from updates  # of the other ranks, or what an error has left
         self.is_over = True
         # Others wait here for the first rank, not in an update that is counted.

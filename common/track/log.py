@@ -9,11 +9,11 @@ from typing import Any, TextIO
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.console import ProgressDisplay, say
+from common.console import DISPLAY, say, warn
 from common.errors import TrainingError, UserError
 from common.files import json_safe, read_lines, write_text, writing
 from common.measure.sums import of_all_ranks
-from common.objective import PREFIXES, Objective
+from common.objective import PREFIXES, Best, Objective
 from common.track import report
 from common.track.names import STEP
 from common.track.trackers import TensorBoard, WandB
@@ -29,7 +29,6 @@ class Log:
         self.accelerator, self.directory, self.objective = accelerator, directory, objective
         self.tracker: WandB | TensorBoard | None = None
         self.file: TextIO | None = None
-        self.display: ProgressDisplay | None = None
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
         self.latest: dict[str, Any] = {}
 
@@ -44,7 +43,7 @@ class Log:
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / "metrics.jsonl"
-            rows = [row for row in read_lines(path, STEP, say) if row[STEP] < step]
+            rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             with writing(str(path)):
                 self.file = path.open("a", encoding="utf-8")
@@ -56,7 +55,7 @@ class Log:
                     self.tracker = TensorBoard(self.accelerator, self.directory)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(facts, f"{self.directory}; {shown}")
-        self.display = ProgressDisplay(self.total_steps, step)
+        DISPLAY.start(self.total_steps, self.place)
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
@@ -65,19 +64,27 @@ class Log:
             yield
         except Exception as problem:
             self.tracker = None
-            say(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
+            warn(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
 
     def interval(self, values: Mapping[str, float]) -> None:
         self.add(values)
-        if self.display is not None:
-            row = self.pending
-            self.display.update(int(row[STEP]), row["progress/epoch"], report.interval_text(row))
+        DISPLAY.interval(report.interval_text(self.pending))
+
+    def place(self) -> tuple[int, float]:
+        """Return the present update and epoch."""
+        position = self.position()
+        return int(position[STEP]), position["progress/epoch"]
 
     def evaluation(
-        self, figures: Mapping[str, Any], split: str, position: Mapping[str, Any] | None = None
+        self,
+        figures: Mapping[str, Any],
+        split: str,
+        best: Best,
+        position: Mapping[str, Any] | None = None,
     ) -> dict[str, float]:
         """Add an evaluation, show it, and return its figures by their full names.
 
+        `best` takes note of it, if it is on validation data.
         `position` is that of the model, if it is an earlier one: of it, nothing is added to the row
         of the present step that has the last one's figures on the same split.
         """
@@ -88,7 +95,9 @@ class Log:
             advice = "let OBJECTIVE name one of these"
             raise UserError(f"the objective is {self.objective}, and {found}: {advice}")
         here = self.position()
-        say(report.evaluation_text(values, split, position or here, self.total_steps))
+        is_best = split == "validation" and best.improves(values[metric], int(here[STEP]))
+        text = report.evaluation_text(values, split, position or here, self.total_steps)
+        say(f"{text}  ★ best so far" if is_best else text)
         named = {f"{prefix}/{name}": value for name, value in values.items()}
         if (
             position is None
@@ -129,12 +138,7 @@ class Log:
             try:
                 send(self.tracker.run, *what)
             except Exception as problem:
-                say(f"not sent to the tracker ({type(problem).__name__}: {problem})")
-
-    def close_display(self) -> None:
-        if self.display is not None:
-            self.display.close()
-            self.display = None
+                warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
     def finish(self, summary: Mapping[str, Any], exit_code: int = 0) -> list[str]:
         """Close file and tracker, which gets the summary; return what to type or open to see it."""

@@ -35,7 +35,8 @@ def show_plan(facts: Mapping[str, Any], logs: str) -> None:
         f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
         f"{processes} processes = {environment['effective_batch_size']}",
         f"plan    {plan['total_steps']:,} updates: {config['epochs']} epochs of "
-        f"{plan['updates_per_epoch']:,}{cut}",
+        f"{plan['updates_per_epoch']:,}{cut}; logged every {plan['log_every']:,}, evaluated every "
+        f"{plan['eval_every']:,}",
         f"memory  {plan_text(facts['memory_plan'])}",
         f"logs    {logs}",
     ):

@@ -1,5 +1,6 @@
 """How many updates a run makes, after which of them it evaluates and saves, and where it stands."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import TrainingConfig
 from common.training.optim import warmup_decay
+
+MOST_EVALUATIONS = 20  # of a run, where `--eval-every` does not say
 
 
 class Plan:
@@ -24,7 +27,11 @@ class Plan:
             config.epochs = default_epochs.get(dataset, default_epochs["other"])
         total_steps = config.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
-        self.eval_every = config.eval_every or self.updates_per_epoch
+        # A short run has a curve all the same, and many short epochs no line for each.
+        self.log_every = config.log_every or min(50, max(1, self.total_steps // 50))
+        epochs = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
+        self.eval_every = config.eval_every or epochs * self.updates_per_epoch
+        self.logs_first = config.log_every is None
         self.save_every = config.checkpoint_every or self.updates_per_epoch
         self.config = config
 
@@ -36,6 +43,11 @@ class Plan:
 
     def ends(self, step: int) -> bool:
         return step == self.total_steps
+
+    def logs(self, step: int) -> bool:
+        """Whether a row is due; in the first interval, by default, also at powers of two."""
+        is_first = self.logs_first and step < self.log_every and step & (step - 1) == 0
+        return step % self.log_every == 0 or is_first or self.ends(step)
 
     def evaluates(self, step: int) -> bool:
         return step > 0 and step % self.eval_every == 0
@@ -50,7 +62,8 @@ class Plan:
         return step % self.updates_per_epoch * self.samples_per_update
 
     def facts(self) -> dict[str, int]:
-        return {"total_steps": self.total_steps, "updates_per_epoch": self.updates_per_epoch}
+        names = ("total_steps", "updates_per_epoch", "log_every", "eval_every")
+        return {name: getattr(self, name) for name in names}
 
     def position(self, step: int) -> dict[str, float]:
         """Return the ``progress/`` metrics after update `step`."""

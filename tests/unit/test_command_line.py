@@ -396,7 +396,7 @@ def test_help_names_each_flag(
     """`--help` names each flag with its help and default, under the recipe's first words."""
     module = import_module(f"recipes.{recipe}")
     monkeypatch.setattr(sys, "argv", [f"{recipe}.py", "--help"])
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as shown:
         parse_config(module.Config, module.__doc__)
     assert not shown.value.code
@@ -408,7 +408,26 @@ def test_help_names_each_flag(
             assert f"--{name.replace('_', '-')}" in said
             if owner is module.Config or name not in module.Config.__annotations__:
                 assert text in said, name
-    assert "Updates between log lines. (default: 50)" in said
+    assert "Newest checkpoints to keep. (default: 2)" in said
+    assert "None" not in said
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_help_is_in_groups(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each flag under its heading; a recipe's own among the data, or at the end."""
+    monkeypatch.setenv("COLUMNS", "100")  # one heading below the other
+    with pytest.raises(SystemExit):
+        parse(monkeypatch, recipe, "--help")
+    parts = re.split(r"(?m)^\W*(\w+) options\W*$", capsys.readouterr().out)
+    groups = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert [*groups] == ["data", "optimisation", "precision", "output", "tracking", "recipe"]
+    own = {"mnist_mlp": "--dropout", "resnet": "--label-smoothing", "bert": "--max-length"}
+    column = "--text-columns" if recipe == "bert" else "--image-column"
+    placed = {"data": column, "optimisation": "--epochs", "precision": "--seed"}
+    for group, name in {**placed, "output": "--log-every", "recipe": own[recipe]}.items():
+        assert [title for title, text in groups.items() if f"{name} " in text] == [group]
 
 
 def help_of(owner: type[TrainingConfig], source: Path) -> dict[str, str]:

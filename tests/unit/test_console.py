@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -11,29 +13,80 @@ from rich.console import Console
 from common import console
 
 
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Return what a terminal of 120 columns is sent."""
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=120, highlight=False)
+    monkeypatch.setattr(console, "CONSOLE", terminal)
+    return shown
+
+
 def test_log_has_a_line_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
     """Where there is no terminal, what is shown is a plain line."""
-    display = console.ProgressDisplay(total_steps=40, first_step=10)
-    assert display.bar is None
-    display.update(20, 0.5, "loss 0.1234  [rmse] 3.2")
+    display = console.Display()
+    display.begin("starting")
+    assert display.live is None
+    display.start(40, lambda: (20, 0.5))
+    display.interval("loss 0.1234  [rmse] 3.2")
     display.close()
     assert capsys.readouterr().out == "epoch 0.50  step 20/40  loss 0.1234  [rmse] 3.2\n"
 
 
-def test_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins where a resumed run does, and takes text as it is, brackets too."""
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=120, highlight=False)
-    monkeypatch.setattr(console, "CONSOLE", terminal)
-    display = console.ProgressDisplay(total_steps=40, first_step=10)
-    assert display.bar is not None
+def test_terminal_has_a_bar(screen: io.StringIO) -> None:
+    """It says what a run does before its loop, follows its step, and takes text as it is."""
+    display, steps = console.Display(), iter(range(10, 40))
+    display.begin()
+    assert display.live is not None
+    assert display.place().startswith("loading ")
+    display.doing = "reading the data"
+    display.live.refresh()
+    display.start(40, lambda: (next(steps), 0.25))
     assert display.bar.tasks[0].completed == 10
-    display.update(20, 0.5, "[rmse] 3.2")
+    display.interval("[rmse] 3.2")
     console.say("above the bar [b]")
-    display.bar.refresh()
+    display.live.refresh()
+    assert display.bar.tasks[0].completed > 10  # nobody has told it
+    display.doing = "evaluating"
+    display.live.refresh()
     display.close()
-    shown = screen.getvalue()
-    assert all(text in shown for text in ("epoch 0.50  step 20/40", "[rmse] 3.2", "bar [b]"))
+    texts = ("reading the data …", "epoch 0.25  step", "[rmse] 3.2", "bar [b]", "evaluating")
+    assert all(text in screen.getvalue() for text in texts)
+    assert display.live is None
+
+
+def test_terminal_has_one_bar(screen: io.StringIO) -> None:
+    """What has begun to load goes on with the run, and the cursor is there again at the end."""
+    display = console.Display()
+    display.begin()
+    live = display.live
+    display.begin("starting")
+    assert display.live is live
+    display.close()
+    display.close()
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    assert screen.getvalue().count(hidden) == screen.getvalue().count(shown) == 1
+
+
+def test_warning_is_yellow(screen: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal only."""
+    console.warn("no [b] tracker")
+    assert screen.getvalue() == "\x1b[33mno [b] tracker\x1b[0m\n"
+
+
+def test_warning_in_a_log_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other programs read it."""
+    console.warn("no [b] tracker")
+    assert capsys.readouterr().out == "no [b] tracker\n"
+
+
+def test_interrupt_of_the_imports_is_a_sentence() -> None:
+    """Without a traceback of where the imports stood."""
+    code = "import os; from common.console import begin; begin(); os.kill(os.getpid(), 2)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("stopped by Ctrl-C before the first update")
+    assert "Traceback" not in ended.stderr
 
 
 def test_other_ranks_are_silent(
@@ -42,7 +95,9 @@ def test_other_ranks_are_silent(
     """Rank 0 speaks for the job."""
     monkeypatch.setenv("RANK", "1")
     console.say("nothing")
-    console.ProgressDisplay(4, 0).update(1, 0.1, "nothing")
+    display = console.Display()
+    display.start(4, lambda: (1, 0.1))
+    display.interval("nothing")
     assert capsys.readouterr().out == ""
 
 

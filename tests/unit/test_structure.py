@@ -11,8 +11,8 @@ import pytest
 from tests.launch import REPOSITORY
 
 COMMON = REPOSITORY / "common"
-MOST_LINES = 9730  # of `common` in all
-MOST_LINES_OF_A_RECIPE = 221
+MOST_LINES = 9870  # of `common` in all
+MOST_LINES_OF_A_RECIPE = 223
 
 # From the ground up: a room may import those below it, and within a package its neighbours.
 LEVELS = (

@@ -1,0 +1,61 @@
+"""How often a run logs and evaluates, where no flag says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.training.plan import MOST_EVALUATIONS, Plan
+from recipes.mnist_mlp import Config
+
+
+def plan_of(epochs: int, updates_per_epoch: int, **flags: Any) -> Plan:
+    """Return the plan of a run of so many updates."""
+    order = SimpleNamespace(updates_per_epoch=updates_per_epoch, global_batch=8)
+    return Plan(Config(epochs=epochs, **flags), order, "digits", {})
+
+
+def steps(plan: Plan, due: Any) -> list[int]:
+    """Return the updates after which something is due."""
+    return [step for step in range(1, plan.total_steps + 1) if due(step)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "updates", "least", "most"),
+    [(1, 3, 3, 3), (100, 2, 50, 60), (6, 22, 44, 70), (6, 136, 50, 60), (30, 390, 230, 250)],
+)
+def test_short_runs_have_a_curve(epochs: int, updates: int, least: int, most: int) -> None:
+    """About fifty rows, the first updates and the last among them; one of fifty in a long run."""
+    plan = plan_of(epochs, updates)
+    rows = steps(plan, plan.logs)
+    assert least <= len(rows) <= most
+    assert rows[:2] == [1, 2]
+    assert rows[-1] == plan.total_steps
+    assert max(after - before for before, after in pairwise(rows)) <= 50
+    assert plan.facts()["log_every"] == plan.log_every
+
+
+def test_asked_interval_is_kept() -> None:
+    """A flag's number is what is logged, and the end of the run."""
+    plan = plan_of(10, 10, log_every=30, eval_every=7)
+    assert steps(plan, plan.logs) == [30, 60, 90, 100]
+    assert steps(plan, plan.evaluates) == [*range(7, 101, 7)]
+
+
+@pytest.mark.parametrize(("epochs", "updates"), [(1, 5), (20, 117), (21, 3), (100, 2), (999, 1)])
+def test_many_short_epochs_have_few_evaluations(epochs: int, updates: int) -> None:
+    """Each is at an epoch's end, and each epoch's where there are no more than twenty."""
+    plan = plan_of(epochs, updates)
+    evaluated = steps(plan, plan.evaluates)
+    assert 10 <= len(evaluated) <= MOST_EVALUATIONS or len(evaluated) == epochs
+    assert all(step % updates == 0 for step in evaluated)
+
+
+def test_cut_run_evaluates_as_what_it_is() -> None:
+    """Of a hundred epochs cut to five, each is evaluated."""
+    plan = plan_of(100, 2, max_steps=10)
+    assert steps(plan, plan.evaluates) == [2, 4, 6, 8, 10]
+    assert plan.log_every == 1
