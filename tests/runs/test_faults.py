@@ -57,7 +57,7 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
         7,
         16,
         (
-            *("--epochs", 4, "--gradient-accumulation-steps", 2, "--log-every", 3),
+            *("--epochs", 3, "--gradient-accumulation-steps", 2, "--log-every", 3),
             *("--data-placement", "workers", "--num-workers", 2, "--tracker", "none"),
         ),
     ),

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -141,18 +142,29 @@ def shell(command: str, workspace: Path, runner: Runner) -> str:
     return output
 
 
+MODULE = """
+import runpy, sys
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+
+
 def forked(words: list[str], workspace: Path, runner: Runner) -> tuple[int, str]:
-    """Run a recipe as a line does, but for the seconds of launcher and imports.
+    """Run a recipe or a module as a line does, but for the seconds of launcher and imports.
 
     Returns:
         The status, and what was printed.
     """
     environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
-    (place,) = [place for place, word in enumerate(words) if word.startswith("recipes/")]
-    recipe = [str(workspace / words[place]), *words[place + 1 :]]
+    if words[1] == "-m":
+        (workspace / "module.py").write_text(MODULE)
+        words = [str(workspace / "module.py"), *words[2:]]
+    else:
+        (place,) = [place for place, word in enumerate(words) if word.startswith("recipes/")]
+        words = [str(workspace / words[place]), *words[place + 1 :]]
     path = workspace / "said.txt"
     with path.open("w") as said:
-        process = runner.start(recipe, "python", environment, workspace, said, said)
+        process = runner.start(words, "python", environment, workspace, said, said)
         status = process.wait(300)
     return status, path.read_text()
 
@@ -170,6 +182,8 @@ def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) ->
 def prepare(line: str, workspace: Path, runner: Runner) -> None:
     """Make what earlier lines of the README would have left, if they were not run."""
     for name in re.findall(r"\bruns/(\w+)", line):
+        if makes(line, name) and "--resume" not in line:  # an earlier line may have needed it
+            shutil.rmtree(workspace / "runs" / name, ignore_errors=True)
         if (workspace / "runs" / name).exists() or makes(line, name):
             continue
         makers = [other for other in LINES if makes(other, name)]
@@ -204,6 +218,14 @@ def small_search(words: list[str]) -> list[str]:
     return [*words, *flags, "--trials", "1" if begins else "2"]
 
 
+def two_variants(words: list[str]) -> list[str]:
+    """Return a command that runs variants with one value of each flag but the first."""
+    lists = [place for place, word in enumerate(words) if "," in word]
+    return [
+        word.partition(",")[0] if place in lists[1:] else word for place, word in enumerate(words)
+    ]
+
+
 def rewritten(line: str, workspace: Path) -> str:
     """Return a line with each of its commands made tiny, or left out where it only installs."""
     parts = SEPARATOR.split(line)
@@ -219,7 +241,7 @@ def rewritten(line: str, workspace: Path) -> str:
         if words[:3] == ["python", "-m", "common.vary"]:
             tiny = ["--seeds", "1", "--max-steps", "2", "--tracker", "none", "--dataset", "digits"]
             tiny += [] if "--batch-size" in words else ["--batch-size", "16"]
-            parts[position] = prefix + shlex.join([*words, *tiny])
+            parts[position] = prefix + shlex.join([*two_variants(words), *tiny])
         elif words[:3] == ["python", "-m", "common.tune"]:
             parts[position] = prefix + shlex.join(small_search(words))
         elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
@@ -263,18 +285,22 @@ def needs_gpu(line: str) -> bool:
 
 
 def marked_lines() -> Iterator[object]:
-    """Yield the lines to run, and whether with their launcher: each starts each recipe once."""
-    seen = set[tuple[str, str]]()
+    """Yield the lines to run, and whether as they stand: once with each launcher.
+
+    Other tests begin modules as processes of their own, and the line that has them in a pipe does.
+    """
+    seen = set[str]()
     for line in LINES:
         if needs_gpu(line):
             continue
         is_slow = any(word in line for word in TOOLS)
-        launches = re.search(r"((?:accelerate launch|torchrun).*) (\S+\.py)", line)
-        is_real = launches is None or launches.groups() not in seen
+        launches = re.search(r"((?:accelerate launch|torchrun).*) \S+\.py", line)
+        is_module = re.match(r"python -m common\.(predict|tune|vary) ", line)
+        is_real = not is_module if launches is None else launches[1] not in seen
         is_real |= "--compile" in line or not re.fullmatch(r"[^;&|]+", line)
         if launches:
             is_slow = True
-            seen.add((launches[1], launches[2]))
+            seen.add(launches[1])
         marks = [pytest.mark.slow] if is_slow else []
         yield pytest.param(line, is_real, marks=marks, id=line[:60])
 
