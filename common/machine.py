@@ -12,8 +12,16 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
+def count_of(name: str, default: int) -> int:
+    """Return a number of the launcher's; who needs one that is none refuses it by itself."""
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        return default
+
+
 def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return count_of("RANK", 0)
 
 
 def is_main_rank() -> bool:
@@ -22,11 +30,11 @@ def is_main_rank() -> bool:
 
 
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return count_of("WORLD_SIZE", 1)
 
 
 def local_world_size() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, count_of("LOCAL_WORLD_SIZE", 1))
 
 
 def usable_cores() -> int:

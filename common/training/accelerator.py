@@ -5,7 +5,8 @@ import inspect
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -24,8 +25,9 @@ from torch import nn
 from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
-from common.errors import UserError
-from common.machine import cpu_threads, local_world_size, world_size
+from common.errors import UserError, outcome_of
+from common.files import MOST_WORDS
+from common.machine import cpu_threads, local_world_size, rank, world_size
 from common.measure.memory import limit_memory
 from common.training.sharding import ShardingAccelerator, takes_fsdp
 
@@ -40,8 +42,23 @@ NEEDS = {
 }
 
 
+@contextmanager
+def launching() -> Iterator[None]:
+    """Turn what Accelerate and torch raise about the launcher's environment into a sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
+        lost, words = outcome_of(problem).resumable, " ".join(str(problem).split())[:MOST_WORDS]
+        what = f"the processes that were launched can't begin ({type(problem).__name__}: {words})"
+        raise UserError(f"{what}: {LAUNCH}", every_rank=True, resumable=lost) from None
+
+
+@launching()
 def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     """Return what fits the hardware, or say what can't run on it."""
+    if not 0 <= rank() < world_size():
+        which = f"this is process {rank()} of {world_size()}, numbered from 0"
+        raise UserError(f"by RANK and WORLD_SIZE {which}: {LAUNCH}", every_rank=True)
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
@@ -70,7 +87,6 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
         mixed_precision="no" if precision == "tf32" else precision,
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
@@ -84,6 +100,8 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
             ),
         ],
     )
+    # Not to its constructor: a variable of the environment would override it.
+    accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
     if accelerator.num_processes != world_size():
         seen = f"but each of them sees {accelerator.num_processes}"
         raise UserError(f"the launcher started {world_size()} processes, {seen}: {LAUNCH}")

@@ -1,0 +1,62 @@
+"""What a launcher and a shell export, misspelt: a sentence, or a run as if it were not there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from common.errors import UserError
+from tests.fuzz.small_run import FLAGS, learned, prepared, run
+
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_SIZE", "OMP_NUM_THREADS")
+FLAGS_OF_LAUNCHERS = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_FSDP", "ACCELERATE_DEBUG_MODE")
+OTHERS = (
+    *("ACCELERATE_TORCH_DEVICE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+)
+VALUES = ("", "x", "-1", "0", "1.5", "9" * 20, "9" * 5000, "٣", "²")
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    with prepared():
+        yield
+
+
+def run_among(directory: Path, **variables: str) -> BaseException | None:
+    """Run where these variables are exported; what libraries export besides is forgotten."""
+    with mock.patch.dict(os.environ, variables):
+        error, _ = run(*FLAGS, "--output-dir", directory)
+        assert error is None or isinstance(error, UserError), f"{variables}: {error!r}"
+        if error is not None:
+            assert "\n" not in error.message
+            assert str(error.code).startswith("error: "), "no process printed it"
+    return error
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *FLAGS_OF_LAUNCHERS, *OTHERS])
+def test_misspelt_variable(tmp_path: Path, name: str) -> None:
+    """Each of the variables that a run reads, or a library for it."""
+    for number, value in enumerate(VALUES):
+        run_among(tmp_path / str(number), **{name: value})
+
+
+def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
+    """A rank that others do not see, and processes without a place to meet."""
+    for rank, size, here in itertools.product("0126", "12", "01"):
+        error = run_among(tmp_path / "run", RANK=rank, WORLD_SIZE=size, LOCAL_RANK=here)
+        assert (error is None) or "launch with" in error.message
+        assert error is not None or (rank, size) == ("0", "1")
+
+
+def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
+    """The plan counts by it: Accelerate's variable would have other updates than were planned."""
+    plain, varied = tmp_path / "plain", tmp_path / "varied"
+    assert run_among(plain) is None
+    assert run_among(varied, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3") is None
+    assert learned(varied) == learned(plain)
