@@ -11,9 +11,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
+from common.console import spare_output
 from common.directory import refuse_to_resume
 from common.errors import Outcome, UserError, let_main_rank_exit_first
-from common.files import read_json
+from common.files import read_json, reading
 from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.machine import is_main_rank
 from common.resume import resumed_config
@@ -38,7 +39,10 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     The first paragraph of `description` heads `--help`; the class's ``validate`` is called. Raises
     a `UserError`, or tyro's SystemExit for an unknown flag (with the nearest match) or wrong type.
     """
+    spare_output()
     refuse_credentials(sys.argv[1:])
+    with reading("the current directory", "change to one that is there"):
+        os.getcwd()
     early, saved = read_early(), None
 
     def parse(defaults: ConfigType | None) -> ConfigType:

@@ -1,12 +1,13 @@
 """What the terminal shows, on rank 0 only."""
 
 import atexit
+import io
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
@@ -19,6 +20,27 @@ from common.machine import is_main_rank
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
 OF_THE_LAUNCHER = "what the launcher prints of it (KeyboardInterrupt, SignalException) is no error"
+
+
+class Output(io.TextIOWrapper):
+    """Standard output that ends no run: its pipe may be closed, and the disk of its file full."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def spare_output() -> None:
+    """Have a run outlive its terminal, and letters that it has not be written as escapes."""
+    given = sys.stdout
+    if type(given) is io.TextIOWrapper:
+        encoding, by_line = given.encoding, given.line_buffering
+        sys.stdout = Output(given.detach(), encoding, "backslashreplace", line_buffering=by_line)
 
 
 def say(message: str, style: str | None = None) -> None:

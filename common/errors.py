@@ -13,7 +13,7 @@ LETTING_GO = 0.2
 # What says that a rank or a worker of a loader is gone, and that memory is.
 LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
 NO_MEMORY = (
-    *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED"),
+    *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
     "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
 )
 # What a system says of a disk that is full or fails, and of no mistake of the user's.
@@ -85,7 +85,8 @@ def is_of_disk(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, in any of the wordings of torch and Python."""
-    return isinstance(error, MemoryError) or says(error, NO_MEMORY)
+    asked = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return asked or isinstance(error, MemoryError) or says(error, NO_MEMORY)
 
 
 def says(error: BaseException, words: tuple[str, ...]) -> bool:

@@ -31,7 +31,7 @@ from common.errors import (
 )
 from common.files import read_json
 from common.measure.flops import ComputeLoss
-from common.measure.memory import MEBIBYTE, memory_used
+from common.measure.memory import MEBIBYTE, lift_limit, memory_used
 from common.measure.memory_plan import MemoryPlan
 from common.measure.meters import Meters
 from common.models.compile import as_written, compile_seconds
@@ -516,6 +516,7 @@ class Run:
         Raises:
             TrainingError: in place of an out-of-memory error, with the command that needs less.
         """
+        lift_limit()
         kill_workers()
         step = self.progress.global_step or read_status(self.directory.path).get("global_step", 0)
         outcome = outcome_of(error, self.accelerator.process_index)

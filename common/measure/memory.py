@@ -46,6 +46,15 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
+def lift_limit() -> None:
+    """Take back what `limit_memory` set, for what is still to do where it was met."""
+    if sys.platform == "linux":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
 def memory_now(device: torch.device) -> int:
     """Return the bytes in use: of the device's allocator, or resident in the process."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()

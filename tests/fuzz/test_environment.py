@@ -60,3 +60,14 @@ def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
     assert run_among(plain) is None
     assert run_among(varied, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3") is None
     assert learned(varied) == learned(plain)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a directory in use may not be removed")
+def test_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current one, where Intel's library would end the process."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    error, _ = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert isinstance(error, UserError)
+    assert error.message.startswith("the current directory can't be read")

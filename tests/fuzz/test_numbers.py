@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.run import Run
 from tests.fuzz.small_run import FLAGS, prepared, run
 
 MANY = 10**9  # the most that a count may be
@@ -68,3 +71,27 @@ def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", "--hidden-sizes", *[1500] * 10)
     assert isinstance(error, UserError), repr(error)
     assert "Either lower --hidden-sizes, or" in error.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")
+@pytest.mark.parametrize("place", ["make_plan", "start", "save", "finish"])
+@pytest.mark.parametrize("kind", [MemoryError, OSError, RuntimeError])
+def test_no_memory_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: type[Exception]
+) -> None:
+    """Not for what is to be said of it either, wherever it ends, unless the limit is lifted."""
+
+    def fill(*_: object, **__: object) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (0, most))
+        raise {
+            MemoryError: MemoryError(),
+            OSError: OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+            RuntimeError: RuntimeError("can't start new thread"),
+        }[kind]
+
+    monkeypatch.setattr(Run, place, fill)
+    error, _ = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert isinstance(error, UserError), repr(error)
+    assert "out of memory" in error.message
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 0

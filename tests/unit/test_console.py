@@ -33,6 +33,33 @@ def test_log_has_a_line_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "epoch 0.50  step 20/40  loss 0.1234  [rmse] 3.2\n"
 
 
+@pytest.mark.parametrize("broken", ["full", "closed"])
+def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A pipe whose reader is gone, as of `| head`, and a file on a full disk."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if broken == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(open(writer, "wb"), encoding="utf-8"))  # noqa: SIM115
+        console.spare_output()
+        for _ in range(3):
+            console.say("x" * 10_000)
+            console.CONSOLE.print("a table")
+
+
+def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are escapes: a class may be called ü where nothing but ASCII is shown."""
+    written = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+        console.spare_output()
+        console.say("ü")
+        console.CONSOLE.print("日")
+        assert written.getvalue() == b"\\xfc\n\\u65e5\n"
+
+
 def test_terminal_has_a_bar(screen: io.StringIO) -> None:
     """It says what a run does before its loop, follows its step, and takes text as it is."""
     display, steps = console.Display(), iter(range(10, 40))
