@@ -17,7 +17,7 @@ from common.errors import Outcome, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.machine import is_main_rank
-from common.resume import resumed_config
+from common.resume import accumulated, resumed_config
 
 # A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
 CREDENTIALS = re.compile(r":(//)?[^/\s]*@")
@@ -70,6 +70,8 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         else:
             config = parse(None)
         check_limits(config)
+        if config.effective_batch_size is not None and not config.evaluate_only:
+            config = accumulated(config, config.effective_batch_size)
         config.validate()
     except SystemExit as end:
         if end.code:

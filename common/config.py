@@ -31,8 +31,13 @@ class TrainingConfig:
     max_steps: int | None = count(None)  # End after this many optimizer updates.
     batch_size: int = count(128, role="pace")  # Samples per process and micro-batch.
     gradient_accumulation_steps: int = count(1, role="pace")  # Micro-batches per optimizer update.
+    # Samples of an update over all processes: sets the accumulation.
+    effective_batch_size: int | None = count(None, role="pace")
     auto_batch_size: bool = False  # Try micro-batches: what fits and is fastest, updates the same.
     learning_rate: float | None = flag(None, least=0)  # Its peak (default: by recipe and data set).
+    # Have the rate grow with the samples of an update, from --base-batch-size.
+    scale_learning_rate: Literal["no", "linear", "sqrt"] = "no"
+    base_batch_size: int | None = count(None)  # What the rate is for (default: the recipe's batch).
     weight_decay: float = flag(0.01, least=0)  # Decay of weight matrices, not of biases and norms.
     warmup_steps: int | None = count(None, least=0)  # Linear warm-up (default: a share of the run).
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # Of the rate, after warm-up.

@@ -4,7 +4,9 @@ import ctypes
 import os
 import platform
 import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,28 @@ def world_size() -> int:
 
 def local_world_size() -> int:
     return max(1, count_of("LOCAL_WORLD_SIZE", 1))
+
+
+def several_machines() -> bool:
+    return world_size() > local_world_size()
+
+
+def name_interface() -> None:
+    """Let gloo talk over the network interface that the machines meet on, if none is named.
+
+    It would take the one of this machine's host name, which is often the loopback: the others
+    could not reach it. NCCL leaves that one out by itself.
+    """
+    import psutil
+
+    if not several_machines() or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((os.environ.get("MASTER_ADDR", ""), 1))  # sends nothing
+        mine = asking.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if mine in (one.address for one in addresses) and not mine.startswith("127."):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def usable_cores() -> int:

@@ -118,15 +118,35 @@ def is_finished(directory: Path) -> bool:
 
 def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:
     """Set the accumulation so that an update has as many samples as before, or refuse."""
-    processes, batch = world_size(), config.batch_size
+    processes, batch, asked = world_size(), config.batch_size, config.effective_batch_size
     accumulation = config.gradient_accumulation_steps
     before = (defaults.batch_size, defaults.gradient_accumulation_steps)
-    if (batch, accumulation) == before and effective % (batch * processes) == 0:
-        accumulation = effective // (batch * processes)
+    if asked not in (None, effective):
+        advice = "leave the flag out, or start another run"
+        raise UserError(f"the run's effective batch is {effective}, and not {asked}: {advice}")
+    if asked or (batch, accumulation) == before:
+        return accumulated(config, effective)
     if (product := batch * accumulation * processes) != effective:
         raise UserError(
             f"the run has an effective batch of {effective}, and {batch} × {accumulation} "
             f"accumulated × {processes} processes is {product}: choose --batch-size and "
             f"--gradient-accumulation-steps to make {effective}"
         )
-    return replace(config, gradient_accumulation_steps=accumulation)
+    return config
+
+
+def accumulated(config: Any, effective: int) -> Any:
+    """Return the configuration that accumulates updates of so many samples, or refuse."""
+    processes, batch = world_size(), config.batch_size
+    if batch < 1 or effective % (batch * processes) == 0:  # what is below 1 is refused for itself
+        accumulation = effective // max(1, batch * processes)
+        return replace(config, gradient_accumulation_steps=accumulation)
+    each = effective // processes
+    best = max((size for size in range(1, min(batch, each) + 1) if each % size == 0), default=1)
+    advice = f"pass --batch-size {best}"
+    if effective % processes:
+        advice = f"start as many processes as divide {effective}"
+    raise UserError(
+        f"an effective batch of {effective} can't be accumulated of {batch} × {processes} "
+        f"processes: {advice}"
+    )

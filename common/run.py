@@ -351,7 +351,10 @@ class Run:
         manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
             return None
-        same = len(manifest["ranks"]) == self.accelerator.num_processes
+        before, now = len(manifest["ranks"]), self.accelerator.num_processes
+        if not (same := before == now):
+            kept = f"{self.config.gradient_accumulation_steps} batches accumulated"
+            say(f"processes {now} instead of {before}: {kept}, the updates have the same samples")
         return self.random.state_dict() if same else None
 
     @contextmanager

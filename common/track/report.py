@@ -34,6 +34,7 @@ def show_plan(facts: Mapping[str, Any], logs: str) -> None:
         f"device  {environment['device']}; {count}; {precision_name(precision)}",
         f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
         f"{processes} processes = {environment['effective_batch_size']}",
+        *rate_lines(config, environment, plan),
         f"plan    {plan['total_steps']:,} updates: {config['epochs']} epochs of "
         f"{plan['updates_per_epoch']:,}{cut}; logged every {plan['log_every']:,}, evaluated every "
         f"{plan['eval_every']:,}",
@@ -41,6 +42,25 @@ def show_plan(facts: Mapping[str, Any], logs: str) -> None:
         f"logs    {logs}",
     ):
         say(line)
+
+
+def rate_lines(
+    config: Mapping[str, Any], environment: Mapping[str, Any], plan: Mapping[str, Any]
+) -> list[str]:
+    """Say how the rate follows the update, or that it does not where processes made it larger."""
+    asked, scale = config["scale_learning_rate"], plan["rate_scale"]
+    processes, update = environment["world_size"], environment["effective_batch_size"]
+    if asked != "no":
+        rate = f"{config['learning_rate']:g} × {scale:.4g} = {config['learning_rate'] * scale:g}"
+        warmup = f"after {plan['warmup_steps']:,} updates of warm-up"
+        return [f"rate    {rate} ({asked} in the update's samples), {warmup}"]
+    if processes == 1 or config["effective_batch_size"] is not None:
+        return []
+    advice = f"--effective-batch-size {update // processes} keeps the update"
+    return [
+        f"        {processes} times that of one process, at the same learning rate: {advice}, "
+        "--scale-learning-rate the rate in proportion"
+    ]
 
 
 def figure(name: str, value: float) -> str:

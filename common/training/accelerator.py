@@ -27,7 +27,7 @@ from torch.amp.grad_scaler import OptState
 from common.config import TrainingConfig
 from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
-from common.machine import cpu_threads, local_world_size, rank, world_size
+from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
 from common.measure.memory import limit_memory
 from common.training.sharding import ShardingAccelerator, takes_fsdp
 
@@ -84,6 +84,7 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     shards = takes_fsdp()
+    name_interface()
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
         mixed_precision="no" if precision == "tf32" else precision,

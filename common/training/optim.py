@@ -49,6 +49,16 @@ def warmup_decay(
     return LambdaLR(optimizer, factor)
 
 
+# `--scale-learning-rate`: the rate's factor, by how many times its batch an update has. Linear is
+# SGD's, with warm-up (arXiv 1706.02677, to 8,192 images); the root keeps the noise of a step (arXiv
+# 1404.5997), and is what Adam's step takes (arXiv 2205.10287).
+SCALES: dict[str, Callable[[float], float]] = {
+    "no": lambda times: 1.0,
+    "linear": lambda times: times,
+    "sqrt": math.sqrt,
+}
+
+
 def start_momentum(optimizer: Optimizer) -> None:
     """Give SGD zeroed momentum buffers, so that its first update may be skipped.
 

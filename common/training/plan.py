@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import TrainingConfig
-from common.training.optim import warmup_decay
+from common.training.optim import SCALES, warmup_decay
 
 MOST_EVALUATIONS = 20  # of a run, where `--eval-every` does not say
 
@@ -34,12 +34,20 @@ class Plan:
         self.logs_first = config.log_every is None
         self.save_every = config.checkpoint_every or self.updates_per_epoch
         self.config = config
+        base = config.base_batch_size or type(config).batch_size  # the default of the recipe
+        self.rate_scale = SCALES[config.scale_learning_rate](self.samples_per_update / base)
+        self.warmup_steps = 0
 
     def schedule(self, optimizer: Any, warmup_share: float) -> LambdaLR:
-        """Return the rates of `--schedule`, after `--warmup-steps` or else a share of the run."""
+        """Return the rates of `--schedule`, after `--warmup-steps` or else a share of the run.
+
+        Their peak is what the optimizer has, scaled by `--scale-learning-rate`.
+        """
         warmup = self.config.warmup_steps
-        steps = int(warmup_share * self.total_steps) if warmup is None else warmup
-        return warmup_decay(optimizer, self.total_steps, steps, self.config.schedule)
+        self.warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
+        for group in optimizer.param_groups:
+            group["lr"] *= self.rate_scale
+        return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)
 
     def ends(self, step: int) -> bool:
         return step == self.total_steps
@@ -61,9 +69,9 @@ class Plan:
         """Return the first sample of the epoch's order that the first `step` updates left."""
         return step % self.updates_per_epoch * self.samples_per_update
 
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, float]:
         names = ("total_steps", "updates_per_epoch", "log_every", "eval_every")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "rate_scale", "warmup_steps")}
 
     def position(self, step: int) -> dict[str, float]:
         """Return the ``progress/`` metrics after update `step`."""

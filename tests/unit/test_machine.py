@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -59,3 +62,25 @@ def test_cores_are_those_that_may_be_used() -> None:
         assert machine.usable_cores() == len(os.sched_getaffinity(0))
     name = machine.device_name(torch.device("cpu"))
     assert name.endswith(f", {machine.usable_cores()} cores")
+
+
+@pytest.mark.parametrize(("ranks_here", "named"), [("1", True), ("2", False)])
+def test_machines_talk_over_the_interface_they_meet_on(
+    ranks_here: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named for gloo where there are several, unless it is the loopback or named already."""
+    address = SimpleNamespace(address="10.9.8.7")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": [address]})
+    asked = SimpleNamespace(connect=lambda to: None, getsockname=lambda: ("10.9.8.7", 5))
+    monkeypatch.setattr("socket.socket", lambda *kind: contextlib.nullcontext(asked))
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": ranks_here})
+    machine.name_interface()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == ("ib0" if named else None)
+    os.environ["GLOO_SOCKET_IFNAME"] = "mine"
+    machine.name_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    address.address = "127.0.0.1"
+    asked.getsockname = lambda: ("127.0.0.1", 5)
+    machine.name_interface()
+    assert "GLOO_SOCKET_IFNAME" not in os.environ

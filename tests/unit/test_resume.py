@@ -36,7 +36,8 @@ def test_what_is_learned_can_not_change_and_the_rest_can(
     run = write_run(tmp_path / "run", resolved, recipe)
     for field in dataclasses.fields(resolved):
         name = field.name
-        if name in ("config", "resume", "output_dir", "batch_size", "gradient_accumulation_steps"):
+        batch = ("batch_size", "gradient_accumulation_steps", "effective_batch_size")
+        if name in ("config", "resume", "output_dir", *batch):
             continue
         value = other_value(resolved, name)
         flags = ("--resume", run, *words(type(resolved), name, value))
@@ -164,11 +165,36 @@ def test_effective_batch_is_kept(
 def test_more_processes_than_samples_of_an_update_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With what the product is, and what it should be."""
+    """With what they hold, and what would make the update."""
     run = write_run(tmp_path / "run", MLP(batch_size=32))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="32 × 1 accumulated × 3 processes is 96"):
+    with pytest.raises(UserError, match="of 32 can't be accumulated of 32 × 3 processes: start as"):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="32 × 2 processes: pass --batch-size 16"):
+        parse(monkeypatch, "mnist_mlp", "--resume", run)
+
+
+@pytest.mark.parametrize(
+    ("processes", "batch", "accumulation"), [(1, 32, 6), (2, 16, 6), (6, 8, 4)]
+)
+def test_effective_batch_sets_the_accumulation(
+    processes: int, batch: int, accumulation: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a fresh run, of one that repeats another's flags, and of one that is gone on with."""
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    asked = ("--effective-batch-size", 192, "--batch-size", batch)
+    found = parse(monkeypatch, "mnist_mlp", *asked)
+    assert (found.batch_size, found.gradient_accumulation_steps) == (batch, accumulation)
+    saved = MLP(batch_size=64, gradient_accumulation_steps=3, effective_batch_size=192)
+    run = write_run(tmp_path / "run", saved)
+    for flags in (("--config", run), ("--resume", run), ("--resume", run, asked[0], 192)):
+        found = parse(monkeypatch, "mnist_mlp", *flags, *asked[2:])
+        assert (found.batch_size, found.gradient_accumulation_steps) == (batch, accumulation)
+    with pytest.raises(UserError, match="effective batch is 192, and not 384"):
+        parse(monkeypatch, "mnist_mlp", "--resume", run, asked[0], 384)
+    with pytest.raises(UserError, match=f"100 can't be accumulated of 64 × {processes} processes"):
+        parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 
 
 def damaged(value: dict[str, Any]) -> list[dict[str, Any]]:

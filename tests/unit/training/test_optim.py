@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -10,12 +11,34 @@ import torch
 from torch import nn
 
 from common.config import TrainingConfig
-from common.training.optim import SCHEDULES, decay_groups, warmup_decay
+from common.training.optim import SCALES, SCHEDULES, decay_groups, warmup_decay
+from common.training.plan import Plan
 
 
 def test_each_schedule_can_be_asked_for() -> None:
     """The flag's choices are the table's."""
     assert get_args(get_type_hints(TrainingConfig)["schedule"]) == tuple(SCHEDULES)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("no", 1.0), ("linear", 8.0), ("sqrt", math.sqrt(8))])
+def test_rate_follows_the_update(rule: str, factor: float) -> None:
+    """The peak, of each group, by the update's samples over the base, or the recipe's batch."""
+    assert get_args(get_type_hints(TrainingConfig)["scale_learning_rate"]) == tuple(SCALES)
+    order = SimpleNamespace(updates_per_epoch=10, global_batch=1024)
+    for config in (
+        TrainingConfig(scale_learning_rate=rule, batch_size=64),  # the default is 128
+        TrainingConfig(scale_learning_rate=rule, batch_size=64, base_batch_size=128),
+    ):
+        plan = Plan(config, order, "some", {"other": 2})
+        groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.5, 0.25)]
+        optimizer = torch.optim.SGD(groups, lr=1.0)
+        scheduler = plan.schedule(optimizer, warmup_share=0.1)
+        assert plan.facts()["rate_scale"] == pytest.approx(factor)
+        assert plan.facts()["warmup_steps"] == 2
+        for _ in range(2):
+            optimizer.step()
+            scheduler.step()
+        assert scheduler.get_last_lr() == pytest.approx([0.5 * factor, 0.25 * factor])
 
 
 def rates(shape: str, total: int, warmup: int, steps: int) -> list[float]:
