@@ -28,6 +28,11 @@ def newest_checkpoint(run: Finished) -> Path:
     return run.directory / "checkpoints" / f"step-{newest_step(run.directory):08d}"
 
 
+def kept_checkpoint(run: Finished) -> Path:
+    """Return the folder of the checkpoint whose model is exported."""
+    return run.directory / "checkpoints" / f"step-{run.summary['progress/kept_step']:08d}"
+
+
 def drawn(
     epoch: int, workers: int, world_size: int, first_update: int = 0, noise: float = 0.05
 ) -> dict[int, torch.Tensor]:
@@ -129,7 +134,7 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
     best = max(series, key=lambda step: (series[step], -step))
     assert [*series].index(best) == len(series) - 1 - patience
     assert run.summary["progress/kept_step"] == best
-    folder = run.directory / "checkpoints" / f"step-{best:08d}"
+    folder = kept_checkpoint(run)
     average = load_file(folder / "average.safetensors")
     model = load_file(folder / "model.safetensors")
     for name, value in run.weights().items():
@@ -144,7 +149,7 @@ def test_adapters_are_kept_small_and_exported_merged(
     from transformers import BertForSequenceClassification
 
     run = whole(runner, with_data(LISTED["lora"], request))
-    folder = newest_checkpoint(run)
+    folder = kept_checkpoint(run)
     frozen = folder.parent / "frozen-model.safetensors"
     changing = load_file(folder / "model.safetensors")
     assert {name.rpartition(".")[2] for name in changing} == {"down", "up", "weight", "bias"}
