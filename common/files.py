@@ -80,6 +80,13 @@ def json_safe(value: Any) -> Any:
     return None if isinstance(value, float) and value - value != 0 else value
 
 
+def plain(path: Path) -> Path:
+    """Return a path that does not lead to a pipe or a device: to read one may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is no file but a pipe or a device")
+    return path
+
+
 def read_json(path: Path) -> dict[str, Any]:
     value = read_json_if_there(path)
     if value is None:
@@ -90,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_there(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None where there is no such file."""
     try:
-        value = parse(path.read_text(encoding="utf-8"))
+        value = parse(plain(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as problem:
@@ -109,7 +116,7 @@ def read_lines(
     or left out as well by a reader who is to `say` so.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = plain(path).read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return []  # a run that has logged nothing
     except OSError as problem:
@@ -201,7 +208,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 def receipt_of(path: Path) -> dict[str, Any]:
     """Return a file's size and SHA-256."""
-    with path.open("rb") as file:
+    with plain(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,30 @@ def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> 
         (directory / name).write_text(text)
         assert go_on(directory)
         shutil.rmtree(directory)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have names")
+def test_pipe_in_the_place_of_a_file(killed: Path, tmp_path: Path) -> None:
+    """Which nobody writes to: what reads it would wait for ever."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    directory, before = tmp_path / "run", signal.signal(signal.SIGALRM, give_up)
+    files = [path.relative_to(killed) for path in killed.rglob("*") if path.is_file()]
+    for name in (path for path in files if path.name != ".lock"):
+        shutil.copytree(killed, directory)
+        (directory / name).unlink()
+        os.mkfifo(directory / name)
+        signal.alarm(60)
+        try:
+            error, _ = run("--resume", directory)
+        finally:
+            signal.alarm(0)
+        assert error is None or isinstance(error, UserError), f"{name}: {error!r}"
+        assert error is None or str(directory) in error.message, name
+        shutil.rmtree(directory)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("share", SHARES)
