@@ -19,8 +19,11 @@ from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.machine import is_main_rank
 from common.resume import accumulated, resumed_config
 
-# A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
-CREDENTIALS = re.compile(r":(//)?[^/\s]*@")
+# A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host;
+# and what tokens of the Hub, W&B and GitHub look like.
+CREDENTIALS = re.compile(
+    r":(//)?[^/\s]*@|hf_[A-Za-z0-9]{30}|wandb_v\d_\w{20}|gh[pousr]_\w{30}|github_pat_\w{20}"
+)
 # How `--help` groups the shared flags, each group by its first one in `TrainingConfig`.
 GROUPS = {
     "data": "dataset",

@@ -20,6 +20,7 @@ from common.machine import is_main_rank
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
 OF_THE_LAUNCHER = "what the launcher prints of it (KeyboardInterrupt, SignalException) is no error"
+TOLD: list[Callable[[str], None]] = []  # who gets each line of rank 0 besides the terminal
 
 
 class Output(io.TextIOWrapper):
@@ -46,6 +47,7 @@ def spare_output() -> None:
 def say(message: str, style: str | None = None) -> None:
     """Print a line on rank 0: above the bar where there is one."""
     if is_main_rank():
+        tell(message)
         if CONSOLE.is_terminal:
             CONSOLE.print(message, markup=False, style=style)
         else:
@@ -55,6 +57,11 @@ def say(message: str, style: str | None = None) -> None:
 def warn(message: str) -> None:
     """Print on rank 0 what a user should know of, though the run goes on."""
     say(message, style="yellow")
+
+
+def tell(line: str) -> None:
+    for told in TOLD:
+        told(line)
 
 
 class Display:
@@ -103,8 +110,11 @@ class Display:
     def interval(self, text: str) -> None:
         """Show the figures of an interval that is over."""
         self.text = text
+        line = f"{self.place()}  {text}"
         if self.live is None:
-            say(f"{self.place()}  {text}")
+            say(line)
+        else:
+            tell(line)
 
     def place(self) -> str:
         if self.position is None:

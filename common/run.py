@@ -17,7 +17,7 @@ from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints, step_folders
 from common.config import TrainingConfig
-from common.console import DISPLAY, OF_THE_LAUNCHER, say
+from common.console import DISPLAY, OF_THE_LAUNCHER, say, tell
 from common.data.batch import Data, refuse_unread
 from common.data.loader import Loader, kill_workers, make_loaders
 from common.directory import RunDirectory, read_status, refuse_to_resume
@@ -38,7 +38,7 @@ from common.models.compile import as_written, compile_seconds
 from common.objective import PREFIXES, Best, Objective
 from common.profile.profiler import Profiler
 from common.track import facts, media, report
-from common.track.card import model_card
+from common.track.card import flags_given, model_card
 from common.track.log import Log
 from common.training.accelerator import (
     average_buffers,
@@ -203,6 +203,8 @@ class Run:
             "peak": {"tflops": self.meters.peak, "source": self.meters.peak_source},
         }
         random = self.restore(Path(config.resume)) if config.resume is not None else None
+        flags = flags_given(config, self.facts["given"], all_of_them=True)
+        self.facts["command"] = f"{self.recipe}.py {flags}"
         step = self.progress.global_step
         if read_status(self.directory.path).get("status") == "running":  # on the other ranks too
             self.directory.write_status("running", step)
@@ -460,7 +462,7 @@ class Run:
             named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}
             directory.write("memory.json", named)
         prefix, loader = PREFIXES[self.test_split], self.all_loaders[self.test_split]
-        self.logs.attach(media.results, evaluation, prefix, loader, self.data, memory, step)
+        self.logs.attach(media.results, evaluation, prefix, loader, self.data, memory)
         if trained and config.log_model:
             self.logs.attach(media.artifact, directory.path / "model", "model")
         commands = self.logs.finish(summary)
@@ -534,6 +536,7 @@ class Run:
         if not isinstance(error, UserError):
             self.checkpoints.hurry()
         first = self.directory.write_failure(outcome, step)
+        tell(f"{outcome.status}: {outcome.reason}")
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.logs.flush()
         self.logs.finish(self.logs.latest, exit_code=1)

@@ -198,7 +198,7 @@ def read_project(address: str) -> list[RunRecord]:
                 run.state.lower(),
             )
             for run in ([api.run(address)] if alone else api.runs(address, order="+created_at"))
-            if "environment" in run.config  # a project may hold others
+            if "objective" in run.config  # a project may hold others
         ]
     if not records:
         raise UserError(f"W&B's {address} has no run of these recipes")
@@ -214,7 +214,8 @@ def record_of(
     state: str,
 ) -> RunRecord:
     """Return a run as W&B knows it in the form of a run's own directory."""
-    rows, reason = merge_rows(history), None
+    named = ({n: v for n, v in row.items() if "/" in n} for row in history)  # no other is ours
+    rows, reason = merge_rows(named), None
     # The end of a run's own summary: W&B keeps one of the latest values while a run goes on.
     ended = numbers(summary) if "time/total_seconds" in summary else {}
     status = state if state in ("finished", "running", "preempted") else "failed"

@@ -78,18 +78,20 @@ def model_card(
     return "\n".join(lines)
 
 
-def flags_given(config: TrainingConfig, given: Mapping[str, Any]) -> str:
-    """Return the flags of a run that its figures depend on, without the folders they name."""
+def flags_given(config: TrainingConfig, given: Mapping[str, Any], all_of_them: bool = False) -> str:
+    """Return the flags of a run: those that its figures depend on, without folders, or all."""
     words: list[str] = []
     for field in fields(config):
         value = given.get(field.name, field.default)
-        if value == field.default or not role_of(type(config), field.name).compared:
+        is_wanted = all_of_them or role_of(type(config), field.name).compared
+        if value == field.default or not is_wanted:
             continue
         if isinstance(value, bool):
             words.append(spelled(field.name if value else f"no_{field.name}"))
         else:
             items = value if isinstance(value, list | tuple) else [value]
-            words += [spelled(field.name), *(without_folder(str(item)) for item in items)]
+            shown = str if all_of_them else without_folder
+            words += [spelled(field.name), *(shown(str(item)) for item in items)]
     return shlex.join(words) or "none"
 
 

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.console import DISPLAY, say, warn
+from common.console import DISPLAY, TOLD, say, warn
 from common.errors import TrainingError, UserError
 from common.files import json_safe, read_lines, write_text, writing
 from common.measure.sums import of_all_ranks
@@ -29,13 +29,14 @@ class Log:
         self.accelerator, self.directory, self.objective = accelerator, directory, objective
         self.tracker: WandB | TensorBoard | None = None
         self.file: TextIO | None = None
+        self.output: TextIO | None = None
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
         self.latest: dict[str, Any] = {}
 
     def start(
         self, config: TrainingConfig, facts: Mapping[str, Any], position: Callable[[], Any]
     ) -> None:
-        """Open `metrics.jsonl`, cut back to where the run stands, and the tracker.
+        """Open `metrics.jsonl`, cut back to where the run stands, `output.log` and the tracker.
 
         `position` returns the ``progress/`` metrics and the time of the present step.
         """
@@ -47,10 +48,11 @@ class Log:
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             with writing(str(path)):
                 self.file = path.open("a", encoding="utf-8")
+                self.output = path.with_name("output.log").open("a", encoding="utf-8")
+            TOLD.append(self.keep_line)
             with self.tracking():
                 if config.tracker == "wandb":
-                    name = self.directory.name
-                    self.tracker = WandB(self.accelerator, config, facts, name, rows)
+                    self.tracker = WandB(self.accelerator, config, facts, self.directory, rows)
                 elif config.tracker == "tensorboard":
                     self.tracker = TensorBoard(self.accelerator, self.directory)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
@@ -140,11 +142,22 @@ class Log:
             except Exception as problem:
                 warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
+    def keep_line(self, line: str) -> None:
+        """Keep a line of the terminal: whole ones, without the bar."""
+        with contextlib.suppress(Exception):
+            print(line, file=self.output, flush=True)
+            if self.tracker is not None and self.tracker.run is not None:
+                self.tracker.run.write_logs(line)
+
     def finish(self, summary: Mapping[str, Any], exit_code: int = 0) -> list[str]:
         """Close file and tracker, which gets the summary; return what to type or open to see it."""
         if self.file is not None:
             self.file.close()
             self.file = None
+        if self.output is not None:
+            TOLD.remove(self.keep_line)
+            self.output.close()
+            self.output = None
         commands: list[str] = []
         if self.tracker is not None:
             commands = self.tracker.commands

@@ -9,7 +9,6 @@ import torch
 from common.data.loader import Loader
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
-from common.track.names import STEP
 
 MOST_CLASSES = 40  # in a matrix; of more classes, those pairs are listed that are confused most
 MOST_PAIRS = 100
@@ -23,19 +22,27 @@ def results(
     loader: Loader,
     data: Any,
     memory: MemoryRows,
-    global_step: int,
 ) -> None:
-    """Show the memory and the final evaluation: of a `Classified`, more than its figures."""
-    panels: dict[str, Any] = {STEP: global_step}
+    """Show the memory and the final evaluation: of a `Classified`, more than its figures.
+
+    In the summary: of a table among the rows, W&B draws the numbers of its rows and columns.
+    """
+    panels: dict[str, Any] = {}
     if isinstance(evaluation, Classified):
-        panels[f"{prefix}/confusion"] = confusion(evaluation.confusion, evaluation.class_names)
+        chart = confusion(evaluation.confusion, evaluation.class_names)
+        if hasattr(chart, "spec"):
+            chart.set_key(f"{prefix}/confusion")
+            place, name, key = chart.spec.config_key
+            kept = {**wandb_run.config.get(place, {}), name: {key: chart.spec.config_value}}
+            wandb_run.config.update({place: kept}, allow_val_change=True)
+        panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
         if found := mistakes(loader, evaluation, data):
             panels[f"{prefix}/mistakes"] = table("sample content label prediction", found)
     if memory:
         panels["memory/plan"] = table("part planned_mib measured_mib", memory)
-    wandb_run.log(panels)
+    wandb_run.summary.update(panels)
 
 
 def profile(wandb_run: Any, folder: Path, verdict: str) -> None:

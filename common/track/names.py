@@ -11,7 +11,7 @@ SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
 # Of `config.json`; at W&B, what is no group is a flag.
 GROUPS = (
-    *("recipe", "objective", "environment", "data", "architecture"),
+    *("recipe", "objective", "command", "environment", "data", "architecture"),
     *("plan", "memory_plan", "peak"),
 )
 
@@ -96,11 +96,23 @@ def precision_name(mixed_precision: Any) -> Any:
 
 
 def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's facts with its flags at top level, beside the groups, for W&B's table."""
-    return {**facts["config"], **{name: facts[name] for name in GROUPS if name in facts}}
+    """Return a run's facts for W&B's table, one a column: flags by name, ``group/name``."""
+    found, groups = dict(facts["config"]), [(n, facts[n]) for n in GROUPS if n in facts]
+    for name, value in groups:  # it grows
+        if isinstance(value, Mapping):
+            groups += [(f"{name}/{inner}", kept) for inner, kept in value.items()]
+        else:
+            found[name] = value
+    return found
 
 
 def unflat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that `flat` was given, without what it leaves out."""
-    groups = {name: config[name] for name in GROUPS if name in config}
-    return {"config": {n: v for n, v in config.items() if n not in GROUPS}, **groups}
+    facts: dict[str, Any] = {"config": {}}
+    for path, value in config.items():
+        *groups, name = path.split("/")
+        place = facts if groups or name in GROUPS else facts["config"]
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
+    return facts

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.tracking import filter_trackers
 
 from common.config import TrainingConfig
-from common.objective import Objective
+from common.objective import PREFIXES, Objective
 from common.track.names import METRICS, SPLITS, STEP, flat, precision_name
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
@@ -46,7 +46,7 @@ class WandB:
         accelerator: Accelerator,
         config: TrainingConfig,
         facts: Mapping[str, Any],
-        name: str,
+        directory: Path,
         earlier: Sequence[Mapping[str, Any]],
     ) -> None:
         """Start it: online when a key is there and the server takes it, else offline.
@@ -57,11 +57,10 @@ class WandB:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        self.accelerator = accelerator
         mode, reason = wandb_mode()
         settings = wandb.Settings(
             silent=True,
-            console="off",
+            console="off",  # it would keep every frame of a bar; `keep_line` has whole lines
             init_timeout=20,
             # Neither the command line, which may hold a token, nor code or git remotes.
             x_disable_meta=True,
@@ -69,7 +68,7 @@ class WandB:
             disable_git=True,
             disable_code=True,
         )
-        arguments = init_arguments(config, facts, name) | {"mode": mode, "settings": settings}
+        arguments = init_arguments(config, facts, directory) | {"mode": mode, "settings": settings}
         accelerator.log_with = filter_trackers(["wandb"])
         try:
             accelerator.init_trackers(config.project, None, {"wandb": arguments})
@@ -81,24 +80,31 @@ class WandB:
         self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(facts), allow_val_change=True)
         # Every chart over the update; the table of runs shows the best value, not the last.
-        self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
+        for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
+            self.run.define_metric(name, hidden=True)  # they make no curves
         modes = {bare: m.better for bare, m in METRICS.items() if m.better and "/" not in bare}
-        modes |= [Objective.parse(facts["objective"])]
+        metric, _ = objective = Objective.parse(facts["objective"])
+        modes |= [objective]
+        # Names without a section stand before all sections.
+        split = next(PREFIXES[name] for name in PREFIXES if name in facts["data"]["sizes"])
+        goal = metric if metric != "loss" else f"loss_{split}"
+        self.first = {"train/loss": "loss", f"{split}/{metric}": goal}
         self.best = {f"{split}/{bare}": modes[bare] for split in SPLITS for bare in modes}
         for metric, better in self.best.items():
             self.run.define_metric(metric, step_metric=STEP, summary=better)
         for row in earlier:
             if row[STEP] >= self.run.step:
-                self.run.log(dict(row), step=row[STEP])
+                self.log(row)
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
         offline = [f"wandb leet {folder}", f"wandb sync {folder}"]
         self.commands = offline if self.run.offline else [self.run.url] if self.run.url else []
 
     def log(self, row: Mapping[str, float]) -> None:
+        first = {name: row[long] for long, name in self.first.items() if long in row}
         # Committed at once: W&B would hold the last row back, over the summary.
-        self.accelerator.log(dict(row), step=int(row[STEP]), log_kwargs={"wandb": {"commit": True}})
+        self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Close the run with its own summary, and the best value as W&B does: ``val/loss.min``."""
@@ -110,7 +116,9 @@ class WandB:
         self.run.finish(exit_code=exit_code)
 
 
-def init_arguments(config: TrainingConfig, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+def init_arguments(
+    config: TrainingConfig, facts: Mapping[str, Any], directory: Path
+) -> dict[str, Any]:
     """Return what `wandb.init` is told of the run; a flag counts more than a `WANDB_*` variable."""
     said, environment = os.environ.get, facts["environment"]
     tags = [
@@ -124,7 +132,8 @@ def init_arguments(config: TrainingConfig, facts: Mapping[str, Any], name: str) 
     return {
         "id": facts["wandb_run_id"],
         "resume": "allow",
-        "name": config.run_name or said("WANDB_NAME") or name,
+        "name": config.run_name or said("WANDB_NAME") or directory.name,
+        "dir": said("WANDB_DIR") or directory,
         "group": config.group or said("WANDB_RUN_GROUP"),
         "job_type": said("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
         "notes": config.notes or said("WANDB_NOTES"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.track.names import unflat
 from tests import wandb_file
 from tests.launch import UNREACHABLE, Finished, Runner
 from tests.wandb_file import records
@@ -80,11 +81,13 @@ def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
     """W&B's summary is `summary.json`, not the last interval's figures; its config is the run's."""
     (folder,) = wandb_runs(learned_mlp)
     shown, config = json.loads(inspect(folder, "--summary")), learned_mlp.config
-    for group in ("environment", "data", "architecture", "plan", "objective"):
-        assert shown["config"][group] == config[group], group
-    # Flags stand on top, so that each is a column of W&B's table of runs.
-    for name, value in config["config"].items():
-        assert shown["config"][name] == value, name
+    # Each is a column of W&B's table of runs: none is nested.
+    assert not any(isinstance(value, dict) for value in shown["config"].values())
+    found = unflat(shown["config"])
+    for group in ("environment", "data", "architecture", "plan", "objective", "config"):
+        assert found[group] == config[group], group
+    assert found["environment"]["git_commit"]
+    assert found["command"].startswith("mnist_mlp.py --epochs 15 --batch-size 128")
     assert "given" not in shown["config"]
     for name, value in learned_mlp.summary.items():
         assert shown["summary"][name] == pytest.approx(value), name
@@ -161,6 +164,18 @@ def check_offline_run(run: Finished, folders: int) -> None:
     assert SECRET not in run.output
 
 
+def test_lines_of_the_terminal_are_kept(learned_mlp: Finished) -> None:
+    """In the run's directory and at W&B are the plan, the intervals and the evaluations."""
+    (folder,) = wandb_runs(learned_mlp)
+    kept = (learned_mlp.directory / "output.log").read_text()
+    assert kept.startswith("recipe  mnist_mlp")
+    assert "step 20/" in kept
+    assert kept in learned_mlp.output
+    found = map(json.loads, inspect(folder).splitlines())
+    lines = [one["output_logger"]["line"] for one in found if one["type"] == "output_logger"]
+    assert "".join(lines) == kept
+
+
 def test_two_processes_log_once(unreachable: Finished) -> None:
     """Two processes make one W&B run, one line a log interval, and one block on the terminal."""
     (folder,) = wandb_runs(unreachable)
@@ -225,8 +240,15 @@ def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None
 
 def test_metrics_have_an_axis_and_a_best_value(presented: Finished) -> None:
     """Each chart is over the update; W&B is told which of loss and accuracy is the best."""
-    metrics = records(presented)["metric"]
+    found = records(presented)
+    metrics = found["metric"]
     assert metrics["*"]["step_metric"] == "progress/global_step"
+    for name in ("test/count", "progress/*", "time/*"):
+        assert metrics[name]["options"]["hidden"]
+    # What counts has no section, and so stands before all others.
+    for name, first in (("train/loss", "loss"), ("val/accuracy", "accuracy")):
+        values = [row[first] for row in found["history"] if first in row]
+        assert values == [row[name] for row in found["history"] if name in row]
     for name in ("val/accuracy", "test/accuracy"):
         assert metrics[name]["summary"] == {"max": True}
     for name in ("val/loss", "test/loss", "train/loss"):
@@ -251,17 +273,19 @@ def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
 def test_final_evaluation_has_panels(presented: Finished) -> None:
     """A confusion matrix of all samples, and wrong predictions with their images."""
     found = records(presented)
-    last = found["history"][-1]
+    last = found["summary"]
     for name in ("test/confusion_table", "test/classes", "test/mistakes", "memory/plan"):
-        assert last[f"{name}._type"] == "table-file"
+        assert last[name]["_type"] == "table-file"
+    # Among the rows, the numbers of their rows and columns would be curves.
+    assert not any(name.endswith((".ncols", ".nrows")) for row in found["history"] for name in row)
     (folder,) = wandb_runs(presented)
-    table = json.loads((folder / "files" / last["test/confusion_table.path"]).read_text())
+    table = json.loads((folder / "files" / last["test/confusion_table"]["path"]).read_text())
     assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
     assert sum(row[2] for row in table["data"]) == presented.summary["test/count"]
     right = sum(row[2] for row in table["data"] if row[0] == row[1])
     count, accuracy = presented.summary["test/count"], presented.summary["test/accuracy"]
     assert right / count == pytest.approx(accuracy)
-    wrong = json.loads((folder / "files" / last["test/mistakes.path"]).read_text())
+    wrong = json.loads((folder / "files" / last["test/mistakes"]["path"]).read_text())
     assert wrong["columns"] == ["sample", "content", "label", "prediction"]
     assert len(wrong["data"]) == min(32, count - right)
     assert all(row[2] != row[3] for row in wrong["data"])
@@ -278,7 +302,7 @@ def test_final_evaluation_has_panels(presented: Finished) -> None:
 def test_memory_plan_is_kept(presented: Finished) -> None:
     """Before training in `config.json` and on the terminal; after it beside what was measured."""
     plan = presented.config["memory_plan"]
-    assert records(presented)["config"]["memory_plan"] == pytest.approx(plan)
+    assert unflat(records(presented)["config"])["memory_plan"] == pytest.approx(plan)
     parameters = presented.config["architecture"]["parameters"]
     assert plan["weights_mib"] == pytest.approx(4 * parameters / 2**20, rel=0.1)
     memory = presented.read("memory.json")
@@ -306,15 +330,15 @@ def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> 
     )
     found = records(run)
     assert found["run"]["job_type"] == "evaluate"
-    assert "test/confusion_table._type" in found["history"][-1]
+    assert found["summary"]["test/confusion_table"]["_type"] == "table-file"
     assert not (run.directory / "memory.json").exists()
 
 
 def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished) -> None:
     """Tokens are turned back into the words that were read."""
     (folder,) = wandb_runs(learned_bert)
-    last = records(learned_bert)["history"][-1]
-    wrong = json.loads((folder / "files" / last["test/mistakes.path"]).read_text())
+    last = records(learned_bert)["summary"]
+    wrong = json.loads((folder / "files" / last["test/mistakes"]["path"]).read_text())
     assert wrong["columns"] == ["sample", "content", "label", "prediction"]
     # Words with spaces between, not tokens: some docstrings are one long word.
     assert sum(len(row[1].split()) > 2 for row in wrong["data"]) > len(wrong["data"]) / 2
@@ -328,11 +352,24 @@ def test_command_line_is_not_sent_to_wandb(learned_mlp: Finished) -> None:
     assert not any(name.endswith((".py", ".patch")) for name in names)
 
 
+def test_run_files_lie_in_the_runs_directory(runner: Runner, tmp_path: Path) -> None:
+    """It can be moved whole, and read where it then is; the commands name it as it was."""
+    flags = ("--dataset", "digits", "--max-steps", 4, "--log-every", 2, "--hidden-sizes", 16)
+    run = runner.run("mnist_mlp", *flags, environment={"WANDB_DIR": None})
+    assert not (run.directory.parent / "wandb").exists()
+    (folder,) = (run.directory / "wandb").glob("offline-run-*")
+    printed = re.sub(r"[\s│]+", " ", run.output)
+    assert f"wandb sync run/wandb/{folder.name}" in printed
+    moved = run.directory.rename(tmp_path / "moved")
+    assert [*history(moved / "wandb" / "latest-run")] == [2, 4]
+
+
 def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: Finished) -> None:
     """`--tracker none` leaves the run's own files and no other."""
     for run in (whole_mlp, distributed_mlp):
         assert not run.wandb_folder.exists()
         names = {path.name for path in run.directory.iterdir()} - {".lock"}
         files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "memory.json"}
+        files |= {"output.log"}
         assert names == files | {"model", "checkpoints"}
         assert not (run.directory.parent / "wandb").exists()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from common.command_line import read_config
+from common.command_line import read_config, refuse_credentials
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of
@@ -474,3 +474,14 @@ def test_flags_of_a_recipes_own(monkeypatch: pytest.MonkeyPatch) -> None:
         read("--count", "1", "--names", "a", "b")
     with pytest.raises(UserError, match="--evaluate-only needs a model"):
         read("--evaluate-only")
+
+
+@pytest.mark.parametrize(
+    "secret", ["hf_" + "aB3" * 11, "wandb_v1_" + "aB3_" * 8, "ghp_" + "aB3" * 12]
+)
+def test_token_is_refused_wherever_it_stands(secret: str) -> None:
+    """The command is kept with the run: no word of it may be a token, which is not repeated."""
+    with pytest.raises(UserError, match="--notes holds a user's name or token") as caught:
+        refuse_credentials(["--seed", "1", "--notes", f"with {secret}"])
+    assert secret not in caught.value.message
+    refuse_credentials(["--init-from", "hf_finetuned_models_of_last_week", "--notes", "gh_pages"])

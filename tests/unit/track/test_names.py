@@ -34,7 +34,16 @@ def test_headings_tell_metrics_apart() -> None:
 
 def test_facts_are_flat_at_wandb_and_come_back() -> None:
     """Flags stand at top level beside the groups; what W&B is not told does not come back."""
-    groups = {"recipe": "r", "objective": "rmse:min", "environment": {"world_size": 2}}
+    environment = {"world_size": 2, "versions": {"torch": "2.13"}}
+    groups = {"recipe": "r", "objective": "rmse:min", "environment": environment}
     facts = {"config": {"seed": 0, "tags": []}, "given": {"seed": 0}, **groups}
-    assert flat(facts) == {"seed": 0, "tags": [], **groups}
-    assert unflat(flat(facts)) == {"config": facts["config"], **groups}
+    shown = flat(facts)
+    assert shown == {
+        "seed": 0,
+        "tags": [],
+        "recipe": "r",
+        "objective": "rmse:min",
+        "environment/world_size": 2,
+        "environment/versions/torch": "2.13",
+    }
+    assert unflat(shown) == {"config": facts["config"], **groups}
