@@ -25,6 +25,7 @@ class TrainingConfig:
     # Hold out of train if there is no validation split.
     validation_share: float | None = data(None, least=0.001, most=0.9)
     # Initial weights: a run, a folder or safetensors file, a Hub id as timm/resnet18.a1_in1k.
+    streaming: bool = data(False)  # Read parquet files while training, without a prepared copy.
     init_from: str | None = data(None)
 
     epochs: int | None = count(None)  # Passes over the training data (default: by data set).

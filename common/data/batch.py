@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import IterableDataset, default_collate
 
-from common.data.order import hash_integers
+from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.flags import spelled, stated
@@ -38,6 +38,7 @@ class Samples:
     seed = 0  # of the run; set by the loader
     num_bytes: int | None = None  # that `place` takes of a device; None: there is no `place`
     lengths: np.ndarray | None = None  # int64 [samples]; batches are of like lengths then
+    blocks: Blocks | None = None  # samples that one process should read together, in their order
 
     def __len__(self) -> int:
         raise NotImplementedError

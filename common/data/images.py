@@ -4,7 +4,7 @@ import functools
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,16 +19,19 @@ from common.console import say
 from common.data.batch import Batch, Data, TensorSamples, without_waiting
 from common.data.cache import cached, write_array
 from common.data.order import random_bits
+from common.data.parquet import Index, ParquetRows, read_index
 from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
 from common.files import reading
 from common.initial import initial_facts
+from common.machine import local_world_size, usable_cores
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 DECODED_BYTES = 2**26  # of images that are held at once
+LOOKED_AT = 1024  # images that stand for all where they are streamed
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
@@ -76,6 +79,35 @@ class ImageSamples(TensorSamples):
         ys = reflected(ys + (bits % shifts - self.crop_padding)[:, None], height)
         xs = reflected(xs + (bits // shifts % shifts - self.crop_padding)[:, None], width)
         return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
+
+
+class StreamedImages(ImageSamples):
+    """One split, read from parquet files and decoded while training."""
+
+    def __init__(
+        self, rows: ParquetRows, source: DataSource, size: int, channels: int, *scaling: Any
+    ) -> None:
+        none = np.empty(0)
+        super().__init__(none, none, *scaling)
+        del self.arrays
+        self.num_bytes, self.rows, self.blocks = None, rows, rows.blocks
+        self.decode = functools.partial(
+            pixels_of, source=source, split="train", size=size, channels=channels
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        rows, labels = self.rows.read(samples, epoch)
+        images = np.stack([*decoders(os.getpid()).map(self.decode, [image for (image,) in rows])])
+        return {"images": torch.from_numpy(images), "labels": torch.from_numpy(labels)}
+
+
+@functools.cache
+def decoders(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads: a worker that was forked has none of its parent's."""
+    return ThreadPoolExecutor(max(1, usable_cores() // local_world_size()))
 
 
 @functools.cache  # to copy it from the host for each batch would be to wait for the device
@@ -132,17 +164,24 @@ def load_images(
     else:
         columns = {"image_column": image_column, "label_column": label_column}
         names, settings = ("images", "labels"), {"size": image_size, **columns}
-        _, facts, arrays = cached(source, decode_images, "images-7", names, settings)
+        if source.streaming:
+            _, facts, arrays = cached(source, index_images, "rows-1", ("groups",), settings)
+        else:
+            _, facts, arrays = cached(source, decode_images, "images-7", names, settings)
     if {"mean", "std", "channels"} <= initial.keys():
         facts |= {name: initial[name] for name in ("mean", "std")}
         if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
             facts["channels"] = 3
-            for held in arrays.values():
+            for held in () if source.streaming else arrays.values():
                 held[0] = np.broadcast_to(held[0], (*held[0].shape[:3], 3))
-    splits = {
-        name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
-        for name, (images, labels) in arrays.items()
-    }
+    scaling, splits = (facts["mean"], facts["std"], dtype), dict[str, ImageSamples]()
+    index = Index(**facts.pop("index")) if source.streaming else None
+    for name, held in arrays.items():
+        if index is None:
+            splits[name] = ImageSamples(held[0], held[1], *scaling)
+        else:
+            shape = facts["image_size"], facts["channels"]
+            splits[name] = StreamedImages(ParquetRows(index, held[0]), source, *shape, *scaling)
     reads = READS | {"image_column"}
     return ImageData(name=source.name, source=source, splits=splits, reads=reads, **facts)
 
@@ -156,6 +195,51 @@ def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[np.ndarr
     statistics = {"channels": 3, "image_size": size, "mean": [0.5] * 3, "std": [0.29] * 3}
     names, notes = [str(index) for index in range(1000)], ["random images: speed alone"]
     return statistics | {"class_names": names, "notes": notes}, arrays
+
+
+def index_images(
+    source: DataSource,
+    folder: Path,
+    size: int | None,
+    image_column: str | None,
+    label_column: str | None,
+) -> dict[str, Any]:
+    """Write where the row groups of all splits are; return facts, by some of the images."""
+    import datasets
+
+    train, index, groups = read_index(source, label_column)
+    found = [name for name, kind in train.features.items() if isinstance(kind, datasets.Image)]
+    index.columns = find_columns(train, source.name, "--image-column", image_column, found, found)
+    for name, array in groups.items():
+        write_array(folder / f"{name}_groups.npy", [array], len(array))
+    looked_at = [value for (value,) in ParquetRows(index, groups["train"]).look(LOOKED_AT)]
+    size, channels, _ = shape_of(looked_at, source, size)
+    pixels = np.stack([pixels_of(value, source, "train", size, channels) for value in looked_at])
+    counts = np.stack([np.bincount(c.ravel(), minlength=256) for c in np.moveaxis(pixels, 3, 0)])
+    index.notes.append(f"image size and scaling by {len(looked_at):,} of the images")
+    return {"channels": channels, "image_size": size} | scaling_by(counts) | index.facts(groups)
+
+
+def shape_of(
+    values: Iterable[dict[str, Any]], source: DataSource, size: int | None
+) -> tuple[int, int, bool]:
+    """Return the size and channels that images get, and whether all have this size."""
+    shapes, modes = [], set()
+    for value in values:
+        with opened(value, source, "train") as image:
+            shapes.append(image.size)
+            modes.add(image.mode)
+    channels = 1 if modes <= {"1", "L", "I", "I;16", "F"} else 3
+    size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
+    return size, channels, set(shapes) == {(size, size)}
+
+
+def scaling_by(counts: np.ndarray) -> dict[str, list[float]]:
+    """Return mean and deviation by channel; `counts` is [channels, 256], of pixels' values."""
+    levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
+    mean = np.average(levels, axis=1, weights=counts)
+    variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
+    return {"mean": mean.tolist(), "std": np.sqrt(variance).clip(min=1 / 255).tolist()}
 
 
 def decode_images(
@@ -176,14 +260,8 @@ def decode_images(
         raw.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
         held = enumerate(encoded[column])  # one after the other: all would fill the memory
         raw.keep(name, [row for row, v in held if v and {*v.values()} != {None}], "image")
-    shapes, modes = [], set()
-    for value in raw.splits["train"][column]:
-        with opened(value, source, "train") as image:
-            shapes.append(image.size)
-            modes.add(image.mode)
-    channels = 1 if modes <= {"1", "L", "I", "I;16", "F"} else 3
-    size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
-    if set(shapes) != {(size, size)}:
+    size, channels, alike = shape_of(raw.splits["train"][column], source, size)
+    if not alike:
         raw.notes.append(f"images resized and centre-cropped to {size}×{size}")
     if (needed := len(raw) * size * size * channels) > shutil.disk_usage(folder).free:
         raise UserError(
@@ -209,12 +287,7 @@ def decode_images(
         for name, split in raw.splits.items():
             write_array(folder / f"{name}_images.npy", decoded(name, split), len(split))
             write_array(folder / f"{name}_labels.npy", [raw.labels[name]], len(split))
-    levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
-    mean = np.average(levels, axis=1, weights=counts)
-    variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
-    std = np.sqrt(variance).clip(min=1 / 255)
-    facts = {"channels": channels, "image_size": size, "mean": mean.tolist(), "std": std.tolist()}
-    return facts | raw.facts()
+    return {"channels": channels, "image_size": size} | scaling_by(counts) | raw.facts()
 
 
 @contextmanager

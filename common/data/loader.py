@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -30,6 +30,13 @@ from common.machine import STOP_SIGNALS, local_world_size, usable_cores
 GATHER_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
 GONE = "DataLoader worker (pid"  # as it says that one was killed, or has exited
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
+
+
+class Mistake(NamedTuple):
+    """A `UserError`, which would end a worker, in place of a batch."""
+
+    message: str
+    resumable: bool
 
 
 class Loader:
@@ -65,6 +72,8 @@ class Loader:
             placement = "device" if fits else "workers"
         if num_workers is None:
             num_workers = min(8, max(1, usable_cores() // local_world_size()))
+            if samples.blocks is not None:
+                num_workers = 1  # which has threads: each would read all blocks
         self.placement, self.num_workers = placement, num_workers if placement == "workers" else 0
         self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
         self.asked = Asked()
@@ -163,7 +172,11 @@ class Loader:
         """Yield the batches in order as workers make them, in pinned memory for CUDA."""
         self.asked.micro_batches, self.asked.epoch = micro_batches, epoch
         try:
-            yield from self.workers
+            for batch in self.workers:
+                if isinstance(batch, Mistake):
+                    message, resumable = batch
+                    raise UserError(message, every_rank=True, resumable=resumable)
+                yield batch
         except Exception as error:
             self.close()
             if self.num_workers == 0:
@@ -195,7 +208,10 @@ class Reader:
     samples: Samples
 
     def __getitem__(self, asked: tuple[np.ndarray, int | None]) -> Batch:
-        return self.samples.read(torch.from_numpy(asked[0]), asked[1])
+        try:
+            return self.samples.read(torch.from_numpy(asked[0]), asked[1])
+        except UserError as error:
+            return Mistake(error.message, error.resumable)
 
 
 def as_it_is(batch: Batch) -> Batch:
@@ -220,11 +236,12 @@ def make_loaders(
     loaders, room = {}, free_memory(accelerator.device) / 2  # for all splits together
     for name, samples in splits.items():
         order: TrainingOrder | EvaluationOrder
+        grouped = samples.lengths if samples.blocks is None else None, samples.blocks
         if name == "train":
             cut = config.batch_size, config.gradient_accumulation_steps, *ranks
-            order = TrainingOrder(len(samples), *cut, config.seed, samples.lengths)
+            order = TrainingOrder(len(samples), *cut, config.seed, *grouped)
         else:
-            order = EvaluationOrder(len(samples), config.batch_size, *ranks, samples.lengths)
+            order = EvaluationOrder(len(samples), config.batch_size, *ranks, *grouped)
             if getattr(accelerator, "mesh", None) and len(samples) // ranks[0] < order.most_batches:
                 raise UserError(
                     f"ranks that share out a model evaluate as many batches each, and {name} has "

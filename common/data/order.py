@@ -4,7 +4,10 @@ A position in an epoch is a number of samples of the global order, so it means t
 number of processes, and resuming is seeking.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +17,14 @@ from common.errors import UserError
 # Text is sorted by length within this many global batches, whose order is then drawn: long enough
 # that a batch has little padding, short enough that windows stay random.
 WINDOW = 64
+MOST_LANES = 64
+
+
+class Blocks(NamedTuple):
+    """Samples that are read together, as the row groups of parquet files."""
+
+    sizes: np.ndarray  # int64 [blocks], in samples
+    at_once: int  # how many may be held in memory
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class TrainingOrder:
     rank: int
     seed: int
     lengths: np.ndarray | None = None  # [num_samples], groups samples of like length if given
+    blocks: Blocks | None = None  # of the samples, where they are read whole
 
     def __post_init__(self) -> None:
         if self.num_samples < self.global_batch:
@@ -48,8 +60,10 @@ class TrainingOrder:
     def updates_per_epoch(self) -> int:
         return self.num_samples // self.global_batch
 
-    def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor:
+    def micro_batches(self, epoch: int, first_update: int = 0) -> "torch.Tensor | BlockBatches":
         """Return this rank's samples: int64 [updates to the end × accumulation, batch_size]."""
+        if self.blocks is not None:
+            return BlockBatches(self, self.blocks, epoch, first_update)
         generator = torch.Generator().manual_seed(hash_integers(self.seed, epoch))
         order = torch.randperm(self.num_samples, generator=generator)
         order = order[: self.updates_per_epoch * self.global_batch]
@@ -63,6 +77,52 @@ class TrainingOrder:
         return order.view(shape)[first_update:, :, self.rank].reshape(-1, self.batch_size)
 
 
+class BlockBatches(Sequence[torch.Tensor]):
+    """One rank's micro-batches of an epoch in which few blocks are read at a time.
+
+    All blocks lie in a row, drawn anew in each epoch, as are the samples within each. The row is
+    cut into equal lanes, and every global batch takes the next samples of each lane: so a batch is
+    of as many blocks as there are lanes, a rank reads the lanes that are its share of the batch,
+    and any update is found by arithmetic, whatever the number of processes.
+
+    Against a permutation of all samples, those of one block come within one stretch of an epoch;
+    against a shuffle buffer, nothing is lost or read again on a resume.
+    """
+
+    def __init__(self, order: TrainingOrder, blocks: Blocks, epoch: int, first_update: int) -> None:
+        self.order, self.epoch, self.sizes = order, epoch, np.asarray(blocks.sizes)
+        self.first = first_update * order.accumulation
+        most = min(MOST_LANES, blocks.at_once)
+        self.lanes = max(n for n in range(1, most + 1) if order.global_batch % n == 0)
+        self.row = shuffled(len(self.sizes), order.seed, epoch)
+        self.ends, self.starts = self.sizes[self.row].cumsum(), self.sizes.cumsum() - self.sizes
+
+    def __len__(self) -> int:
+        return self.order.updates_per_epoch * self.order.accumulation - self.first
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
+        order = self.order
+        update, part = divmod(self.first + index, order.accumulation)
+        start = (part * order.world_size + order.rank) * order.batch_size
+        share = order.global_batch // self.lanes  # of each lane in a global batch
+        lane, within = np.divmod(np.arange(start, start + order.batch_size), share)
+        place = (lane * order.updates_per_epoch + update) * share + within
+        samples, spot = np.empty_like(place), np.searchsorted(self.ends, place, side="right")
+        for number in np.unique(spot):
+            block, here = self.row[number], spot == number
+            inside = place[here] - self.ends[number] + self.sizes[block]
+            mixed = shuffled(int(self.sizes[block]), order.seed, self.epoch, int(block))
+            samples[here] = self.starts[block] + mixed[inside]
+        return torch.from_numpy(samples)
+
+
+@lru_cache(2 * MOST_LANES)
+def shuffled(count: int, *seeds: int) -> np.ndarray:
+    return np.random.default_rng(hash_integers(*seeds)).permutation(count)
+
+
 @dataclass(frozen=True)
 class EvaluationOrder:
     """Every sample exactly once over all ranks; batches of one rank differ by at most one."""
@@ -72,6 +132,7 @@ class EvaluationOrder:
     world_size: int
     rank: int
     lengths: np.ndarray | None = None
+    blocks: Blocks | None = None
 
     @property
     def most_batches(self) -> int:
@@ -84,6 +145,8 @@ class EvaluationOrder:
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
         mine = order[self.rank :: self.world_size]
+        if self.blocks is not None:  # none of which two ranks should read
+            mine = order.tensor_split(self.world_size)[self.rank]
         batches = list(mine.split(self.batch_size)) if len(mine) else []
         # As many on all ranks, as those that share out a model wait for each other at each.
         if 0 < len(batches) < self.most_batches and len(batches[-1]) > 1:

@@ -32,6 +32,7 @@ class DataSource:
     reason: str  # why this one, for the person at the terminal
     fingerprint: str  # changes when the data do
     validation_share: float | None = None  # of train, held out where there is no validation split
+    streaming: bool = False  # read while training
 
 
 def choose_source(
@@ -53,7 +54,10 @@ def choose_source(
         reason = f"auto: {public} is not cached, the Hub does not answer"
         return built_in_source(built_in, reason)
 
-    return replace(ask_rank_zero(choose), validation_share=config.validation_share)
+    found, share = ask_rank_zero(choose), config.validation_share
+    if config.streaming and found.location in BUILT_IN:
+        raise UserError(f"--streaming: data set {found.name} is built in: leave the flag out")
+    return replace(found, validation_share=share, streaming=config.streaming)
 
 
 def built_in_source(name: str, reason: str) -> DataSource:

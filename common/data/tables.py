@@ -22,7 +22,7 @@ ROLES = dict.fromkeys(("valid", "val", "dev", "validation_matched"), "validation
 ROLES |= {name: name for name in ("train", "validation", "test")}
 LABEL_NAMES = ("label", "labels", "class", "target", "category")
 # The flags of role "data" that are heeded between here and `choose_source`.
-READS = frozenset({"dataset", "dataset_config", "label_column", "validation_share"})
+READS = frozenset({"dataset", "dataset_config", "label_column", "validation_share", "streaming"})
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Text: tokenised once, cached, grouped by length; batches made on the device."""
 
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
@@ -13,19 +14,22 @@ import numpy as np
 import torch
 
 from common.console import say
-from common.data.batch import Batch, Data, TensorSamples, without_waiting
+from common.data.batch import Batch, Data, TensorSamples, Work, without_waiting
 from common.data.cache import cached, write_array
+from common.data.parquet import Index, ParquetRows, read_index
 from common.data.sources import DataSource
 from common.data.tables import READS, find_columns, load_raw
 from common.errors import UserError
 from common.files import read_json, reading
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
 AT_ONCE = 1000  # texts that are tokenised before a signal is heeded
 MOST_TOKENS = 10**7
+LOOKED_AT = 20_000  # texts that a vocabulary is made of where they are streamed
 SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in the order of BERT's
 ARRAYS = ("tokens", "offsets", "seconds", "labels")
@@ -84,6 +88,41 @@ class TextSamples(TensorSamples):
         }
 
 
+class StreamedText(TextSamples):
+    """One split, read from parquet files and tokenised while training; in no order of lengths."""
+
+    lengths: np.ndarray
+
+    def __init__(
+        self, rows: ParquetRows, tokenizer: Path, max_length: int, positions: TokenPositions | None
+    ) -> None:
+        self.rows, self.blocks, self.token_positions = rows, rows.blocks, positions
+        self.folder, self.max_length = tokenizer, max_length
+        self.lengths = np.empty(0)  # which are not known
+        self.work = Work(0)  # of the batch that was finished last
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(str(self.folder))
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        rows, labels = self.rows.read(samples, epoch)
+        encoded = encode(self.tokenizer, [*zip(*rows, strict=True)], self.max_length)
+        made = TextSamples(*encoded, labels, token_positions=self.token_positions)
+        every = torch.arange(len(made))
+        return made.fetch(every, epoch) | {"work": made.count(every)}
+
+    def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+        self.work = batch.pop("work")
+        return batch
+
+    def count(self, samples: torch.Tensor) -> Work:
+        return self.work
+
+
 def padded_length(length: int) -> int:
     return -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
 
@@ -129,15 +168,45 @@ def load_text(
     version = f"text-8-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
-    folder, facts, arrays = cached(source, tokenize, version, ARRAYS, settings)
-    splits = {
-        name: TextSamples(*held, token_positions=token_positions) for name, held in arrays.items()
-    }
+    splits = dict[str, TextSamples]()
+    if source.streaming:
+        found = cached(source, index_text, f"rows-1-{version}", ("groups",), settings)
+        folder, facts, arrays = found
+        index, brought = Index(**facts.pop("index")), (folder / "tokenizer", max_length)
+        for name, held in arrays.items():
+            rows = ParquetRows(index, *held)
+            splits[name] = StreamedText(rows, *brought, token_positions)
+    else:
+        folder, facts, arrays = cached(source, tokenize, version, ARRAYS, settings)
+        for name, held in arrays.items():
+            splits[name] = TextSamples(*held, token_positions=token_positions)
     if token_positions is not None:
         facts["notes"] += ["its padding is left out"]
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
     facts |= {"tokenizer_folder": folder / "tokenizer", "max_length": max_length}
     return TextData(splits=splits, **facts)
+
+
+def index_text(
+    source: DataSource,
+    folder: Path,
+    checkpoint: str,
+    max_length: int,
+    text_columns: tuple[str, ...],
+    label_column: str | None,
+) -> dict[str, Any]:
+    """Write where the row groups of all splits are, and the tokenizer; return facts."""
+    train, index, groups = read_index(source, label_column)
+    index.columns = find_text(train, source.name, index.label_column, text_columns)
+    for name, array in groups.items():
+        write_array(folder / f"{name}_groups.npy", [array], len(array))
+    if checkpoint == "scratch":
+        texts = ParquetRows(index, groups["train"]).look(LOOKED_AT)
+        encoder = train_wordpiece([*chain(*texts)])
+        index.notes.append(f"a vocabulary of {len(texts):,} of the texts")
+    else:
+        encoder = load_tokenizer(checkpoint)
+    return keep_tokenizer(encoder, folder, index.columns) | index.facts(groups)
 
 
 def tokenize(
@@ -149,14 +218,8 @@ def tokenize(
     label_column: str | None,
 ) -> dict[str, Any]:
     """Write all splits as flat arrays of tokens, and the tokenizer; return facts."""
-    from datasets import Value
-
     raw = load_raw(source, label_column)
-    train, others = raw.splits["train"], (raw.label_column, "id", "idx")
-    strings = [Value("string"), Value("large_string")]
-    fits = [column for column, kind in train.features.items() if kind in strings]
-    found = [column for column in fits if column not in others]
-    columns = find_columns(train, raw.name, "--text-columns", text_columns, found, fits, most=2)
+    columns = find_text(raw.splits["train"], raw.name, raw.label_column, text_columns)
     for name, split in [*raw.splits.items()]:
         texts_of = zip(*(split[column][:] for column in columns), strict=True)
         raw.keep(name, [row for row, values in enumerate(texts_of) if all(values)], "text")
@@ -171,13 +234,26 @@ def tokenize(
             encoded = encode(encoder, split_texts, max_length)
         for what, array in zip(ARRAYS, [*encoded, raw.labels[name]], strict=True):
             write_array(folder / f"{name}_{what}.npy", [array], len(array))
+    raw.notes.append(f"text from {' and '.join(columns)}")
+    return keep_tokenizer(encoder, folder, columns) | raw.facts()
+
+
+def find_text(train: "Dataset", name: str, label: str, asked: tuple[str, ...]) -> list[str]:
+    """Return the one or two columns of text."""
+    from datasets import Value
+
+    strings = [Value("string"), Value("large_string")]
+    fits = [column for column, kind in train.features.items() if kind in strings]
+    found = [column for column in fits if column not in (label, "id", "idx")]
+    return find_columns(train, name, "--text-columns", asked, found, fits, most=2)
+
+
+def keep_tokenizer(encoder: Any, folder: Path, columns: list[str]) -> dict[str, Any]:
     try:
         encoder.save_pretrained(folder / "tokenizer")
     except Exception as problem:  # which Rust raises of a full disk
         raise OSError(f"{folder / 'tokenizer'}: {problem}") from None
-    raw.notes.append(f"text from {' and '.join(columns)}")
-    facts = {"vocabulary_size": 1 + max(encoder.get_vocab().values()), "text_columns": columns}
-    return facts | raw.facts()
+    return {"vocabulary_size": 1 + max(encoder.get_vocab().values()), "text_columns": columns}
 
 
 def encode(encoder: Any, texts: Sequence[Sequence[str]], max_length: int) -> list[np.ndarray]:

@@ -109,7 +109,7 @@ def reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
         return lambda number: wandb.Image(
             samples.images[number][..., 0 if samples.images.shape[-1] == 1 else slice(None)]
         )
-    if not hasattr(data, "tokenizer_folder"):
+    if not hasattr(data, "tokenizer_folder") or not hasattr(samples, "tensors"):
         return None
     from tokenizers import Tokenizer
 

@@ -27,7 +27,7 @@ NUMBERS = [
 ]  # fmt: skip
 ROLE_OF_FLAGS = {
     "data": "dataset dataset_config label_column validation_share init_from image_column "
-    "text_columns",
+    "text_columns streaming",
     "pace": "batch_size gradient_accumulation_steps num_workers num_threads data_placement "
     "log_every eval_every checkpoint_every",
     "record": "tracker project group tags log_model target keep_checkpoints collective_timeout",

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.order import WINDOW, EvaluationOrder, TrainingOrder, hash_integers, random_bits
+from common.data.order import (
+    WINDOW,
+    Blocks,
+    EvaluationOrder,
+    TrainingOrder,
+    hash_integers,
+    random_bits,
+)
 from common.errors import UserError
 
 # Ways of making a global batch of 24: per process, accumulation, processes.
@@ -194,3 +201,66 @@ def test_ranks_evaluate_as_many_batches(num_samples: int, batch_size: int, world
     assert {len(sizes) for sizes in counts} == {orders[0].most_batches}
     assert all(size > 0 for sizes in counts for size in sizes)
     assert sum(map(sum, counts)) == num_samples
+
+
+def blocks_of(count: int, at_once: int = 7) -> Blocks:
+    """Return blocks of uneven sizes, `count` samples in all."""
+    ends = np.unique(np.random.default_rng(1).integers(1, count, 40))
+    return Blocks(np.diff([0, *ends, count]), at_once)
+
+
+def by_blocks(
+    split: tuple[int, int, int], epoch: int = 0, first: int = 0, at_once: int = 7
+) -> list[list[int]]:
+    """Return the samples of each update of an epoch, in order, over all ranks."""
+    _, accumulation, world = split
+    made = [
+        [
+            *TrainingOrder(1003, *split, r, 7, blocks=blocks_of(1003, at_once)).micro_batches(
+                epoch, first
+            )
+        ]
+        for r in range(world)
+    ]
+    return [
+        torch.cat(
+            [made[rank][i + part] for part in range(accumulation) for rank in range(world)]
+        ).tolist()
+        for i in range(0, len(made[0]), accumulation)
+    ]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_order_by_blocks_does_not_depend_on_the_split(split: tuple[int, int, int]) -> None:
+    """Each sample once, new in each epoch, and found from any update on."""
+    for epoch in (0, 1):
+        updates = by_blocks(split, epoch)
+        assert updates == by_blocks(SPLITS[0], epoch)
+        flat = [sample for update in updates for sample in update]
+        assert len(flat) == len({*flat}) == 1003 // 24 * 24
+        assert 0 <= min(flat) <= max(flat) < 1003
+        assert by_blocks(split, epoch, first=17) == updates[17:]
+    assert by_blocks(split, 0) != by_blocks(split, 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 64])
+def test_update_is_of_as_many_blocks_as_may_be_held(at_once: int) -> None:
+    """And no more, but where a lane goes on to its next block."""
+    ends = blocks_of(1003).sizes.cumsum()
+    lanes = {1: 1, 7: 6, 64: 24}[at_once]  # which divide an update of 24
+    counts = [
+        len({*np.searchsorted(ends, u, side="right")}) for u in by_blocks(SPLITS[0], 0, 0, at_once)
+    ]
+    assert np.median(counts) <= lanes + 1
+    assert np.median(counts) > lanes / 2
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_by_blocks_has_each_sample_once(world_size: int) -> None:
+    """In stretches, of which ranks share no block but one."""
+    ranks = [
+        torch.cat(EvaluationOrder(67, 8, world_size, rank, blocks=blocks_of(67)).micro_batches())
+        for rank in range(world_size)
+    ]
+    assert torch.cat(ranks).tolist() == [*range(67)]
+    assert max(map(len, ranks)) - min(map(len, ranks)) <= 1

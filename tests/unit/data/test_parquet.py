@@ -1,0 +1,193 @@
+"""Parquet files read while training: the samples of a prepared copy, in an order by blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Image, Value
+
+from common.data import parquet
+from common.data.images import StreamedImages, load_images
+from common.data.loader import Loader
+from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.sources import DataSource, find_named
+from common.data.text import load_text
+from tests.local_data import grey_images, sentences, write_csv
+from tests.unit.data.loading import refusal
+
+GROUP = 20  # rows
+IMAGES = Features({"image": Image(), "label": ClassLabel(names=["a", "b", "c"])})
+
+
+def write_images(folder: Path, name: str, count: int, seed: int = 0, **columns: Any) -> None:
+    """Write a shard of row groups of 20."""
+    write_rows(folder / f"{name}.parquet", grey_images(count, seed) | columns, IMAGES)
+
+
+def write_rows(path: Path, columns: dict[str, Any], features: Features) -> None:
+    """Write a file of row groups of 20."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Dataset.from_dict(columns, features=features).to_parquet(path, batch_size=GROUP)
+
+
+def images_folder(folder: Path) -> Path:
+    """Write three shards of training images, and one of test images."""
+    for shard, count in enumerate((95, 40, 68)):
+        write_images(folder, f"train-{shard}", count, shard)
+    write_images(folder, "test-0", 41, 9)
+    return folder
+
+
+def source_of(folder: Path, streaming: bool = True, **changes: Any) -> DataSource:
+    """Return the folder as `--streaming` gives it."""
+    place = find_named(str(folder), None)
+    return DataSource(**{**vars(place), "streaming": streaming, **changes})
+
+
+def images(source: DataSource, **changes: Any) -> Any:
+    """Load images as the recipes do."""
+    columns = {"image_size": None, "image_column": None, "label_column": None}
+    return load_images(source, **{**columns, "dtype": torch.float32, **changes})
+
+
+def every_batch(samples: Any, workers: int = 0, world: int = 1) -> list[Any]:
+    """Return the evaluation's batches of all ranks."""
+    order = EvaluationOrder(len(samples), 16, world, 0, blocks=samples.blocks)
+    loader = Loader(samples, order, torch.device("cpu"), num_workers=workers)
+    batches = [*loader]
+    loader.close()
+    return batches
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_are_those_of_a_prepared_copy(tmp_path: Path, workers: int) -> None:
+    """Pixels, labels and what the footers and some images tell of the whole."""
+    folder = images_folder(tmp_path / "data")
+    prepared, streamed = images(source_of(folder, False)), images(source_of(folder))
+    assert isinstance(streamed.splits["train"], StreamedImages)
+    for fact in ("class_names", "channels", "image_size", "mean", "std"):
+        assert getattr(streamed, fact) == getattr(prepared, fact)
+    assert streamed.facts()["sizes"] == prepared.facts()["sizes"] == {"train": 203, "test": 41}
+    for name in ("train", "test"):
+        assert streamed.splits[name].num_bytes is None
+        both = [every_batch(data.splits[name], workers) for data in (prepared, streamed)]
+        for expected, found in zip(*both, strict=True):
+            assert torch.equal(found["images"], expected["images"])
+            assert torch.equal(found["labels"], expected["labels"])
+
+
+def test_text_is_that_of_a_prepared_copy(tmp_path: Path) -> None:
+    """Tokens and labels, in the files' order, and how many tokens a batch holds."""
+    columns = sentences(1, 0)
+    features = Features({name: Value("string") for name in columns})
+    for name, count in (("train", 107), ("test", 33)):
+        write_rows(tmp_path / "data" / f"{name}.parquet", sentences(count, 3), features)
+    loaded = []
+    for streaming in (False, True):
+        columns: dict[str, Any] = {"text_columns": (), "label_column": None}
+        source = source_of(tmp_path / "data", streaming)
+        loaded.append(load_text(source, checkpoint="scratch", max_length=32, **columns))
+    prepared, streamed = loaded
+    assert streamed.class_names == prepared.class_names == ["animals", "colours", "numbers"]
+    assert streamed.vocabulary_size == prepared.vocabulary_size
+    rows = torch.arange(7, 31)
+    expected, found = (data.splits["train"].read(rows, 0) for data in loaded)
+    found = streamed.splits["train"].finish(found, rows, 0)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert streamed.splits["train"].count(rows) == prepared.splits["train"].count(rows)
+
+
+def test_few_row_groups_are_held_and_none_is_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank of two reads about half of the row groups in an epoch, each once."""
+    for shard in range(4):
+        write_images(tmp_path / "data", f"train-{shard}", 200, shard)
+    write_images(tmp_path / "data", "test-0", 20)
+    rows = images(source_of(tmp_path / "data")).splits["train"].rows
+    monkeypatch.setattr(parquet, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
+    rows = parquet.ParquetRows(rows.index, rows.groups)
+    assert rows.blocks.at_once == 4
+    read, original = list[int](), parquet.ParquetRows.table
+
+    def table(self: Any, block: int) -> Any:
+        read.extend([block] if block not in self.held else [])
+        return original(self, block)
+
+    monkeypatch.setattr(parquet.ParquetRows, "table", table)
+    order = TrainingOrder(len(rows), 8, 1, 2, 1, 0, blocks=rows.blocks)
+    for samples in order.micro_batches(0):
+        rows.read(samples, 0)
+        assert len(rows.held) <= 4
+    # Two lanes of twenty row groups each, and one more where a lane ends within one.
+    assert 20 <= len({*read}) <= len(read) <= 22
+
+
+def test_row_groups_are_held_out(tmp_path: Path) -> None:
+    """Where there is only train; each row is in one of the two."""
+    write_images(tmp_path / "data", "train-0", 200)
+    data = images(source_of(tmp_path / "data", validation_share=0.2))
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 160,
+        "validation": 40,
+    }
+    groups = np.concatenate([split.rows.groups for split in data.splits.values()])
+    assert sorted(groups[:, 1]) == [*range(10)]
+    assert "held out 2 of 10 row groups" in data.notes[0]
+
+
+def test_split_without_labels_is_left_out(tmp_path: Path) -> None:
+    """As the test split of GLUE."""
+    write_images(tmp_path / "data", "train-0", 60)
+    write_images(tmp_path / "data", "validation-0", 20)
+    write_images(tmp_path / "data", "test-0", 20, label=[-1] * 20)
+    assert [*images(source_of(tmp_path / "data")).splits] == ["train", "validation"]
+
+
+def test_other_contents_have_another_fingerprint(tmp_path: Path) -> None:
+    """Also where sizes are the same."""
+    found = set()
+    for seed in (0, 1, 0):
+        write_images(tmp_path / f"{len(found)}", "train-0", 60, seed)
+        found.add(images(source_of(tmp_path / f"{len(found)}")).fingerprint)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_row_without_a_value_is_named_when_it_is_met(
+    tmp_path: Path, column: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a worker as well: one sentence, and nothing that a restart would mend."""
+    columns = grey_images(60, 0)
+    columns[column][55] = None
+    write_images(tmp_path / "data", "train-0", 60, **{column: columns[column]})
+    write_images(tmp_path / "data", "test-0", 20)
+    monkeypatch.setattr("common.data.images.LOOKED_AT", 1)
+    split = images(source_of(tmp_path / "data")).splits["train"]
+    said = refusal(lambda: every_batch(split, workers))
+    assert "train-0.parquet has a row without" in said
+
+
+def test_what_cannot_be_streamed_is_said(tmp_path: Path) -> None:
+    """Other formats, shards of other columns, one row group to hold some out of."""
+    columns = sentences(30, 0)
+    write_csv(tmp_path / "csv" / "train.csv", columns)
+    assert "csv" in refusal(lambda: images(source_of(tmp_path / "csv")))
+    write_images(tmp_path / "odd", "train-0", 40)
+    features = Features({"image": Image(), "label": ClassLabel(names=["a", "b"])})
+    write_rows(tmp_path / "odd" / "train-1.parquet", grey_images(40, 0, classes=2), features)
+    assert "train-1.parquet has other columns" in refusal(
+        lambda: images(source_of(tmp_path / "odd"))
+    )
+    write_images(tmp_path / "one", "train-0", GROUP)
+    assert "1 row groups" in refusal(lambda: images(source_of(tmp_path / "one")))
+    write_images(tmp_path / "cut", "train-0", 40)
+    shard = tmp_path / "cut" / "train-0.parquet"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    refusal(lambda: images(source_of(tmp_path / "cut")))
