@@ -219,6 +219,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    with suppress(OSError):  # the library keeps it from all others; the folder has the umask's mode
+        path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
     return receipt_of(path)
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,10 +83,13 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     location, known = PUBLIC.get(name, (name, None))
     if commit := hub_commit(location):
         return DataSource(name, location, configuration or known, "named, from the Hub", commit)
+    folders = map(str, Path(name).expanduser().parent.glob("*/"))
+    names = {near.lower(): near for near in (*folders, *PUBLIC, *BUILT_IN)}
+    meant = [f"Did you mean {names[near]}? " for near in get_close_matches(name.lower(), names, 1)]
     raise UserError(
         f"--dataset {name} can't be had: there is no such folder, it is not cached, and the "
-        f"Hub has no {location} or does not answer. Pass a local folder, or one that is "
-        f"built in: {', '.join(BUILT_IN)}"
+        f"Hub has no {location} or does not answer. {''.join(meant)}Pass a local folder, or one "
+        f"that is built in: {', '.join(BUILT_IN)}"
     )
 
 

@@ -27,7 +27,7 @@ class TensorBoard:
         accelerator.log_with = filter_trackers(["tensorboard"], directory)
         accelerator.init_trackers("tensorboard")
         if not accelerator.trackers:
-            raise ModuleNotFoundError("package tensorboard is not installed")
+            raise ModuleNotFoundError("pip install tensorboard")
         self.accelerator = accelerator
         self.commands = [f"tensorboard --logdir {shlex.quote(os.path.relpath(directory))}"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from tests.jobs import final_weights, learned
 from tests.launch import REPOSITORY, Finished, Runner
 
-FLAGS = ("--dataset", "digits", "--tracker", "none", "--log-every", 2, "--batch-size", 128)
+FLAGS = ("--dataset", "digits", "--tracker", "none", "--batch-size", 128)
 OFTEN = ("--eval-every", 4, "--checkpoint-every", 4, "--keep-checkpoints", 100)
 CHOOSING = (*FLAGS, *OFTEN, "--validation-share", 0.2, "--max-steps", 30)
 BEST = 12
@@ -48,6 +49,8 @@ def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
     assert_kept(run, run.directory, BEST)
     assert [*run.series("val/accuracy")] == [4, 8, 12, 16, 20, 24, 28, 30]
     assert run.summary["val/best_accuracy"] == 0
+    marked = re.findall(r"step (\d+)/30  validation: .*★ best so far", run.output)
+    assert marked == ["4", "8", "12"]
     assert "step 12/30  test: 360 samples" in run.output
     again = runner.run(*(peaked, *FLAGS, "--evaluate-only", "--init-from", run.directory))
     assert again.summary["test/loss"] == run.summary["test/loss"]
@@ -70,7 +73,7 @@ def test_resumed_run_keeps_the_same(
     resumed = runner.run(peaked, *again, output_directory=False)
     assert f"step-{last:08d}" in resumed.output
     assert_kept(run, directory, BEST)
-    assert learned(directory) == learned(run.directory)
+    assert learned(directory) == learned(run.directory)  # at the same intervals, by default too
     assert final_weights(directory) == final_weights(run.directory)
 
 

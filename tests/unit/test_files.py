@@ -222,3 +222,17 @@ def test_checkpoints_hear_of_a_full_disk_by_an_exception(tmp_path: Path) -> None
     write_tensors(tmp_path / "model.safetensors", {"a": torch.ones(2)})
     sync(tmp_path)
     assert read_tensors(tmp_path / "model.safetensors")["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_colleagues_read_what_the_umask_lets_them(mask: int, mode: int, tmp_path: Path) -> None:
+    """Tensors as well as text."""
+    before = os.umask(mask)
+    try:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        write_tensors(folder / "model.safetensors", {"weight": torch.ones(2)})
+        write_json(folder / "model.json", {})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {mode}

@@ -58,6 +58,17 @@ def test_file_is_no_folder(tmp_path: Path) -> None:
     assert "folder" in refusal(lambda: find_named(str(tmp_path / "train.csv"), None))
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("cifar-10", "cifar10"), ("Digit", "digits"), ("{}/Flower", "{}/flowers")]
+)
+def test_nearest_name_is_told(asked: str, meant: str, tmp_path: Path) -> None:
+    """Of a public data set, of one that is built in, and of a folder beside the one asked for."""
+    (tmp_path / "flowers").mkdir()
+    said = refusal(lambda: find_named(asked.format(tmp_path), None))
+    assert f"Did you mean {meant.format(tmp_path)}? " in said
+    assert "Did you mean" not in refusal(lambda: find_named("nobody/nothing", None))
+
+
 @pytest.mark.parametrize("name", ["mnist", "nobody/nothing", "./no-such-folder"])
 def test_missing_data_set_is_never_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A named data set that can't be had ends in a message that names what is built in."""
