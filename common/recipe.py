@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.config import TrainingConfig
 from common.errors import UserError
+from common.files import reading
 from common.objective import Objective
 
 
@@ -28,10 +29,11 @@ def load_recipe(path: Path) -> Recipe:
         raise UserError(f"{path} is no recipe: pass a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where the dataclass looks its types up
-    spec.loader.exec_module(module)
+    with reading(str(path), "pass a recipe that Python runs"):
+        spec.loader.exec_module(module)
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
         raise UserError(f"{path} is no recipe: it has no Config that is a TrainingConfig")
     if not hasattr(module, "OBJECTIVE"):
         raise UserError(f'{path} states no objective: add OBJECTIVE = "METRIC:max" or "METRIC:min"')
-    return Recipe(path, module, config_class, Objective.parse(module.OBJECTIVE))
+    return Recipe(path, module, config_class, Objective.parse(str(module.OBJECTIVE)))

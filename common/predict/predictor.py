@@ -1,5 +1,6 @@
 """A trained classifier, ready to use: built from a run's `model` folder, fed as in training."""
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -136,7 +137,7 @@ class Predictor:
 
 def finished_model(run: Path) -> Path:
     """Return the model folder of a run, or say why there is none."""
-    if not run.is_dir():
+    if not os.path.isdir(run):
         raise UserError(f"{run} is no folder: pass a run that finished, such as runs/NAME")
     status = read_status(run).get("status", "finished")
     if status != "finished" and not (run / "model").is_dir():

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.predict.predictor import finished_model
+from common.recipe import load_recipe
 from tests.fuzz.small_run import FLAGS, prepared, run
 
 PATH_FLAGS = ("--output-dir", "--resume", "--init-from", "--config")
@@ -81,6 +83,26 @@ def test_place_that_is_none(flag: str, place: str) -> None:
         assert after == before
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x = (", "import nothing_of_this_name", "1 / 0", "\0", "\udcff", "", "Config = 3"),
+        "from common.config import TrainingConfig as Config",
+        *(
+            f"from common.config import TrainingConfig as Config\nOBJECTIVE = {objective}"
+            for objective in ("3", "None", "'accuracy'", "'accuracy:up'", "[]", "'\\n:max:'")
+        ),
+    ],
+)
+def test_file_that_is_no_recipe(tmp_path: Path, text: str) -> None:
+    """For what imports one without running it: a search, variants, a prediction."""
+    path = tmp_path / "recipe.py"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as refused:
+        load_recipe(path)
+    assert "\n" not in refused.value.message
+
+
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * 300])
 @pytest.mark.parametrize("name", ["init_from", "dataset", "project", "tags"])
 def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) -> None:
@@ -94,3 +116,11 @@ def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) ->
         assert f"--{name.replace('_', '-')}" in error.message
     else:
         assert error is None or isinstance(error, UserError)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_run_that_is_none(place: str) -> None:
+    """For a prediction."""
+    with pytest.raises(UserError) as refused:
+        finished_model(Path(PLACES[place]))
+    assert "\n" not in refused.value.message
