@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.seeds > 1 and "--seed" in shared:
         raise UserError(f"leave --seed out: --seeds {given.seeds} gives 0 to {given.seeds - 1}")
     processes = given.num_processes.split(",")
-    if given.seeds < 1 or not all(count.isdigit() and int(count) for count in processes):
+    if given.seeds < 1 or not all(count.isdecimal() and int(count) for count in processes):
         raise UserError("--seeds takes 1 or more, and --num-processes numbers such as 1,2")
     all_words = [given.recipe, *flags, "--num-processes", given.num_processes]
     digest = hashlib.sha256(shlex.join(all_words).encode()).hexdigest()[:6]
