@@ -82,6 +82,7 @@ class TrainingConfig:
     notes: str | None = once(None)  # What this run is for, shown beside it at the tracker.
     log_model: bool = record(False)  # Keep the final model at the tracker too, as an artifact.
     profile: bool = once(False)  # Profile some updates: a trace, tables, a picture and a verdict.
+    profile_shapes: bool = once(False)  # The same, operations told apart by their inputs' shapes.
     config: str | None = once(None)  # A config.json of an earlier run to repeat; flags override it.
 
     def validate(self) -> None:

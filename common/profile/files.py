@@ -9,8 +9,10 @@ from torch.profiler import profile as TorchProfile
 
 from common.measure.memory import MEBIBYTE
 
+TRACE = "rank0.pt.trace.json.gz"  # a name that TensorBoard's plugin looks for
 COLUMNS = {
     "name": "key",
+    "input_shapes": "input_shapes",  # empty but for `--profile-shapes`
     "calls": "count",
     "self_cpu_microseconds": "self_cpu_time_total",
     "cpu_microseconds": "cpu_time_total",
@@ -21,12 +23,18 @@ COLUMNS = {
 }
 
 
-def write_profile(folder: Path, profile: TorchProfile, device: torch.device, before: int) -> None:
-    """Write what was recorded; `before` it, so many bytes were in use on the device."""
+def write_profile(
+    folder: Path, profile: TorchProfile, device: torch.device, before: int, by_shape: bool
+) -> list[str]:
+    """Write what was recorded; `before` it, so many bytes were in use on the device.
+
+    Returns:
+        The three slowest operations, each with its own share of the time of all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    profile.export_chrome_trace(str(folder / "trace.json.gz"))
+    profile.export_chrome_trace(str(folder / TRACE))
     key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    averages = profile.key_averages()
+    averages = profile.key_averages(group_by_input_shape=by_shape)
     table = averages.table(sort_by=key, row_limit=40, max_name_column_width=80)
     (folder / "top_operations.txt").write_text(table)
     rows = sorted(averages, key=lambda row: -getattr(row, key))
@@ -34,6 +42,12 @@ def write_profile(folder: Path, profile: TorchProfile, device: torch.device, bef
         values = ([getattr(row, source) for source in COLUMNS.values()] for row in rows)
         csv.writer(file).writerows([COLUMNS, *values])
     draw_memory(folder / "memory.png", profile, device, before)
+    called = [row for row in rows if row.device_type.name == "CPU" and not row.is_user_annotation]
+    total = max(sum(getattr(row, key) for row in called), 1e-9)
+    shapes = [f" {row.input_shapes}" if by_shape else "" for row in called]
+    shares = [f"{getattr(row, key) / total:.0%}" for row in called]
+    named = zip(called, shapes, shares, strict=True)
+    return [f"{row.key}{shape} {share}" for row, shape, share in named][:3]
 
 
 def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:

@@ -19,6 +19,7 @@ from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch, synchronize
 from common.profile import verdict
 from common.profile.files import write_profile
+from common.profile.phases import Phases
 from common.track import media
 from common.training.plan import Plan
 
@@ -67,9 +68,12 @@ class Profiler:
     making: float = 0.0
     made: int = 0
 
+    def __post_init__(self) -> None:
+        self.phases = Phases(self.accelerator)
+
     def watch(self, batches: Iterator[Any], loader: Loader, global_step: int) -> Iterator[Any]:
         """Return the rest of an epoch's batches; while updates are looked at, time the waiting."""
-        if not self.config.profile or self.is_over:
+        if not (self.config.profile or self.config.profile_shapes) or self.is_over:
             return batches
         plan, self.placement = self.plan, loader.placement
         if self.looking is None:
@@ -93,8 +97,11 @@ class Profiler:
             if self.is_over:
                 break
             began = time.perf_counter()
-            with torch.profiler.record_function(verdict.DATA):
-                item = next(batches, None)
+            if self.phases.is_on:
+                self.phases.enter(verdict.DATA)
+            item = next(batches, None)
+            if self.phases.is_on:
+                self.phases.enter("forward")
             if item is None:
                 return
             waited = time.perf_counter() - began
@@ -117,19 +124,24 @@ class Profiler:
         with self.stopwatch.stopped():
             before = self.stopwatch.train_seconds
         self.is_timing, timed = True, window.warm_up - FIRST_UPDATES
-        yield from [None] * timed
-        self.is_timing = False
-        self.stopwatch.stop()
-        busy = (self.stopwatch.train_seconds - before - self.waited) / timed
-        updates = iter([None] * (window.end - window.warm_up))
-        if self.accelerator.is_main_process:
-            try:
-                yield from self.profile(window, updates, busy)
-                numbers = f"{first + window.warm_up + 1} to {first + window.end}"
-                say(f"        updates {numbers} are left out of perf/; {self.folder}")
-            except Exception as problem:  # it must not stop the training
-                warn(f"--profile failed ({type(problem).__name__}: {problem}); training goes on")
-        yield from updates  # of the other ranks, or what an error has left
+        with self.phases.watching():
+            yield from [None] * timed
+            self.is_timing = False
+            self.phases.enter(None)
+            self.stopwatch.stop()
+            self.spent = self.phases.milliseconds()
+            busy = (self.stopwatch.train_seconds - before - self.waited) / timed
+            updates = iter([None] * (window.end - window.warm_up))
+            if self.accelerator.is_main_process:
+                try:
+                    yield from self.profile(window, updates, busy)
+                    numbers = f"{first + window.warm_up + 1} to {first + window.end}"
+                    say(f"        updates {numbers} are left out of perf/; {self.folder}")
+                except Exception as problem:  # it must not stop the training
+                    warn(
+                        f"--profile failed ({type(problem).__name__}: {problem}); training goes on"
+                    )
+            yield from updates  # of the other ranks, or what an error has left
         self.is_over = True
         # Others wait here for the first rank, not in an update that is counted.
         self.accelerator.wait_for_everyone()
@@ -146,6 +158,7 @@ class Profiler:
                 activities=[activity.CPU, *([activity.CUDA] if is_cuda else [])],
                 schedule=torch.profiler.schedule(wait=0, warmup=warming, active=active, repeat=1),
                 profile_memory=True,
+                record_shapes=self.config.profile_shapes,
                 acc_events=True,
             )
             opened.enter_context(profile)
@@ -165,21 +178,29 @@ class Profiler:
             # Profiled updates take longer, but where other programs had held up the timed ones.
             busy = min(busy, (time.perf_counter() - began) / active)
             profile.step()
-            write_profile(self.folder, profile, device, bytes_before)
+            by_shape = self.config.profile_shapes
+            slowest = write_profile(self.folder, profile, device, bytes_before, by_shape)
             if is_cuda:
                 torch.cuda.memory._dump_snapshot(str(self.folder / "memory_snapshot.pickle"))
             sums = verdict.gpu_kernel_milliseconds if is_cuda else verdict.cpu_kernel_milliseconds
             kernels = {kind: spent / active for kind, spent in sums(profile.events()).items()}
-            self.judge(kernels, busy, is_cuda)
+            self.judge(kernels, busy, is_cuda, slowest)
 
-    def judge(self, kernels: dict[str, float], busy: float, is_cuda: bool) -> None:
+    def judge(
+        self, kernels: dict[str, float], busy: float, is_cuda: bool, slowest: list[str]
+    ) -> None:
         """Say and keep what bounds the speed; `kernels`: milliseconds of an update, by kind."""
         waiting = self.config.gradient_accumulation_steps * self.making / max(self.made, 1)
         cost = verdict.cost_of_update(kernels, 1000 * busy, 1000 * waiting, is_asynchronous=is_cuda)
         precision, processes = self.accelerator.mixed_precision, self.accelerator.num_processes
         found = verdict.judge(cost, self.config, precision, self.placement, processes)
-        write_json(self.folder / "verdict.json", found)
+        whole = max(sum(self.spent.values()), 1e-9)
+        phases = {phase: spent / whole for phase, spent in self.spent.items()}
+        told = {**found, "phases": phases, "slowest_operations": slowest}
+        write_json(self.folder / "verdict.json", told)
         say(f"profile {found['verdict']}: {found['evidence']}. {found['advice']}")
+        say(f"        {', '.join(f'{name} {share:.0%}' for name, share in phases.items())}")
+        say(f"        slowest operations: {', '.join(slowest)}")
         self.attach(media.profile, self.folder, found["verdict"])
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from common.config import TrainingConfig
 
 # The record of what is done while the loop waits for a batch; see `common.profile.profiler`.
-DATA = "waiting for data"
+DATA = "data"
 
 # Matrix products, convolutions and attention, by the names of PyTorch's operations and of the
 # kernels of cuBLAS, cuDNN, CUTLASS and FlashAttention.
@@ -100,7 +100,7 @@ def judge(
     """Return what `profile/verdict.json` holds: the largest part of an update bounds its speed."""
     others = " and waiting for other processes" if processes > 1 else ""
     words = {
-        "data": DATA,
+        "data": "waiting for data",
         "launch": f"Python and launches{others}, with no kernel running",
         "memory": "element-wise operations, normalisation and copies",
         "compute": "matrix products and convolutions",

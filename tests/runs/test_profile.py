@@ -60,7 +60,7 @@ def test_profiles_name_what_was_run(data_bound: Finished, compute_bound: Finishe
     """The recipes' own operations are in the trace and the tables."""
     for run, operation in ((data_bound, "aten::addmm"), (compute_bound, "aten::convolution")):
         folder = run.directory / "profile"
-        with gzip.open(folder / "trace.json.gz", "rt") as file:
+        with gzip.open(folder / "rank0.pt.trace.json.gz", "rt") as file:
             names = [item.get("name") for item in json.load(file)["traceEvents"]]
         assert {operation, DATA} <= set(names)
         # The updates that were kept, and none of those that warm the profiler up.
@@ -86,7 +86,7 @@ def test_profile_is_kept_at_wandb(data_bound: Finished) -> None:
     found = records(data_bound)
     (artifact,) = found["artifact"]["profile"]
     names = {entry["path"] for entry in artifact["manifest"]["contents"]}
-    files = {"trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
+    files = {"rank0.pt.trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
     assert names == files | {"verdict.json"}
     assert any("profile/memory._type" in row for row in found["history"])
     assert found["summary"]["profile/verdict"] == "data-bound"

@@ -62,7 +62,9 @@ class Training:
             wait_for_everyone=self.wait_for_everyone,
             mixed_precision="no",
             num_processes=1,
+            backward=torch.Tensor.backward,
         )
+        self.accelerator = accelerator
         self.at_once = settings.pop("at_once", 1)
         self.config = TrainingConfig(**{"profile": True} | settings)
         self.stopwatch = Stopwatch(lambda: None, lambda: self.now)
@@ -101,7 +103,7 @@ class Training:
         while self.global_step < self.total_steps:
             batches = self.profiler.watch(self.batches(), loader, self.global_step)
             for number, batch in enumerate(batches, start=1):
-                self.model(batch).relu().sum().backward()
+                self.accelerator.backward(self.model(batch).relu().sum())
                 self.now += 10 / self.config.gradient_accumulation_steps
                 is_update = number % self.config.gradient_accumulation_steps == 0
                 self.stopwatch.count(Work(8), 0.0, is_update)
@@ -143,13 +145,14 @@ def test_profile_files_can_be_read(
     training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The trace is one of Chrome's, the tables name operations, the picture is one."""
-    training().run()
+    run = training()
+    run.run()
     folder = tmp_path / "profile"
-    names = {"trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
+    names = {"rank0.pt.trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
     assert {path.name for path in folder.iterdir()} == names | {"verdict.json"}
-    with gzip.open(folder / "trace.json.gz", "rt") as file:
+    with gzip.open(folder / "rank0.pt.trace.json.gz", "rt") as file:
         trace = [item.get("name") for item in json.load(file)["traceEvents"]]
-    assert {"aten::addmm", DATA} <= set(trace)
+    assert {"aten::addmm", DATA, "forward", "backward", "optimizer"} <= set(trace)
     # The updates that were kept, and none of those that warm the profiler up.
     assert len({name for name in trace if name and name.startswith("ProfilerStep")}) == 10
     with (folder / "top_operations.csv").open() as file:
@@ -164,6 +167,13 @@ def test_profile_files_can_be_read(
     said = capsys.readouterr().out
     assert "profile data-bound: of" in said
     assert "updates 14 to 25 are left out of perf/" in said
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert [*verdict["phases"]] == ["data", "forward", "backward", "optimizer"]
+    assert sum(verdict["phases"].values()) == pytest.approx(1)
+    assert min(verdict["phases"].values()) > 0
+    assert len(verdict["slowest_operations"]) == 3
+    assert not any(phase in said.split("slowest")[1] for phase in ("forward", "ProfilerStep"))
+    assert run.accelerator.backward is torch.Tensor.backward  # as it was
 
 
 @pytest.mark.parametrize("is_main_process", [True, False])
@@ -238,6 +248,10 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     dump = create_autospec(real, side_effect=lambda path: Path(path).touch())
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**20)
+    event = MagicMock(**{"return_value.elapsed_time.return_value": 1.0})
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    for name in ("range_push", "range_pop"):
+        monkeypatch.setattr(torch.cuda.nvtx, name, create_autospec(getattr(torch.cuda.nvtx, name)))
     monkeypatch.setattr(torch.accelerator, "current_stream", create_autospec(torch.cuda.Stream))
     return recorder
 
@@ -264,6 +278,10 @@ def test_history_of_a_gpus_memory_is_short_and_kept(
     (start, stop) = calls(history)
     assert start["stacks"] == "python"
     assert stop == {"enabled": None}
+    nvtx: Any = torch.cuda.nvtx
+    pushed = [call.args[0] for call in nvtx.range_push.call_args_list]
+    assert {"data", "forward", "backward", "optimizer"} == set(pushed)
+    assert nvtx.range_pop.call_count == len(pushed)
     assert (tmp_path / "profile" / "memory_snapshot.pickle").is_file()
     assert (tmp_path / "profile" / "verdict.json").is_file()
 
@@ -286,3 +304,13 @@ def test_history_of_a_gpus_memory_always_ends(
         run.profiler.stop()
     assert calls(history)[-1] == {"enabled": None}
     assert len(calls(history)) == 2
+
+
+def test_operations_are_told_apart_by_shape(training: Any, tmp_path: Path) -> None:
+    """`--profile-shapes` profiles, and says what the inputs were."""
+    training(profile=False, profile_shapes=True).run()
+    with (tmp_path / "profile" / "top_operations.csv").open() as file:
+        shapes = {
+            row["input_shapes"] for row in csv.DictReader(file) if row["name"] == "aten::addmm"
+        }
+    assert "[[16], [8, 16], [16, 16], [], []]" in shapes
