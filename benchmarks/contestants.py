@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import roofs
@@ -77,7 +78,9 @@ def read_images(dataset: str, image_size: int | None = None) -> ImageData:
 
 def decoded_folder(data: ImageData) -> Path:
     """Return the folder of the decoded arrays of `data`."""
-    return Path(data.splits["train"].images.filename).parent  # type: ignore[attr-defined]
+    images = data.splits["train"].arrays["images"]
+    assert isinstance(images, np.memmap)
+    return Path(str(images.filename)).parent
 
 
 def held_out(data: ImageData) -> Any:

@@ -84,7 +84,7 @@ COPIES: tuple[Copy, ...] = (
         "mnist_mlp",
         (
             *(*SECONDS, "--dataset", "digits", "--epochs", 30),
-            *("--hidden-sizes", 128, 128, "--decay", 0.9),
+            *("--hidden-sizes", 128, 128, "--decay", 0.9, "--early-stopping", 2),
         ),
         target=0.9,
         same_on_two=("--max-steps", 2, "--batch-size", 16, "--mixup", 0),

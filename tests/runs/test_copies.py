@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-import os
 import shutil
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +16,11 @@ from common.checkpoints.store import step_folders
 from common.compare.__main__ import main
 from common.objective import Objective
 from common.recipe import load_recipe
+from common.tune.__main__ import main as search
 from common.tune.space import parse_space
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import REPOSITORY, Finished, Runner, clean_environment
+from tests.launch import REPOSITORY, Finished, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
@@ -207,20 +206,24 @@ def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
     ids=lambda copy: copy.name,
     indirect=True,
 )
-def test_copy_is_searched(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+def test_copy_is_searched(
+    copy: Copy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """`common.tune` takes its objective and direction from it: less is better, or more."""
-    study = tmp_path / "study"
-    words = [sys.executable, "-m", "common.tune", copy.path, copy.searched, copy.space]
-    words += [*copy.flags, *QUIET, "--trials", 2, "--study", study]
-    environment = clean_environment(runner.folder) | {"PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [*map(str, words)], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    study, before = tmp_path / "study", signal.getsignal(signal.SIGTERM)
+    words = [copy.path, copy.searched, copy.space, *copy.flags, *QUIET, "--eval-every", 10]
+    monkeypatch.chdir(tmp_path)
+    try:
+        search([str(word) for word in (*words, "--max-steps", 20, "--trials", 2, "--study", study)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
     trials = sorted(study.glob("trial-*/summary.json"))
     assert len(trials) == 2
     facts = json.loads((trials[0].parent / "config.json").read_text())
     objective = Objective.parse(facts["objective"])
     values = [json.loads(path.read_text())[objective.best_key] for path in trials]
     best = trials[values.index(objective.best(values))].parent.name
-    assert f"best: {best}" in done.stdout
+    assert f"best: {best}" in capsys.readouterr().out

@@ -34,29 +34,25 @@ def changed(name: str, whole: bytes) -> Iterator[tuple[str, bytes]]:
         yield repr(content[:9]), content
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_damaged_file_is_named_or_borne(name: str, tmp_path: Path) -> None:
-    """Whatever stands in a run's files, as the baseline and beside one, in each form."""
-    compare_with_damage(name, tmp_path, plotted_every=150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_damaged_file_is_drawn_or_named(name: str, tmp_path: Path) -> None:
-    """The same with pictures."""
-    compare_with_damage(name, tmp_path, plotted_every=20)
-
-
-def compare_with_damage(name: str, folder: Path, plotted_every: int) -> None:
-    """Compare a run that has all kinds of damage in a file with a whole one."""
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    """Two runs, of which the first is to be damaged."""
     logged = rows([0.5, 0.7])
-    sources = [write_run(folder / name, logged=logged) for name in ("damaged", "whole")]
+    return [write_run(tmp_path / name, logged=logged) for name in ("damaged", "whole")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_file_is_named_or_borne(name: str, sources: list[str], tmp_path: Path) -> None:
+    """Whatever stands in a run's files, as the baseline and beside one; some with pictures."""
     path = Path(sources[0]) / name
     refused = taken = 0
     for number, (what, content) in enumerate(changed(name, path.read_bytes())):
         path.write_bytes(content)
-        plot = ("--plot", str(folder / "runs.png")) if number % plotted_every == 0 else ()
-        problem = compare_all_ways(sources, plot, f"{name}: {what}")
+        form = [*reversed(sources)] if number % 2 else [*sources, "--markdown"]
+        forms = [[*sources, "--json"], form]
+        if number % 150 == 0:
+            forms.append([*sources, "--plot", str(tmp_path / "runs.png")])
+        problem = compare(forms, f"{name}: {what}")
         taken, refused = taken + (problem is None), refused + (problem is not None)
         if problem is not None:
             assert str(path) in problem.message or "nothing to compare" in problem.message, what
@@ -65,14 +61,25 @@ def compare_with_damage(name: str, folder: Path, plotted_every: int) -> None:
     assert taken > 20
 
 
-def compare_all_ways(sources: list[str], plot: tuple[str, ...], what: str) -> UserError | None:
-    """Return the sentence that a comparison ended with, if it did."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_file_is_drawn_or_named(name: str, sources: list[str], tmp_path: Path) -> None:
+    """The same with pictures, of a part."""
+    path, picture = Path(sources[0]) / name, str(tmp_path / "runs.png")
+    ends = set()
+    for what, content in [*changed(name, path.read_bytes())][::20]:
+        path.write_bytes(content)
+        ends.add(compare([[*sources, "--json", "--plot", picture]], f"{name}: {what}") is None)
+    assert ends == {True, False}
+
+
+def compare(forms: list[list[str]], what: str) -> UserError | None:
+    """Compare in each form, the first of them JSON; return the sentence that ended it, if any."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
-            main([*sources, "--json", *plot])
-            main([*reversed(sources)])
-            main([*sources, "--markdown"])
+            for words in forms:
+                main(words)
     except UserError as problem:
         return problem
     except Exception as problem:
