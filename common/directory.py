@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import os
+import platform
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from typing import Any
 
 from common.errors import LETTING_GO, Outcome, UserError, ask_rank_zero, let_main_rank_exit_first
 from common.files import locked, read_json, write_json, writing
-from common.machine import is_main_rank
+from common.machine import is_main_rank, rank, several_machines
 
 LOCK, STATUS = ".lock", "status.json"
 INITIAL = "initial"  # a copy of what `--init-from` named, for a resume to need nothing else
@@ -30,21 +32,30 @@ class RunDirectory:
         """Create the directory: `asked`, or one named by recipe and time, chosen by rank 0.
 
         A `UserError`, on all ranks: it can't be made, holds another run, or is in use by a job
-        for longer than `patience`, in seconds, in which the other ranks must not lose theirs.
+        for longer than `patience`, in seconds, in which the other ranks must not lose theirs; or
+        a machine does not see it, whose parts of the checkpoints would be lost.
         """
         self.named_by_clock = asked is None
         self.lock = contextlib.ExitStack()
 
-        def take() -> Path:
+        def take() -> tuple[Path, Path]:
             self.path = make_directory(asked, recipe, resume)
             self.lock.enter_context(locked(self.path / LOCK, min(patience, PATIENCE)))
             # At once: what an earlier attempt ended by says nothing of this one.
             self.write_status("running", None if resume else 0)
-            return self.path
+            # A new name: a folder that each machine has to itself may hold any other.
+            mark = self.path / f".seen-{secrets.token_hex(4)}"
+            if several_machines():
+                mark.touch()
+            return self.path, mark
 
         try:
-            self.path = ask_rank_zero(take)
+            self.path, mark = ask_rank_zero(take)
+            if several_machines():
+                insist_on_sight(mark, min(patience, PATIENCE))
         except UserError:
+            if hasattr(self, "path"):
+                self.remove_if_unused()
             self.release()
             time.sleep(LETTING_GO)
             let_main_rank_exit_first()
@@ -79,6 +90,24 @@ class RunDirectory:
 
     def release(self) -> None:
         self.lock.close()
+
+
+def insist_on_sight(mark: Path, patience: float) -> None:
+    """Raise a `UserError` on all ranks if one does not see a file that rank 0 has made."""
+    from accelerate.utils import gather_object
+
+    deadline = time.monotonic() + patience  # NFS may remember that the folder was not there
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    blind = gather_object([] if mark.exists() else [f"rank {rank()} on {platform.node()}"])
+    if is_main_rank():
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise UserError(
+            f"{mark.parent.absolute()} is not on a file system that all machines share: "
+            f"{', '.join(blind):.200} can't see what rank 0 writes there, and what it saves of a "
+            "checkpoint would be lost: name another --output-dir"
+        )
 
 
 def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:

@@ -19,6 +19,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "multi_cpu": {"num_processes": 2, "mixed_precision": "no", "gpu": False},
     "single_gpu_fp16": {"num_processes": 1, "mixed_precision": "fp16", "gpu": True},
     "multi_gpu_fp16": {"num_processes": 4, "mixed_precision": "fp16", "gpu": True},
+    "multi_node": {"num_processes": 8, "mixed_precision": "no", "gpu": True},
     "multi_gpu_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
     "fsdp2_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
 }
@@ -76,7 +77,9 @@ def test_file_becomes_a_launch_command(path: Path, monkeypatch: pytest.MonkeyPat
         environment = prepare_multi_gpu_env(parsed)
         if shards:
             assert SHARDED.items() <= environment.items()
-        assert parsed.nproc_per_node == str(parsed.num_processes)
+        machines = int(parsed.num_machines)
+        assert parsed.nproc_per_node == str(parsed.num_processes // machines)
+        assert machines == (2 if path.stem == "multi_node" else 1)
         assert parsed.training_script == script
         assert parsed.training_script_args == ["--epochs", "2"]
     assert environment["ACCELERATE_MIXED_PRECISION"] == parsed.mixed_precision

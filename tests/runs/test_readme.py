@@ -280,8 +280,9 @@ def rewritten(line: str, workspace: Path) -> str:
 
 
 def needs_gpu(line: str) -> bool:
-    """Whether a line launches on GPUs."""
-    return "gpu" in line.split("recipes/")[0] and not line.startswith("sbatch")
+    """Whether a line launches on GPUs, or on other machines."""
+    launcher = line.split("recipes/")[0]
+    return ("gpu" in launcher or "multi_node" in launcher) and not line.startswith("sbatch")
 
 
 def marked_lines() -> Iterator[object]:

@@ -117,12 +117,31 @@ def test_other_ranks_hear_of_the_first_ones_mistake(
         RunDirectory("asked", "mnist_mlp", False)
     assert refused.value.message == "no such place"
     assert 5 in waited
-    answer = [Path("asked")]
+    answer = [(Path("asked"), Path("asked", ".seen-0"))]
     other = RunDirectory("asked", "mnist_mlp", False)
     assert other.path == Path("asked")
     other.write_status("running", 0)
     other.write("config.json", {})
     assert not [*tmp_path.iterdir()]
+
+
+def test_machine_that_does_not_see_the_directory_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At the start, whatever it has under that name itself; one that sees it is quiet."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr("accelerate.utils.gather_object", list)
+    RunDirectory("shared", "mnist_mlp", False).release()
+    assert not [*tmp_path.glob("shared/.seen-*")]
+    others = ["rank 1 on there"]
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *others])
+    for asked in ("mine", None):
+        with pytest.raises(UserError, match="all machines share: rank 1 on there can't see"):
+            RunDirectory(asked, "mnist_mlp", False)
+    assert not [*tmp_path.glob("runs/*")]
+    with locked(tmp_path / "mine" / LOCK, patience=0):
+        pass
 
 
 # How it stands.
