@@ -2,8 +2,10 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from common.console import warn
 from common.data.batch import Samples, Work
 from common.machine import usable_cores
 from common.measure.flops import ComputeLoss, TrainingFlops, training_flops
-from common.measure.memory import MEBIBYTE, memory_used, peaks
+from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, Stopwatch, synchronize, throughput
 from common.measure.sums import Metrics, TrainingSums
@@ -22,6 +24,8 @@ from common.measure.sums import Metrics, TrainingSums
 LEAST_SECONDS = 2  # that are judged
 SMALL_SHARE = 0.7  # of the time that threads ask for: alone they get 0.9 or more
 HIGH_LOAD = 1.5  # programs that want to run, for each core
+RISES = 10  # log lines in a row at which more memory is held, and that by as much:
+LEAST_RISE = 0.05
 BUSY_SHARE = 0.8  # of the time, that a GPU has something to do where nothing holds it up
 
 
@@ -38,6 +42,7 @@ class Meters:
         self.peak, self.peak_source = 0.0, ""  # TFLOP/s of a device
         self.clocks = time.perf_counter(), time.process_time()  # at the last log line
         self.is_warned = False
+        self.held: dict[str, deque[float]] = {}  # memory in MiB at the last log lines, by whose
         self.busy: list[float] = []  # share of each interval in which the GPUs computed
 
     def find_flops(
@@ -64,6 +69,7 @@ class Meters:
         self.warn_of_contention()
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
+            self.warn_of_rising(used["memory/host_rss_mib"])
             taken = self.sums.take().tolist()
             figures, sums = self.of_all_ranks(self.stopwatch.lap(), used, taken)
             self.busy += [figures[name] for name in ("gpu/utilization",) if name in figures]
@@ -117,6 +123,19 @@ class Meters:
                 self.is_warned = True
                 warn(sentence)
 
+    def warn_of_rising(self, host: float) -> None:
+        """Say once whose memory, in MiB, has risen from one log line to the next for long."""
+        now = {"the process": host}
+        if self.device.type == "cuda":
+            now["the GPU"] = memory_now(self.device) / MEBIBYTE
+        for owner, size in now.items():
+            held = self.held.setdefault(owner, deque(maxlen=RISES))
+            if len(held) < RISES or held[-1] > 0:  # else it was said
+                held.append(size)
+            if sentence := rising_sentence(owner, [*held]):
+                held.extend([0.0] * RISES)
+                warn(sentence)
+
     def goodput(self) -> float:
         """Return what share of the time since the run first began went into training steps.
 
@@ -139,6 +158,18 @@ class Meters:
         self.began_at = states[0]["began_at"]
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])
+
+
+def rising_sentence(owner: str, held: Sequence[float]) -> str | None:
+    """Return what to look for where memory, in MiB at log lines, rises on; else None."""
+    is_rising = all(more > less for less, more in pairwise(held))
+    if len(held) < RISES or not is_rising or held[-1] < (1 + LEAST_RISE) * held[0]:
+        return None
+    return (
+        f"the memory of {owner} rose at {RISES} log lines in a row, from {held[0]:,.0f} to "
+        f"{held[-1]:,.0f} MiB: look for what is kept of each update, such as a loss that was not "
+        "detached (mapped files count, too, while they are read for the first time)"
+    )
 
 
 def contention_sentence(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from accelerate import Accelerator
 
-from common.measure.meters import contention_sentence
+from common.measure.meters import Meters, contention_sentence, rising_sentence
 
 # ResNet-18 on digits beside other programs: a step of 34.3 s with two threads, 5.4 with one.
 CONTENDED = (68.6, 18.7, 2, 2, 8.1)  # wall and CPU seconds, threads, cores, load
@@ -40,3 +41,31 @@ def test_one_thread_is_not_told_to_be_one() -> None:
 def test_quiet_where_cores_are_not_the_cause(figures: tuple[float, float, int, int, float]) -> None:
     """Work at full share, or idle cores beside a wait for something else, is no contention."""
     assert contention_sentence(*figures) is None
+
+
+RISING = [1000.0 + 10 * line for line in range(10)]  # MiB at log lines
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        RISING[1:],  # too few
+        [*RISING[:5], RISING[4], *RISING[6:]],  # not at each
+        [1000.0 + line for line in range(10)],  # by next to nothing
+        [0.0] * 10,
+    ],
+)
+def test_memory_that_is_steady_is_no_matter(held: list[float]) -> None:
+    """What rises and falls, or rises at first, is what training does."""
+    assert rising_sentence("the GPU", held) is None
+
+
+def test_rising_memory_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The eleventh line and those after it say nothing more."""
+    meters = Meters(Accelerator(cpu=True), 1)
+    for line in range(30):
+        meters.warn_of_rising(1000.0 + 10 * line)
+    said = capsys.readouterr().out
+    assert said.count("rose at 10 log lines in a row") == 1
+    assert "the memory of the process" in said
+    assert "from 1,000 to 1,090 MiB" in said
