@@ -53,10 +53,10 @@ def main(words: Sequence[str] | None = None) -> None:
     grid = [*itertools.product(processes, *choices)]
     done: dict[str, list[str]] = {}
     with working_in(directory, "--output-dir", "the same command"):
-        kept = read_json_if_there(directory / "vary.json") or {"asked": all_words}
-        if kept.get("asked") != all_words:
-            raise UserError(f"{directory} holds other variants: name another --output-dir")
-        write_json(directory / "vary.json", kept)
+        kept = read_json_if_there(directory / "vary.json")
+        if kept != {"asked": all_words} and {*os.listdir(directory)} - {".lock"}:
+            raise UserError(f"{directory} holds something else: name another --output-dir")
+        write_json(directory / "vary.json", {"asked": all_words})
         say(f"{len(grid)} variants, {given.seeds} seeds each, in {os.path.relpath(directory)}")
         for seed, (count, *chosen) in itertools.product(range(given.seeds), grid):
             name = name_of(count if len(processes) > 1 else "", dict(chosen))

@@ -99,7 +99,7 @@ class Log:
         here = self.position()
         is_best = split == "validation" and best.improves(values[metric], int(here[STEP]))
         text = report.evaluation_text(values, split, position or here, self.total_steps)
-        say(f"{text}  ★ best so far" if is_best else text)
+        say(f"{text}  ★ best" if is_best else text)
         named = {f"{prefix}/{name}": value for name, value in values.items()}
         if (
             position is None

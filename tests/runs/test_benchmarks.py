@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from benchmarks import gpu, gpu_step, guarded, transfer
 from benchmarks.gpu_steps import STEPS
 from benchmarks.isolation import isolated
 from benchmarks.options import Options
+from benchmarks.pictures import screen_of
 from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Training
 from common.errors import UserError
@@ -165,3 +169,15 @@ def test_programme_for_a_gpu_runs_to_its_end(tmp_path: Path) -> None:
     for name in ("resnet50", "bert", "mnist"):
         assert all(row["ratio"]["median"] > 0 for row in cells[name]["comparisons"])
     assert (output / "transfer.png").stat().st_size > 0
+
+
+def test_picture_shows_what_stood_in_the_terminal() -> None:
+    """Lines that rich has gone back to and written anew stand once, with their last text."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=40, height=10, color_system=None)
+    with Live("begun", console=console, auto_refresh=False) as live:
+        console.print("above")
+        live.update("one\ntwo", refresh=True)
+        console.print("later")
+        live.update("two thirds", refresh=True)
+    assert screen_of(written.getvalue().replace("\n", "\r\n")) == "above\nlater\ntwo thirds"
