@@ -25,7 +25,7 @@ def halting(folder: Path, step: int) -> Path:
 
 def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: Path) -> None:
     """kill -9 before the first checkpoint and after: the same id, and all rows together."""
-    directory, parent = tmp_path / "run", tmp_path / "wandb"
+    directory, parent = tmp_path / "run", tmp_path / "run" / "wandb"
     flags = (*FLAGS, "--output-dir", directory)
     job = Job(runner, halting(tmp_path, EVERY - 1), *flags, directory=directory)
     job.wait_until(lambda: any(parent.glob("offline-run-*/*.wandb")))
