@@ -19,6 +19,7 @@ from common.checkpoints.store import Checkpoints, step_folders
 from common.config import TrainingConfig
 from common.console import DISPLAY, OF_THE_LAUNCHER, say, tell
 from common.data.batch import Data, refuse_unread
+from common.data.iterable import IterableSamples
 from common.data.loader import Loader, kill_workers, make_loaders
 from common.directory import RunDirectory, read_status, refuse_to_resume
 from common.errors import (
@@ -183,6 +184,8 @@ class Run:
         named = {"progress": self.progress, "log": self.logs, "best": self.best, **scaler}
         for name, part in named.items():
             self.parts.add(name, part)
+        if isinstance(samples := self.data.splits["train"], IterableSamples):
+            self.parts.add("samples", samples, shared=False)
         for name in ("meters", "guard", "random"):
             self.parts.add(name, getattr(self, name), shared=False)
         self.facts = {

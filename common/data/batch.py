@@ -40,6 +40,10 @@ class Samples:
     lengths: np.ndarray | None = None  # int64 [samples]; batches are of like lengths then
     blocks: Blocks | None = None  # samples that one process should read together, in their order
 
+    @property
+    def is_sized(self) -> bool:
+        return type(self).__len__ is not Samples.__len__
+
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -191,16 +195,18 @@ class Data:
             if isinstance(split, IterableDataset) or not is_mapped:
                 raise UserError(
                     f"{what} a {type(split).__name__}, whose samples can't be read by number: "
-                    "give a map-style Dataset, with __len__ and __getitem__, or TensorSamples"
+                    "give a map-style Dataset, with __len__ and __getitem__, TensorSamples, or to "
+                    "train on IterableSamples"
                 )
             split = DatasetSamples(split)
-        if not len(split):
+        if split.is_sized and not len(split):
             raise UserError(f"{what} empty: remove or fill it")
         return split
 
     def facts(self) -> dict[str, Any]:
         """Return what `config.json` says of it."""
-        sizes = {split: len(samples) for split, samples in self.splits.items()}
+        sized = {name: samples for name, samples in self.splits.items() if samples.is_sized}
+        sizes = {split: len(samples) for split, samples in sized.items()}
         classes = {} if self.class_names is None else {"classes": len(self.class_names)}
         facts = {"name": self.name, "reason": self.reason, "sizes": sizes}
         known = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}

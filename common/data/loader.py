@@ -1,6 +1,7 @@
 """Batches in a resumable order, from memory of the device or from worker processes."""
 
 import atexit
+import math
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from common.config import TrainingConfig
 from common.data.batch import Batch, Samples, Work
+from common.data.iterable import IterableOrder, IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.errors import LostProcessError, UserError
 from common.machine import STOP_SIGNALS, local_world_size, usable_cores
@@ -74,6 +76,8 @@ class Loader:
             num_workers = min(8, max(1, usable_cores() // local_world_size()))
             if samples.blocks is not None:
                 num_workers = 1  # which has threads: each would read all blocks
+        if isinstance(samples, IterableSamples):
+            num_workers = min(1, num_workers)  # its position is one
         self.placement, self.num_workers = placement, num_workers if placement == "workers" else 0
         self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
         self.asked = Asked()
@@ -237,7 +241,13 @@ def make_loaders(
     for name, samples in splits.items():
         order: TrainingOrder | EvaluationOrder
         grouped = samples.lengths if samples.blocks is None else None, samples.blocks
-        if name == "train":
+        if isinstance(samples, IterableSamples):
+            if config.max_steps is None or config.auto_batch_size or name != "train":
+                advice = "pass --max-steps, leave --auto-batch-size out, and evaluate on others"
+                raise UserError(f"an IterableDataset says no number of samples: {advice}")
+            cut = config.batch_size, config.gradient_accumulation_steps, *ranks
+            order = IterableOrder(config.max_steps * math.prod(cut[:3]), *cut, config.seed)
+        elif name == "train":
             cut = config.batch_size, config.gradient_accumulation_steps, *ranks
             order = TrainingOrder(len(samples), *cut, config.seed, *grouped)
         else:

@@ -1,0 +1,47 @@
+"""A copy that trains on an `IterableDataset`, cut off and gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.jobs import Job, final_weights, learned, newest_step
+from tests.launch import REPOSITORY, Runner
+
+COPY = REPOSITORY / "tests" / "copies" / "own_dataset.py"
+TRAIN = '"train": Digits(True, config.noise)'
+STREAM = '"train": IterableSamples(HubDataset.from_generator(one_by_one))'
+IMPORTS = """from common.data.iterable import IterableSamples
+from datasets import IterableDataset as HubDataset
+
+
+def one_by_one():
+    digits = Digits(False, 0.0)
+    yield from (digits[sample] for sample in range(len(digits)))
+
+
+class Digits("""
+
+
+def test_iterable_dataset_is_gone_on_with(runner: Runner, tmp_path: Path) -> None:
+    """Two processes are killed, and end with the same bits; on one the run is refused."""
+    source = COPY.read_text()
+    assert source.count(TRAIN) == source.count("class Digits(") == 1
+    recipe = tmp_path / "own_dataset.py"
+    recipe.write_text(source.replace(TRAIN, STREAM).replace("class Digits(", IMPORTS))
+    flags = ("--batch-size", 16, "--checkpoint-every", 4, "--log-every", 5, "--tracker", "none")
+    flags = (*flags, "--max-steps", 100)
+    whole = runner.run(recipe, *flags, launcher="two")
+    directory = tmp_path / "run"
+    again: tuple[object, ...] = (*flags, "--output-dir", directory)
+    job = Job(runner, recipe, *again, directory=directory, launcher="two")
+    job.wait_for_step(20)
+    job.kill()
+    assert newest_step(directory) < 100, "the kill came too late"
+    refused = runner.run(recipe, "--resume", directory, output_directory=False, succeeds=False)
+    assert "resume on 2" in refused.errors
+    job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two")
+    assert job.end() == 0, job.said()
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+    whole = runner.run(recipe, *flags[:-2], succeeds=False)
+    assert "pass --max-steps" in whole.errors
