@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import RECIPES, REPOSITORY, Finished, Runner
+from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner
 
 SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
 QUIET = ("--tracker", "none", "--log-every", 1)
@@ -112,18 +112,22 @@ def test_killed_and_resumed_it_ends_bit_equal(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
-def test_two_processes_make_the_updates_of_one(runner: Runner, odd_images: Path) -> None:
-    """And where a gradient overflows on one of them, both skip the update."""
+@pytest.mark.parametrize("launcher", ["two", "shards"])
+def test_two_processes_make_the_updates_of_one(
+    launcher: Launcher, runner: Runner, odd_images: Path
+) -> None:
+    """And where a gradient overflows on one of them, both skip the update; with shards alike."""
     flags = (*small("mnist_mlp", odd_images, odd_images), "--dropout", 0)
     one = in_fp16(runner, "mnist_mlp", STEADY, *flags)
     steady, wild = (
         runner.shared(
             *(SCRIPT, *scaled("mnist_mlp", scale, *flags, "--gradient-accumulation-steps", 1)),
-            launcher="two",
+            launcher=launcher,
         )
         for scale in (STEADY, WILD)
     )
     assert steady.config["environment"]["world_size"] == 2
+    assert steady.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
     assert one.series("train/loss") == pytest.approx(steady.series("train/loss"), rel=0.02)
     assert_scale_follows_overflows(wild)
     assert wild.summary["train/loss"] == pytest.approx(one.summary["train/loss"], rel=0.3)

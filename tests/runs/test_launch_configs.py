@@ -22,6 +22,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "multi_node": {"num_processes": 8, "mixed_precision": "no", "gpu": True},
     "multi_gpu_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
     "fsdp2_bf16": {"num_processes": 4, "mixed_precision": "bf16", "gpu": True},
+    "fsdp2_fp16": {"num_processes": 4, "mixed_precision": "fp16", "gpu": True},
 }
 
 

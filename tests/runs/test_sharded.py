@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from common.checkpoints.store import read_manifest, step_folders
+from common.errors import UserError
+from common.training.sharding import DONE, layers_of, takes_fsdp
 from tests.conftest import SAME_UPDATES
 from tests.copies.listed import COPIES, Copy
-from tests.jobs import final_weights, learned, newest_step
-from tests.launch import Finished, Launcher, Runner
+from tests.jobs import MLP, Job, final_weights, learned, newest_step
+from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
 
 LAUNCHERS: tuple[Launcher, Launcher] = ("two", "shards")
@@ -45,6 +50,23 @@ def test_mlp_in_shards_is_the_mlp(
         assert_same_run(other, sharded_mlp, weights_within=1e-5)
         for name in ("train/learning_rate", "progress/samples", "val/count"):
             assert other.series(name) == sharded_mlp.series(name), name
+
+
+def test_same_updates_however_they_are_cut(
+    runner: Runner, odd_images: Path, sharded_mlp: Finished
+) -> None:
+    """One process × accumulation 4, DDP's two × 2, FSDP2's two × 2: losses, rates and counts."""
+    cuts: tuple[tuple[Launcher, int], ...] = (("python", 1), ("two", 2))
+    for launcher, ranks in cuts:
+        flags = flags_of(odd_images, launcher, ranks)
+        other = runner.run("mnist_mlp", *flags, launcher=launcher)
+        for name in ("train/loss", "val/loss"):
+            expected = pytest.approx(other.series(name), rel=2e-4, abs=2e-6)
+            assert sharded_mlp.series(name) == expected, name
+        for name in ("train/learning_rate", "progress/samples", "val/count"):
+            assert other.series(name) == sharded_mlp.series(name), name
+        if launcher == "python":  # DDP's rounding is another, which Adam makes much of at first
+            assert_same_weights(other.weights(), sharded_mlp.weights(), within=1e-5)
 
 
 def test_four_shards_are_the_mlp(
@@ -138,8 +160,6 @@ def test_whole_checkpoint_resumes_in_shards(
 
 def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
     """The manifest says what is shared out, and no file has it whole."""
-    from safetensors.torch import load_file
-
     folder = step_folders(sharded_mlp.directory / "checkpoints")[0]
     manifest = read_manifest(folder)
     assert manifest["shards"].keys() == {"model", "optimizer"}
@@ -163,13 +183,13 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
 
 # Two networks, an average of the weights, tied weights, images as outputs: copies that know nothing
 # of shards.
-COPIED = ("gan", "averaged", "character_model", "denoiser")
+COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 
 
 @pytest.mark.parametrize(
     "copy",
     [
-        pytest.param(copy, marks=() if copy.name in ("gan", "averaged") else pytest.mark.slow)
+        pytest.param(copy, marks=() if copy.name in COPIED[:3] else pytest.mark.slow)
         for copy in COPIES
         if copy.name in COPIED
     ],
@@ -191,11 +211,105 @@ def test_copy_in_shards_is_the_copy(
             assert shards.summary[name] == pytest.approx(value, rel=2e-3), name
 
 
-def test_what_shards_cannot_do_is_a_sentence(runner: Runner, odd_text: Path) -> None:
-    """LoRA's copy trains in shards, mostly frozen; the plain BERT of its end can't be called."""
-    (lora,) = (copy for copy in COPIES if copy.name == "lora")
-    flags = (*lora.flags, "--dataset", odd_text, "--max-steps", 2, "--tracker", "none")
-    run = runner.run(lora.path, *flags, launcher="shards", succeeds=False)
+@pytest.fixture(scope="module")
+def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy whose average of the weights is best after update 12, and worse ever after."""
+    source = (REPOSITORY / "tests" / "copies" / "averaged.py").read_text()
+    line = "    return sums.result()\n"
+    assert source.count(line) == 1
+    worse = 'return sums.result() | {"accuracy": -abs(run.progress.global_step - 12) / 100}'
+    path = tmp_path_factory.mktemp("peaked") / "averaged.py"
+    path.write_text(source.replace(line, f"    {worse}\n"))
+    return path
+
+
+def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Path) -> None:
+    """With an average and the best model in shards; that is kept on one process, too."""
+    flags = ("--dataset", "digits", "--tracker", "none", "--log-every", 2, "--eval-every", 4)
+    flags = (*flags, "--checkpoint-every", 4, "--keep-checkpoints", 9, "--early-stopping", 99)
+    flags = (*flags, "--max-steps", 32, "--hidden-sizes", 64, 48, "--dropout", 0.2)
+    whole = runner.run(peaked, *flags, launcher="shards")
+    directory, other = tmp_path / "run", tmp_path / "other"
+    words = (peaked, *flags, "--output-dir", directory)
+    job = Job(runner, *words, directory=directory, launcher="shards")
+    job.wait_for_step(16)
+    job.kill()
+    assert 16 <= newest_step(directory) < 32, "the kill came too late"
+    folder = directory / "checkpoints"
+    best = {f"best-{12:08d}-{rank}-of-2.safetensors" for rank in range(2)}
+    assert best <= {path.name for path in folder.iterdir()}
+    shutil.copytree(directory, other)
+    for into, launcher in ((directory, "shards"), (other, "python")):
+        again = (*flags, "--output-dir", into, "--resume", "auto")
+        run = runner.run(peaked, *again, launcher=launcher, output_directory=False)
+        assert "resuming" in run.output
+        kept = load_file(into / "model" / "model.safetensors")
+        assert_same_weights(kept, whole.weights(), within=0)
+        assert json.loads((into / "summary.json").read_text())["progress/kept_step"] == 12
+    assert final_weights(directory) == final_weights(whole.directory)
+    assert learned(directory) == learned(whole.directory)
+
+
+def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> None:
+    """One value, which is in the rows of one rank alone: all stop, and nothing of it is saved."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    backward = "                accelerator.backward(loss)\n"
+    spoil = "run.progress.global_step == 13 and accelerator.process_index == 1"
+    spoil = f"if {spoil}: next(model.parameters()).grad.to_local()[0, 0] = float('inf')"
+    recipe, directory = tmp_path / "mnist_mlp.py", tmp_path / "run"
+    at = "                if accelerator.sync_gradients:\n"
+    assert source.count(backward + at) == 1
+    recipe.write_text(source.replace(backward + at, f"{backward}{at}    {' ' * 16}{spoil}\n"))
+    flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
+    run = runner.run(recipe, *flags, launcher="shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
-    assert "a network in shards can't be called with other weights" in run.said()
-    assert newest_step(run.directory) == 2
+    assert run.said().count("error: a gradient or the loss was not finite by update 15") == 1
+    status = json.loads((directory / "status.json").read_text())
+    assert status["status"] == "failed"
+    assert not status["resumable"]
+    newest = step_folders(directory / "checkpoints")[-1]
+    assert newest.name == "step-00000012"
+    for rank in range(2):
+        rows = load_file(newest / f"model-{rank}-of-2.safetensors")
+        assert all(value.isfinite().all() for value in rows.values())
+
+
+def test_networks_in_shards(runner: Runner) -> None:
+    """Copies may be changed; ranks begin alike; a call with other weights is a sentence."""
+    script = REPOSITORY / "tests" / "in_shards.py"
+    run = runner.run(script, launcher="shards", output_directory=False)
+    assert run.output.count("a network in shards can't be called with other weights") == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"FSDP_VERSION": "1"}, "fsdp_version: 1, which recipes don't do: set fsdp_version: 2"),
+        ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp_reshard_after_forward: false, which"),
+        ({"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_auto_wrap_policy: no_wrap, which"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "and pass --gradient-checkpointing"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "use_parallelism_config: true, which"),
+    ],
+)
+def test_what_recipes_shard_otherwise_is_refused(
+    asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the launcher's file says is done, or a sentence names it."""
+    monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
+    with pytest.raises(UserError, match=said):
+        takes_fsdp()
+    os.environ.update(SHARDED | {name: DONE[name].upper() for name in asked})
+    assert takes_fsdp()
+    assert not takes_fsdp()  # Accelerate is not to hear of it
+
+
+def test_layers_are_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their class, inner ones first; else the children of lists."""
+    lists = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ReLU()])
+    model = nn.Sequential(nn.Linear(2, 2), lists)
+    assert [*layers_of(model)] == [lists[0]]
+    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "Linear,Sequential")
+    assert [*layers_of(model)] == [lists[0][1], lists[0][0], lists[0], model[0]]
+    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "BertLayer")
+    with pytest.raises(UserError, match="BertLayer is no layer of Sequential: leave it out"):
+        layers_of(model)
