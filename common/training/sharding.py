@@ -7,7 +7,7 @@ holds the whole weights of one layer at a time, and else its own rows. Not tried
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from types import MethodType
@@ -22,38 +22,29 @@ from torch.utils.weak import WeakIdKeyDictionary
 from common.checkpoints.shards import is_sharded
 from common.errors import UserError
 
-# All that a launcher may ask for, as it does by default and recipes do it; and names of layers.
+# What a launcher may ask for, as recipes do it: but for the version, as it is where it asks not.
 DONE = {
-    "FSDP_VERSION": "2",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_SHARDING_STRATEGY": "full_shard",
-    "FSDP_AUTO_WRAP_POLICY": "transformer_based_wrap",
-    "FSDP_STATE_DICT_TYPE": "sharded_state_dict",
-    "FSDP_SYNC_MODULE_STATES": "true",
-    "FSDP_USE_ORIG_PARAMS": "true",
-    "FSDP_BACKWARD_PREFETCH": "",
-    "FSDP_IGNORED_MODULES": "",
-    "FSDP_FORWARD_PREFETCH": "false",
-    "FSDP_OFFLOAD_PARAMS": "false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "false",
-    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "false",
+    **dict.fromkeys(("RESHARD_AFTER_FORWARD", "SYNC_MODULE_STATES", "USE_ORIG_PARAMS"), "true"),
+    **dict.fromkeys(("FORWARD_PREFETCH", "OFFLOAD_PARAMS", "ACTIVATION_CHECKPOINTING"), "false"),
+    **dict.fromkeys(("BACKWARD_PREFETCH", "IGNORED_MODULES", "TRANSFORMER_CLS_TO_WRAP"), ""),
+    "VERSION": "2",
+    "SHARDING_STRATEGY": "full_shard",
+    "STATE_DICT_TYPE": "sharded_state_dict",
+    "AUTO_WRAP_POLICY": "transformer_based_wrap",
 }
-INSTEAD = {
-    "FSDP_VERSION": "set fsdp_version: 2",
-    "FSDP_ACTIVATION_CHECKPOINTING": "leave it out, and pass --gradient-checkpointing",
-}
-NAMED = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 
 
 def takes_fsdp() -> bool:
     """Whether the launcher asks for FSDP, which Accelerate is then not to hear of."""
     asked = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
     for name, done in DONE.items() if asked else ():
-        if (value := os.environ.get(name, done).lower()) != done:
-            said = f"{name.lower().removeprefix('accelerate_')}: {value}"
-            advice = INSTEAD.get(name, "leave it out")
+        if (value := os.environ.get(f"FSDP_{name}", done).lower()) != done:
+            advice = f"set it to {done}" if done else "leave it out"
+            advice += ", and pass --gradient-checkpointing" if "CHECK" in name else ""
+            said = f"fsdp_{name.lower()}: {value}"
             raise UserError(f"the launcher asks for {said}, which recipes don't do: {advice}")
+    if asked and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        raise UserError("recipes share a model out over all processes: drop parallelism_config")
     return asked
 
 
@@ -113,10 +104,8 @@ class ShardingAccelerator(Accelerator):
         before: dict[str, Any] = dict(model.named_parameters())
         if not before:
             return
-        meta: Any = {
-            id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors_of(model)
-        }
-        meta |= {id(p): nn.Parameter(meta[id(p)], p.requires_grad) for p in before.values()}
+        bare = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors_of(model))
+        meta = memo(model, bare)
         self.skeletons[model] = copy.deepcopy(model, {**meta})
         rows = [(m._parameters, name, p) for m, name, p in registered(model) if is_sharded(p)]
         for parameters, name, parameter in rows:
@@ -145,11 +134,8 @@ class ShardingAccelerator(Accelerator):
             self.shard(module)
             return module(*args, **named)
 
-        skeleton = self.skeletons[model]
-        pairs = zip(tensors_of(skeleton), tensors_of(model), strict=True)
-        own: Any = {id(one): t.detach().clone() for one, t in pairs}
-        own |= {id(p): nn.Parameter(own[id(p)], p.requires_grad) for p in skeleton.parameters()}
-        copied: Any = copy.deepcopy(skeleton, own)
+        skeleton, own = self.skeletons[model], (t.detach().clone() for t in tensors_of(model))
+        copied: Any = copy.deepcopy(skeleton, memo(skeleton, own))
         copied.forward = MethodType(first, copied)
         return copied.train(model.training)
 
@@ -169,29 +155,13 @@ class ShardingAccelerator(Accelerator):
         return self.skeletons[model] if self.mesh is not None else model
 
 
-def layers_of(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the layers that the launcher names by class, else the outermost of `ModuleList`s.
-
-    These are transformers' blocks and a ResNet's stages. Inner ones come first.
-    """
-    names = os.environ.get(NAMED)
-    if not names:
-        return [*outermost(model)]
-    inner = [*model.modules()][:0:-1]
-    if named := [layer for layer in inner if type(layer).__name__ in names.split(",")]:
-        return named
-    raise UserError(
-        f"fsdp_transformer_layer_cls_to_wrap: {names} is no layer of {type(model).__name__}: "
-        "leave it out"
-    )
-
-
-def outermost(module: nn.Module) -> Iterator[nn.Module]:
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost layers: transformers' blocks, a ResNet's stages."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from (layer for layer in child if any(True for _ in layer.parameters()))
         else:
-            yield from outermost(child)
+            yield from layers_of(child)
 
 
 def refuse_other_weights(model: nn.Module) -> None:
@@ -218,3 +188,11 @@ def registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
+
+
+def memo(model: nn.Module, values: Iterable[torch.Tensor]) -> dict[int, Any]:
+    """Return for `copy.deepcopy` of a model what takes the places of its tensors."""
+    return {
+        id(t): nn.Parameter(value, t.requires_grad) if isinstance(t, nn.Parameter) else value
+        for t, value in zip(tensors_of(model), values, strict=True)
+    }

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from common.checkpoints.store import read_manifest, step_folders
 from common.errors import UserError
-from common.training.sharding import DONE, layers_of, takes_fsdp
+from common.training.sharding import DONE, takes_fsdp
 from tests.conftest import SAME_UPDATES
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
@@ -284,11 +283,12 @@ def test_networks_in_shards(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"FSDP_VERSION": "1"}, "fsdp_version: 1, which recipes don't do: set fsdp_version: 2"),
+        ({"FSDP_VERSION": "1"}, "fsdp_version: 1, which recipes don't do: set it to 2"),
         ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp_reshard_after_forward: false, which"),
         ({"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_auto_wrap_policy: no_wrap, which"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "and pass --gradient-checkpointing"),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "use_parallelism_config: true, which"),
+        ({"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"}, "which recipes don't do: leave it out"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "drop parallelism_config"),
     ],
 )
 def test_what_recipes_shard_otherwise_is_refused(
@@ -298,18 +298,7 @@ def test_what_recipes_shard_otherwise_is_refused(
     monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
     with pytest.raises(UserError, match=said):
         takes_fsdp()
-    os.environ.update(SHARDED | {name: DONE[name].upper() for name in asked})
+    done = {f"FSDP_{name}": value.upper() for name, value in DONE.items()}
+    monkeypatch.setattr(os, "environ", {**SHARDED, **done})
     assert takes_fsdp()
     assert not takes_fsdp()  # Accelerate is not to hear of it
-
-
-def test_layers_are_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their class, inner ones first; else the children of lists."""
-    lists = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ReLU()])
-    model = nn.Sequential(nn.Linear(2, 2), lists)
-    assert [*layers_of(model)] == [lists[0]]
-    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "Linear,Sequential")
-    assert [*layers_of(model)] == [lists[0][1], lists[0][0], lists[0], model[0]]
-    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "BertLayer")
-    with pytest.raises(UserError, match="BertLayer is no layer of Sequential: leave it out"):
-        layers_of(model)
