@@ -27,11 +27,7 @@ from common.machine import is_main_rank
 
 
 def save_model(
-    folder: Path,
-    model: nn.Module,
-    facts: dict[str, Any],
-    card: str = "",
-    bare: nn.Module | None = None,
+    folder: Path, model: nn.Module, facts: dict[str, Any], card: str = "", bare: Any = None
 ) -> None:
     """Write a model's weights and `facts`, whole; a Transformers model as `from_pretrained` reads.
 

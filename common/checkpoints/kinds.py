@@ -1,7 +1,6 @@
 """How a network, an optimizer and random generators give their state, and take it back."""
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
 from common.checkpoints.pack import Tensors
-from common.checkpoints.shards import Rows, fill, is_sharded, local
+from common.checkpoints.shards import fill, is_sharded, local
 from common.errors import UserError
 
 # Integers as wide as an element, to look at its bits.
@@ -50,16 +49,10 @@ class Network:
         frozen = {name: parameters.pop(name) for name in self.frozen}
         return parameters, frozen
 
-    def put(
-        self,
-        path: Path,
-        name: str,
-        frozen: Mapping[str, torch.Tensor | Rows],
-        trained: Mapping[str, torch.Tensor | Rows],
-    ) -> None:
+    def put(self, path: Path, name: str, frozen: dict[str, Any], trained: dict[str, Any]) -> None:
         """Copy what the checkpoint at `path` has over the parameters."""
         parameters: Any = dict(self.module.named_parameters())
-        saved: Any = {**frozen, **trained}
+        saved = frozen | trained
         for key in sorted(parameters.keys() | saved.keys()):
             kinds = [(t[key].shape, t[key].dtype) for t in (parameters, saved) if key in t]
             if len(kinds) != 2 or kinds[0] != kinds[1]:

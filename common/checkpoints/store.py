@@ -41,9 +41,8 @@ from common.files import (
 )
 
 NAME = re.compile(r"step-(\d{8,})")
-BEST = re.compile(
-    r"best-(\d{8,})(-\d+-of-(\d+))?\.safetensors$"
-)  # the best model so far, of what update
+# The best model so far, of what update; of one in shards, the rows of one rank.
+BEST = re.compile(r"best-(\d{8,})(-\d+-of-(\d+))?\.safetensors$")
 MANIFEST = "manifest.json"
 HOST = torch.device("cpu")
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint

@@ -107,7 +107,7 @@ class ShardingAccelerator(Accelerator):
         bare = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors_of(model))
         meta = memo(model, bare)
         self.skeletons[model] = copy.deepcopy(model, {**meta})
-        rows = [(m._parameters, name, p) for m, name, p in registered(model) if is_sharded(p)]
+        rows = [one for one in registered(model) if is_sharded(one[2])]
         for parameters, name, parameter in rows:
             parameters[name] = meta[id(parameter)]
         for layer in layers_of(model):
@@ -142,13 +142,12 @@ class ShardingAccelerator(Accelerator):
     @contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
         """Leave gradients where they are made, for the micro-batch that ends the update."""
-        if self.mesh is None:
-            with super().no_sync(model):
-                yield
-            return
-        model.set_requires_gradient_sync(False)
-        yield
-        model.set_requires_gradient_sync(True)
+        if self.mesh is not None:
+            model.set_requires_gradient_sync(False)
+        with super().no_sync(model):  # nothing, of shards
+            yield
+        if self.mesh is not None:
+            model.set_requires_gradient_sync(True)
 
     def bare(self, model: nn.Module) -> nn.Module:
         """Return a network for what computes no values: on the meta device, where it is sharded."""
@@ -166,8 +165,7 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 
 def refuse_other_weights(model: nn.Module) -> None:
     """Have a call with other weights raise: the shards' own would take their place, unsaid."""
-    held = [(m._parameters, name, p) for m, name, p in registered(model)]
-    where, names, own = map(list, zip(*held, strict=True))
+    where, names, own = map(list, zip(*registered(model), strict=True))
 
     def look(*unused: Any) -> None:  # in C: it is for each forward pass
         if not all(map(is_, map(dict.get, where, names), own)):
@@ -180,10 +178,10 @@ def refuse_other_weights(model: nn.Module) -> None:
     model.register_forward_pre_hook(look, prepend=True)
 
 
-def registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Yield each parameter where it is, tied ones as often as they are there."""
-    for module in model.modules():
-        yield from ((module, name, p) for name, p in module._parameters.items() if p is not None)
+def registered(model: nn.Module) -> list[tuple[Any, str, Any]]:
+    """Return each parameter where it is, tied ones as often as they are there."""
+    places: list[Any] = [module._parameters for module in model.modules()]
+    return [(at, name, p) for at in places for name, p in at.items() if p is not None]
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
