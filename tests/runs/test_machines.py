@@ -15,7 +15,8 @@ from typing import IO
 import pytest
 
 from tests.conftest import SAME_UPDATES
-from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, launch_command
+from tests.jobs import final_weights, learned, newest_step
+from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environment, launch_command
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 UPDATE = (
@@ -23,6 +24,7 @@ UPDATE = (
     *("--base-batch-size", 16, "--tracker", "none", *SAME_UPDATES),
     *("--epochs", 40),
 )
+PATIENCE = 10  # seconds, of `--collective-timeout`
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +53,12 @@ class Machines:
         for name, link, address in zip(self.names, self.links, ADDRESSES, strict=True):
             ip("-n", name, "address", "add", f"{address}/24", "dev", link)
             ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", link, "up")
+        self.connect(True)
+
+    def connect(self, connected: bool) -> None:
+        """Plug the link in, or cut it."""
+        for name, link in zip(self.names, self.links, strict=True):
+            ip("-n", name, "link", "set", link, "up" if connected else "down")
 
     def start(self, *flags: object, places: tuple[str, str] = (".", ".")) -> None:
         """Start a recipe on both, in folders of theirs, with a cache each."""
@@ -117,6 +124,60 @@ def machines(runner: Runner, tmp_path: Path) -> Iterator[Machines]:
         pytest.skip(f"network namespaces are not allowed here: {problem}")
     finally:
         made.close()
+
+
+def test_two_machines_are_two_processes(
+    machines: Machines, runner: Runner, odd_images: Path, tmp_path: Path
+) -> None:
+    """The same bits, also after the link was cut; one process accumulates the same."""
+    flags = ("--dataset", odd_images, *UPDATE)
+    one = runner.run("mnist_mlp", *flags)
+    two = runner.run("mnist_mlp", *flags, launcher="two", environment={"OMP_NUM_THREADS": "1"})
+    assert [run.config["config"]["gradient_accumulation_steps"] for run in (one, two)] == [4, 2]
+    assert_same_figures(one, two)
+
+    directory = tmp_path / "run"
+    asked = (*flags, "--output-dir", directory, "--collective-timeout", PATIENCE)
+    asked += ("--checkpoint-every", 2)
+    machines.start(*asked)
+    wait_for_step(machines, directory, 6)
+    machines.connect(False)
+    began = time.monotonic()
+    statuses = machines.end()
+    assert time.monotonic() - began < 6 * PATIENCE
+    assert all(statuses), machines.said()
+    status = json.loads((directory / "status.json").read_text())
+    assert (status["status"], status["resumable"]) == ("failed", True), machines.said()
+    assert status["reason"], status
+
+    machines.connect(True)
+    machines.start(*asked, "--resume", "auto")
+    assert machines.end() == [0, 0], machines.said()
+    assert final_weights(directory) == final_weights(two.directory)
+    assert learned(directory) == learned(two.directory)
+    first, second = machines.said()
+    assert "resuming" in first
+    assert "epoch" not in second  # one log, one display
+    for rank in range(2):  # data are prepared once a machine
+        assert len([*tmp_path.glob(f"cache-{rank}/accelerate-recipes/*/facts.json")]) == 1
+
+
+def wait_for_step(machines: Machines, directory: Path, step: int) -> None:
+    """Wait for a checkpoint."""
+    deadline = time.monotonic() + 120
+    while newest_step(directory) < step:
+        assert all(one.poll() is None for one in machines.started), machines.said()
+        assert time.monotonic() < deadline, machines.said()
+        time.sleep(0.005)
+
+
+def assert_same_figures(one: Finished, two: Finished) -> None:
+    """Check losses within rounding, rates and counts exactly."""
+    for name in ("train/loss", "val/loss", "train/grad_norm"):
+        assert one.series(name) == pytest.approx(two.series(name), rel=2e-4), name
+    for name in ("train/learning_rate", "val/count", "progress/samples"):
+        assert one.series(name) == two.series(name) != {}, name
+    assert max(one.series("train/learning_rate").values()) == pytest.approx(2 * 3e-3)
 
 
 def test_directory_of_one_machine_is_refused_at_the_start(
