@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,10 +49,18 @@ def load_recipe(name: str) -> ModuleType:
     return sys.modules[module_name]
 
 
-def train_recipe(recipe: ModuleType, steps: int, **settings: Any) -> Training:
+def train_recipe(
+    recipe: ModuleType,
+    steps: int,
+    skipped: int = 0,
+    observer: AbstractContextManager[Any] | None = None,
+    **settings: Any,
+) -> Training:
     """Run `main` of a recipe for `steps` updates; the time has no compilation in it.
 
     Args:
+        skipped: micro-batches before the clock starts; the samples are those after them.
+        observer: entered and left with the clock.
         settings: fields of the recipe's `Config`; the others keep their defaults.
     """
     times: list[float] = []
@@ -62,11 +71,14 @@ def train_recipe(recipe: ModuleType, steps: int, **settings: Any) -> Training:
         should_save = False
 
         def batches(self, loader: Any) -> Iterator[dict[str, torch.Tensor]]:
+            batches = super().batches(loader)
+            yield from islice(batches, skipped)
             synchronize()
-            times.append(time.perf_counter())
-            yield from super().batches(loader)
-            synchronize()
-            times.append(time.perf_counter())
+            with observer or nullcontext():
+                times.append(time.perf_counter())
+                yield from batches
+                synchronize()
+                times.append(time.perf_counter())
 
     def evaluate(run: Any, model: nn.Module, loader: Any) -> dict[str, float]:
         models.append(run.accelerator.unwrap_model(model))
@@ -84,7 +96,8 @@ def train_recipe(recipe: ModuleType, steps: int, **settings: Any) -> Training:
         recipe.main(config)
         seconds = times[1] - times[0] - (compile_seconds() - compiled_before)
         world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        samples = steps * config.batch_size * config.gradient_accumulation_steps * world_size
+        micro_batches = steps * config.gradient_accumulation_steps - skipped
+        samples = micro_batches * config.batch_size * world_size
         metrics = output / "metrics.jsonl"
         loss = mean_training_loss(metrics) if metrics.exists() else float("nan")
         file = output / "summary.json"  # of the first rank
