@@ -70,8 +70,8 @@ class Step:
     def data_of(self, recipe: str) -> dict[str, Any]:
         """Return what a recipe trains on: its public data where they are at hand."""
         if recipe == "bert":
-            rows = 2000 if self.tiny else 20_000
-            checkpoint = random_bert("small" if self.tiny else "base", self.tokenizer)
+            rows = 64 if self.tiny else 20_000
+            checkpoint = random_bert("tiny" if self.tiny else "base", self.tokenizer)
             return {"dataset": str(text_extract(self.options.data, rows)), "model": str(checkpoint)}
         size = {} if recipe == "mnist_mlp" else {"image_size": 32}
         found = image_dataset(

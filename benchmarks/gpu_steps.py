@@ -132,14 +132,14 @@ def bert_base(step: Step) -> None:
     """BERT-base on SST-2's lengths against HF Trainer with dynamic padding."""
     from benchmarks.text_suites import bert
 
-    checkpoint = random_bert("small" if step.tiny else "base", step.tokenizer)
+    checkpoint = random_bert("tiny" if step.tiny else "base", step.tokenizer)
     step.options.bert_checkpoint = checkpoint
     compare(step, bert(step.options), "recipe", f"HF Trainer dynamic {step.options.half}")
 
 
 def bert_large(step: Step) -> None:
     """BERT-large at length 128: its share of the peak."""
-    size, batch, steps = ("small", 4, 6) if step.tiny else ("large", 128, 40)
+    size, batch, steps = ("tiny", 4, 6) if step.tiny else ("large", 128, 40)
     settings = {"dataset": str(long_texts(64 if step.tiny else 8192)), "max_length": 128}
     settings["model"] = str(random_bert(size, step.tokenizer))
     cells = [("fp16", False), ("tf32", False), ("fp16", True)]

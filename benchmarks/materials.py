@@ -65,7 +65,8 @@ def text_extract(data: Path | None, rows: int) -> Path:
     return folder
 
 
-BERT_SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}  # width, layers
+# Width and layers.
+BERT_SIZES = {"tiny": (64, 2), "small": (384, 6), "base": (768, 12), "large": (1024, 24)}
 
 
 def bert_checkpoint(asked: Path | None, large: bool) -> Path:

@@ -388,7 +388,7 @@ def can_fork(environment: Mapping[str, str], clean: Mapping[str, str]) -> bool:
     The libraries that it has read their variables while they were imported.
     """
     names = {name for name in {*environment, *clean} if environment.get(name) != clean.get(name)}
-    read_late = ("WANDB_", "COLUMNS", "TQDM_", "PYTEST_")
+    read_late = ("WANDB_", "COLUMNS", "TQDM_", "PYTEST_", "TMPDIR")
     return hasattr(os, "pidfd_open") and all(name.startswith(read_late) for name in names)
 
 

@@ -113,6 +113,7 @@ def become(request: dict[str, Any], output: int, errors: int) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # to be read from the environment when it is asked for
     os.chdir(request["folder"])
     os.sched_setaffinity(0, request["cores"])
     if request["processes"] > 1:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from benchmarks.pictures import screen_of
 from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Training
 from common.errors import UserError
-from tests.launch import REPOSITORY, clean_environment, run_command
+from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
 TINY = {"dataset": "synthetic", "image_size": 8, "batch_size": 64, "hidden_sizes": (8,)}
 
@@ -144,16 +146,40 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
         gpu.main(gpu.Options(output=tmp_path, only=("resnet50x",)))
 
 
+FORKED_STEP = """
+import os, sys
+os.environ["PYTHONPATH"] = sys.argv.pop(1)
+sys.path.insert(0, os.environ["PYTHONPATH"])
+from benchmarks.gpu_steps import main
+main(*sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
-def test_programme_for_a_gpu_runs_to_its_end(tmp_path: Path) -> None:
-    """Each step comes to its end and has found what it is for; what a CPU can't do is noted."""
-    output = tmp_path / "found"
-    words = ["benchmarks/gpu.py", "--tiny", "--output", str(output)]
-    environment = clean_environment(tmp_path) | {"TMPDIR": str(tmp_path)}
+def test_programme_for_a_gpu_runs_to_its_end(
+    tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step comes to its end and has found what it is for; what a CPU can't do is noted.
+
+    The command itself is given with the first step; the others are forks, without its imports.
+    """
+    output, script = tmp_path / "found", tmp_path / "step.py"
+    words = ["benchmarks/gpu.py", "--tiny", "--output", str(output), "--only", "tests"]
+    environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
     status, said, errors = run_command(
-        [sys.executable, *words], environment, REPOSITORY, 900, one_core=False
+        [sys.executable, *words], environment, REPOSITORY, 900, one_core=True
     )
     assert status == 0, said + errors
+    script.write_text(FORKED_STEP)
+
+    def fork(command: list[str], stdout: Any, **named: Any) -> Any:
+        step = [str(script), str(REPOSITORY), *command[3:]]
+        return runner.start(step, "python", environment, REPOSITORY, stdout, stdout)
+
+    offered = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+    monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=fork, **offered))
+    left = gpu.main(gpu.Options(output=output, tiny=True))
+    assert left == 0, (output / "table.md").read_text()
     found = {name: json.loads((output / f"{name}.json").read_text()) for name in STEPS}
     assert {one["status"] for one in found.values()} == {"done"}
     assert all(one["figures"] for one in found.values())
