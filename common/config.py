@@ -24,8 +24,8 @@ class TrainingConfig:
     label_column: str | None = data(None)  # Column of the labels, if its type does not tell.
     # Hold out of train if there is no validation split.
     validation_share: float | None = data(None, least=0.001, most=0.9)
-    # Initial weights: a run, a folder or safetensors file, a Hub id as timm/resnet18.a1_in1k.
     streaming: bool = data(False)  # Read parquet files while training, without a prepared copy.
+    # Initial weights: a run, a folder or safetensors file, a Hub id as timm/resnet18.a1_in1k.
     init_from: str | None = data(None)
 
     epochs: int | None = count(None)  # Passes over the training data (default: by data set).
@@ -80,6 +80,7 @@ class TrainingConfig:
     group: str | None = record(None)  # Group of the run at the tracker, such as one of seeds.
     tags: tuple[str, ...] = record(())  # Tags of the run there, besides those it gets by itself.
     notes: str | None = once(None)  # What this run is for, shown beside it at the tracker.
+    log_gradients: bool = record(False)  # Log the gradient norm of each layer, before clipping.
     log_model: bool = record(False)  # Keep the final model at the tracker too, as an artifact.
     profile: bool = once(False)  # Profile some updates: a trace, tables, a picture and a verdict.
     profile_shapes: bool = once(False)  # The same, operations told apart by their inputs' shapes.

@@ -92,7 +92,7 @@ class Run:
         )
         self.parts = Parts(rank, accelerator.mesh)
         self.random = RandomState(self.device)
-        self.guard = GradientGuard(accelerator, config.max_grad_norm)
+        self.guard = GradientGuard(accelerator, config.max_grad_norm, config.log_gradients)
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
         self.logs = Log(accelerator, path, self.objective)
         self.all_loaders: dict[str, Loader] = {}  # by split

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,3 +128,20 @@ def test_two_optimizers_share_a_loss_scale() -> None:
             assert weight.tolist() == [-update, -update]
             optimizer.zero_grad()
         assert scaler.get_scale() == 1024.0 * 2**update  # it doubles without an overflow
+
+
+def test_norms_of_layers_are_those_before_clipping() -> None:
+    """Each layer's, of all its weights; a layer without gradients has none."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    model[2].requires_grad_(False)
+    optimizer = SimpleNamespace(optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+    accelerator = alone(unwrap_model=lambda wrapped: wrapped)
+    guard = GradientGuard(accelerator, max_grad_norm=1e-3, by_layer=True)
+    (100 * model(torch.ones(2, 3)).sum()).backward()
+    parts = [[p.grad.flatten() for p in layer.parameters()] for layer in model[:2]]  # type: ignore[union-attr]
+    expected = {f"gradients/{n}": float(torch.cat(of).norm()) for n, of in enumerate(parts)}
+    guard.clip(model, optimizer)  # type: ignore[arg-type]
+    figures = guard.figures()
+    layers = {name: value for name, value in figures.items() if name.startswith("gradients/")}
+    assert layers == pytest.approx(expected)
+    assert math.hypot(*layers.values()) == pytest.approx(figures["train/grad_norm"])
