@@ -356,6 +356,10 @@ class Run:
         manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
             return None
+        best = f"best-{self.best.step:08d}"
+        is_held = any(name.startswith(best) for name in self.checkpoints.once)
+        if self.config.keep == "best" and self.best.step != -1 and not is_held:
+            raise UserError(f"{self.directory.path} is damaged: its checkpoint names no {best}")
         before, now = len(manifest["ranks"]), self.accelerator.num_processes
         if not (same := before == now):
             kept = f"{self.config.gradient_accumulation_steps} batches accumulated"

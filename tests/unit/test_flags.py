@@ -29,9 +29,10 @@ ROLE_OF_FLAGS = {
     "data": "dataset dataset_config label_column validation_share init_from image_column "
     "text_columns streaming",
     "pace": "batch_size gradient_accumulation_steps num_workers num_threads data_placement "
-    "log_every eval_every checkpoint_every",
-    "record": "tracker project group tags log_model target keep_checkpoints collective_timeout",
-    "once": "config output_dir resume run_name notes profile",
+    "log_every eval_every checkpoint_every effective_batch_size",
+    "record": "tracker project group tags log_model target keep_checkpoints collective_timeout "
+    "log_gradients",
+    "once": "config output_dir resume run_name notes profile profile_shapes",
     "kind": "evaluate_only",
 }
 
