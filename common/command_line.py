@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import inspect
 import os
 import re
@@ -57,7 +58,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             description=(description or "").split("\n\n")[0],
             default=groups,
             console_outputs=is_main_rank(),
-            config=(tyro.conf.OmitArgPrefixes,),
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
         )
         return config_class(**{n: v for one in vars(given).values() for n, v in vars(one).items()})
 
@@ -106,6 +107,8 @@ def grouped(config_class: type, values: Any) -> Any:
 
     hints, shared = get_type_hints(config_class), config_class.__mro__[-2].__annotations__
     groups: dict[str, list[tuple[str, Any]]] = {name: [] for name in (*GROUPS, "recipe")}
+    owners = reversed(config_class.__mro__[:-1])
+    comments = {name: told for owner in owners for name, told in comments_of(owner).items()}
     firsts, title = {first: name for name, first in GROUPS.items()}, "recipe"
     for name in (field.name for field in fields(config_class)):
         title, kind, metavar = firsts.get(name, title), hints[name], None
@@ -113,7 +116,7 @@ def grouped(config_class: type, values: Any) -> Any:
         if NoneType in get_args(kind) and isinstance(one := get_args(kind)[0], type):
             metavar = "{True,False}" if one is bool else one.__name__.upper()  # without {None}
         shown = tyro.conf.arg(
-            help=comment_of(config_class, name),
+            help=comments.get(name, ""),
             metavar=metavar,
             help_behavior_hint=lambda value: "" if value in ("None", "") else f"(default: {value})",
         )
@@ -124,16 +127,14 @@ def grouped(config_class: type, values: Any) -> Any:
     )
 
 
-def comment_of(config_class: type, name: str) -> str:
-    """Return the comment beside or above a flag's field: its help."""
-    owner = next(
-        owner for owner in config_class.__mro__ if name in vars(owner).get("__annotations__", ())
-    )
-    with contextlib.suppress(OSError):  # typed in, without a file
+@functools.cache
+def comments_of(owner: type) -> dict[str, str]:
+    """Return by flag the comment above or beside its field; none of a class without a file."""
+    source = ""
+    with contextlib.suppress(OSError):  # typed in
         source = inspect.getsource(owner)
-        if found := re.search(rf"^    (?:# (.+)\n    {name}:|{name}: .*  # (.+)$)", source, re.M):
-            return found[1] or found[2]
-    return ""
+    found = re.findall(r"^    (?:# (.+)\n    (\w+):|(\w+): .*  # (.+)$)", source, re.M)
+    return {above or name: told or beside for told, above, name, beside in found}
 
 
 def read_early() -> argparse.Namespace:
