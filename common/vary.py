@@ -10,6 +10,7 @@ command goes on where it was stopped, keeps what is finished, and adds what `--s
 import argparse
 import hashlib
 import itertools
+import math
 import os
 import re
 import shlex
@@ -40,9 +41,9 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, asked in space.items():
         if not isinstance(asked, CategoricalDistribution):
             raise UserError(f"--{name}: give choices a,b,c: a range is for python -m common.tune")
-    if given.seeds > 1 and "--seed" in shared:
+    if given.seeds > 1 and ("seed" in space or "--seed" in shared):
         raise UserError(f"leave --seed out: --seeds {given.seeds} gives 0 to {given.seeds - 1}")
-    processes = given.num_processes.split(",")
+    processes = dict.fromkeys(given.num_processes.split(","))
     if given.seeds < 1 or not all(count.isdecimal() and int(count) for count in processes):
         raise UserError("--seeds takes 1 or more, and --num-processes numbers such as 1,2")
     all_words = [given.recipe, *flags, "--num-processes", given.num_processes]
@@ -50,7 +51,12 @@ def main(words: Sequence[str] | None = None) -> None:
     default = f"runs/vary-{Path(given.recipe).stem}-{digest}"
     directory = Path(given.output_dir or default).resolve()
     choices = [[(name, one) for one in asked.choices] for name, asked in space.items()]  # type: ignore[union-attr]
-    grid = [*itertools.product(processes, *choices)]
+    grid = {
+        name_of(count if len(processes) > 1 else "", dict(chosen)): (count, dict(chosen))
+        for count, *chosen in itertools.product(processes, *choices)
+    }
+    if len(grid) < math.prod(map(len, (processes, *choices))):
+        raise UserError("two variants would have one name: give values that differ in letters")
     done: dict[str, list[str]] = {}
     with working_in(directory, "--output-dir", "the same command"):
         kept = read_json_if_there(directory / "vary.json")
@@ -58,10 +64,9 @@ def main(words: Sequence[str] | None = None) -> None:
             raise UserError(f"{directory} holds something else: name another --output-dir")
         write_json(directory / "vary.json", {"asked": all_words})
         say(f"{len(grid)} variants, {given.seeds} seeds each, in {os.path.relpath(directory)}")
-        for seed, (count, *chosen) in itertools.product(range(given.seeds), grid):
-            name = name_of(count if len(processes) > 1 else "", dict(chosen))
+        for seed, (name, (count, chosen)) in itertools.product(range(given.seeds), grid.items()):
             place = directory / (f"{name}-seed-{seed}" if seed else name)
-            variant = [*command_words(space, dict(chosen)), *shared]
+            variant = [*command_words(space, chosen), *shared]
             variant += ["--seed", str(seed)] if seed else []
             several = ["--multi_gpu", "--num_processes", count, "--main_process_port", "0"]
             options = several if count != "1" else []
@@ -87,7 +92,10 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each variant")
     parser.add_argument("--num-processes", default="1", metavar="N,M", help="of accelerate launch")
     parser.add_argument("--output-dir", metavar="DIR", help="default: runs/vary-RECIPE-…")
-    return parser.parse_known_args(words)
+    given, flags = parser.parse_known_args(words)
+    if flags and words.index(flags[0]) < words.index(given.recipe):
+        raise UserError("name the recipe before its flags, such as recipes/resnet.py")
+    return given, flags
 
 
 def name_of(count: str, chosen: dict[str, str]) -> str:

@@ -5,11 +5,11 @@ needs an account, with which it could not be tried; `--dry-run` prints what woul
 from the objects of package wandb-workspaces, and needs none.
 """
 
-import argparse
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from common.command_line import tool_parser
 from common.compare.readers import asking_wandb
 from common.console import say
 from common.errors import UserError
@@ -24,11 +24,7 @@ BARS = ("perf/samples_per_second", "memory/peak_allocated_mib")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m common.compare.view",
-        description="Build a saved view of a W&B project for the runs of these recipes.",
-        allow_abbrev=False,
-    )
+    parser = tool_parser("common.compare.view", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     parser.add_argument("--name", default="Recipes side by side", help="of the view")
     parser.add_argument("--objective", metavar="METRIC:max", help="of the runs, if not a recipe's")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from common.console import say
 from common.data.batch import Batch, Data, TensorSamples, without_waiting
@@ -167,7 +167,7 @@ def load_images(
         if source.streaming:
             _, facts, arrays = cached(source, index_images, "rows-1", ("groups",), settings)
         else:
-            _, facts, arrays = cached(source, decode_images, "images-7", names, settings)
+            _, facts, arrays = cached(source, decode_images, "images-8", names, settings)
     if {"mean", "std", "channels"} <= initial.keys():
         facts |= {name: initial[name] for name in ("mean", "std")}
         if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
@@ -319,6 +319,10 @@ def pixels_of(
 
 def image_to_pixels(image: Image.Image, size: int, channels: int) -> np.ndarray:
     """Return an image as uint8 [size, size, channels], resized and centre-cropped."""
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # as cameras turn them
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F":  # which Pillow would clip, of 0 to 1 to black
+        raise ValueError("its pixels are real numbers: write them with 8 or 16 bits")
     if image.mode.startswith("I"):  # of 16 bits, which Pillow would clip
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     image = image.convert("L" if channels == 1 else "RGB")

@@ -75,9 +75,11 @@ class ParquetRows:
 
     def table(self, block: int) -> Any:
         if (table := self.held.pop(block, None)) is None:
-            shard, place = self.groups[block, :2].tolist()
+            shard, place, *_, checksum = self.groups[block].tolist()
             columns = [*self.index.columns, self.index.label_column]
             with opened(self.index.shards[shard]) as file:
+                if place >= file.num_row_groups or group_facts(file, place)[-1] != checksum:
+                    raise ValueError("it has changed since the run began")
                 table = file.read_row_group(place, columns=columns).select(columns)
         self.held[block] = table
         return table
@@ -155,12 +157,14 @@ def footer(path: str) -> tuple[dict[str, Any], list[list[int]]]:
     from datasets import Features
 
     with opened(path) as file:
-        found = [file.metadata.row_group(place) for place in range(file.num_row_groups)]
-        rows = [
-            [g.num_rows, g.total_byte_size, zlib.crc32(str(g.to_dict()).encode())] for g in found
-        ]
-        features = dict(Features.from_arrow_schema(file.schema_arrow))
-    return features, [[place, *row] for place, row in enumerate(rows)]
+        rows = [[place, *group_facts(file, place)] for place in range(file.num_row_groups)]
+        return dict(Features.from_arrow_schema(file.schema_arrow)), rows
+
+
+def group_facts(file: Any, place: int) -> tuple[int, int, int]:
+    """Return a row group's rows, bytes and a checksum of what the footer says of it."""
+    found = file.metadata.row_group(place)
+    return found.num_rows, found.total_byte_size, zlib.crc32(str(found.to_dict()).encode())
 
 
 def labels_of(path: str, column: str, group: int | None = None) -> set[Any]:

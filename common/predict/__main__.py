@@ -7,6 +7,7 @@ paths; for texts each FILE has one a line, or two with a tab between where the m
 Prints one JSON object for each. What it computes is what the run's evaluation computes.
 """
 
+import io
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ import signal
 import sys
 import time
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,11 @@ from common.command_line import tool_parser
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.files import reading
+from common.flags import spelled
 from common.machine import device_name
 from common.predict.predictor import Predictor
 
+MOST = 2**16  # inputs of a batch
 AT_ONCE = 32  # batches that are read before the first is predicted
 WARM_UP, FEWEST, SECONDS = 3, 20, 5.0  # batches before measuring, and how long one measures
 
@@ -44,8 +47,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--benchmark", action="store_true", help="print latency and throughput")
     given = parser.parse_args(words)
     for name in ("batch_size", "top_k"):
-        if getattr(given, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} takes 1 or more")
+        if not 1 <= getattr(given, name) <= MOST:
+            raise UserError(f"{spelled(name)} takes 1 to {MOST:,}")
     if given.device is not None:
         choose_device(given.device)
     predictor = Predictor(given.run, given.batch_size, given.mixed_precision, given.recipe)
@@ -83,16 +86,14 @@ def choose_device(name: str) -> None:
 
 def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
     """Yield texts, or paths of images, without empty lines."""
-    lines: Iterable[str]
     for file in files:
-        if file == "-":
-            lines = (line.rstrip("\r\n") for line in sys.stdin)
-        elif is_text:
-            with reading(file, "pass a file of text in UTF-8, one a line"):
-                lines = Path(file).read_text(encoding="utf-8").splitlines()
-        else:
-            lines = [file]
-        yield from filter(str.strip, lines)
+        if file == "-" or is_text:
+            with reading("standard input" if file == "-" else file, "pass lines in UTF-8"):
+                whole = "" if file == "-" else Path(file).read_text(encoding="utf-8")
+                lines = sys.stdin if file == "-" else io.StringIO(whole)  # not `splitlines`
+                yield from filter(str.strip, (line.rstrip("\r\n") for line in lines))
+        elif file.strip():
+            yield file
 
 
 def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
@@ -116,4 +117,5 @@ def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     main()

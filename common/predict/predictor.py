@@ -63,8 +63,9 @@ class Predictor:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = self.accelerator.prepare_model(model.eval(), evaluation_mode=True)
         with reading(str(self.folder / FACTS)):  # what does not fit is found at once
-            tried = self(["\t" * (self.columns - 1)] if self.is_text else [Image.new("L", (1, 1))])
-            if tried.shape != (1, len(self.class_names)) or not tried.isfinite().all():
+            text = "a " * min(facts.get("max_length", 0), 4096) + "\t" * (self.columns - 1)
+            tried = self([text] if self.is_text else [Image.new("L", (1, 1))])
+            if tried.shape != (1, len({*self.class_names})):
                 raise ValueError(f"{len(self.class_names)} classes, and outputs {tried.tolist()}")
 
     def load(self, recipe: str | Path | None) -> nn.Module:
@@ -114,7 +115,9 @@ class Predictor:
                 raise UserError(f"a batch of {self.batch_size} does not fit: lower it") from None
             raise
         unsorted = torch.cat(order.micro_batches()).argsort()
-        return torch.cat(found).cpu()[unsorted]
+        if not (probabilities := torch.cat(found).cpu()[unsorted]).isfinite().all():
+            raise UserError(f"{self.folder}: outputs are not finite: pass --mixed-precision no")
+        return probabilities
 
     def images(self, inputs: Sequence[Any]) -> ImageSamples:
         facts, dtype = self.facts, compute_dtype(self.accelerator)

@@ -32,7 +32,7 @@ def parse_space(
     for given, values in grouped(words).items():
         name = given.removeprefix("--").replace("-", "_")
         if name.removeprefix("no_") in TAKEN:
-            raise UserError(f"leave {given} out: the search gives it to each trial itself")
+            raise UserError(f"leave {given} out: it is for one run alone")
         flag, found = spelled(name), None
         # In what names things, a comma or a colon means nothing here.
         if name in hints and role_of(recipe.config_class, name).searched and len(values) == 1:
@@ -67,11 +67,13 @@ def grouped(words: Sequence[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for word in words:
         flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        other = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
         if not word.startswith("--"):
             if not groups:
                 raise UserError(f"{word} belongs to no flag")
             groups[next(reversed(groups))].append(word)
-        elif flag in groups:
+        elif groups.keys() & {flag, other}:  # of which the last alone would count
             raise UserError(f"{flag} is given twice")
         else:
             groups[flag] = [value] if equals else []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
+from common.data.images import image_to_pixels
 from tests.local_data import (
     grey_images,
     sentences,
@@ -40,6 +43,19 @@ def test_folder_of_images(tmp_path: Path) -> None:
     assert np.bincount(data.splits["train"].labels).tolist() == [27, 27]
     resized = images(folder, image_size=9)
     assert resized.splits["train"].images.shape == (54, 9, 9, 3)
+
+
+@pytest.mark.parametrize("turn", range(9))
+def test_photograph_is_turned_as_its_camera_says(turn: int) -> None:
+    """As `datasets` decodes it."""
+    pixels, file = np.arange(72, dtype=np.uint8).reshape(9, 8), io.BytesIO()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    expected = datasets.Image().decode_example({"bytes": file.getvalue(), "path": None})
+    found = image_to_pixels(Image.open(file), 8, 1)
+    assert np.array_equal(found, image_to_pixels(expected, 8, 1))
+    assert turn < 2 or not np.array_equal(found, image_to_pixels(Image.fromarray(pixels), 8, 1))
 
 
 def test_held_out_rows_are_the_same_each_time(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.sources import DataSource, find_named
 from common.data.text import load_text
+from common.errors import UserError
 from tests.local_data import grey_images, sentences, write_csv
 from tests.unit.data.loading import refusal
 
@@ -100,6 +102,14 @@ def test_text_is_that_of_a_prepared_copy(tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert streamed.splits["train"].count(rows) == prepared.splits["train"].count(rows)
+
+
+def test_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    """Its rows would be others than those that the order is of."""
+    samples = images(source_of(images_folder(tmp_path / "data"))).splits["test"]
+    shutil.copy(tmp_path / "data" / "train-0.parquet", tmp_path / "data" / "test-0.parquet")
+    with pytest.raises(UserError, match=r"test-0\.parquet can't be read \(.*it has changed"):
+        samples.read(torch.arange(4), 0)
 
 
 def test_few_row_groups_are_held_and_none_is_read_twice(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from common.checkpoints.export import save_model
 from common.errors import UserError
-from common.predict.__main__ import main
+from common.predict.__main__ import main, read_inputs
 from common.predict.predictor import Predictor
 from common.recipe import load_recipe
 from tests.unit.damage import wrong
@@ -130,6 +130,23 @@ def test_reads_paths_of_standard_input(
     assert rows == [{**rows[0], "top": {rows[0]["label"]: rows[0]["probability"]}}] * 2
 
 
+def test_a_line_is_what_a_newline_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file as of standard input: also with characters that `splitlines` knows."""
+    texts = [f"a{chr(number)}b" for number in (9, 11, 12, 28, 29, 30, 133, 8232, 8233)]
+    (tmp_path / "lines.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\r\n".join(texts)))
+    assert [*read_inputs([str(tmp_path / "lines.txt")], True)] == texts
+    assert [*read_inputs(["-"], True)] == texts
+
+
+def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> None:
+    """They would be no JSON, and their order no answer."""
+    predictor = Predictor(run, recipe=recipe)
+    torch.nn.init.constant_(predictor.model.head.weight, 3e38)
+    with pytest.raises(UserError, match=r"model: outputs are not finite: pass"):
+        predictor([Image.new("RGB", (2, 2), "white")])
+
+
 def test_benchmark_measures(
     run: Path,
     recipe: Path,
@@ -171,8 +188,9 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
         (("empty", "x.png"), "empty holds no finished model"),
         (("run", "missing.png"), r"image missing\.png can't be read"),
         (("run", "train.py"), r"image train\.py can't be read"),
-        (("run", "train.py", "--batch-size", "0"), "--batch-size takes 1 or more"),
-        (("run", "train.py", "--top-k", "0"), "--top-k takes 1 or more"),
+        (("run", "train.py", "--batch-size", "0"), "--batch-size takes 1 to 65,536"),
+        (("run", "train.py", "--batch-size", "9" * 30), "--batch-size takes 1 to 65,536"),
+        (("run", "train.py", "--top-k", "0"), "--top-k takes 1 to 65,536"),
         (("run", "train.py", "--device", "abacus"), "--device abacus is not here: pass cpu"),
         (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not here"),
         (("run", ""), "nothing to predict"),

@@ -70,6 +70,10 @@ def test_failed_variant_is_told_of(
         (["--num-processes", "1,x"], "numbers such as 1,2"),
         (["--num-processes", "0,1"], "numbers such as 1,2"),
         (["--seed", "3", "--seeds", "2"], "leave --seed out"),
+        (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
+        (["--compile", "false,true", "--no-compile"], "--no-compile is given twice"),
+        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is given twice"),
+        (["--hidden-sizes", "8 16,8  16"], "two variants would have the one name"),
         (["--resume", "auto"], "leave --resume out"),
     ],
 )
@@ -81,6 +85,23 @@ def test_mistakes_are_found_before_any_run(
     with pytest.raises(UserError, match=said):
         main([str(STUB), *words])
     assert [*tmp_path.iterdir()] == []
+
+
+def test_recipe_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The value of a flag before it would be taken for it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="name the recipe before its flags"):
+        main(["--learning-rate", "0.1,1", str(STUB)])
+
+
+def test_a_number_of_processes_is_one_variant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Given twice, it is no second seed."""
+    monkeypatch.chdir(tmp_path)
+    main([str(STUB), "--num-processes", "1,1", "--epochs", "1", "--output-dir", "v"])
+    assert begun(tmp_path / "v") == ["alone"]
+    assert "±" not in (tmp_path / "v" / "table.md").read_text()
 
 
 def test_each_choice_is_one_that_the_recipe_takes(
