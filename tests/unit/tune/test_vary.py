@@ -73,7 +73,7 @@ def test_failed_variant_is_told_of(
         (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
         (["--compile", "false,true", "--no-compile"], "--no-compile is given twice"),
         (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is given twice"),
-        (["--hidden-sizes", "8 16,8  16"], "two variants would have the one name"),
+        (["--hidden-sizes", "8 16,8  16"], "two variants would have one name"),
         (["--resume", "auto"], "leave --resume out"),
     ],
 )
