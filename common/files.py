@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -85,6 +85,11 @@ def plain(path: Path) -> Path:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("it is no file but a pipe or a device")
     return path
+
+
+def open_to_append(path: Path) -> TextIO:
+    with writing(str(path)):
+        return plain(path).open("a", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.console import DISPLAY, TOLD, say, warn
 from common.errors import TrainingError, UserError
-from common.files import json_safe, read_lines, write_text, writing
+from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import of_all_ranks
 from common.objective import PREFIXES, Best, Objective
 from common.track import report
@@ -46,9 +46,8 @@ class Log:
             path = self.directory / "metrics.jsonl"
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-            with writing(str(path)):
-                self.file = path.open("a", encoding="utf-8")
-                self.output = path.with_name("output.log").open("a", encoding="utf-8")
+            self.file = open_to_append(path)
+            self.output = open_to_append(path.with_name("output.log"))
             TOLD.append(self.keep_line)
             with self.tracking():
                 if config.tracker == "wandb":

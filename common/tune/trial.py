@@ -17,7 +17,7 @@ from common.compare.readers import RunRecord, read_directory
 from common.console import say
 from common.directory import read_status
 from common.errors import UserError
-from common.files import writing
+from common.files import open_to_append, writing
 from common.machine import signal_when_parent_ends
 
 POLL_SECONDS = 0.2
@@ -62,7 +62,7 @@ class TrialRun:
         self.process: psutil.Popen | None = None
         if read_status(directory).get("status") == "finished":
             return
-        with writing(str(self.log)), self.log.open("ab") as log:
+        with open_to_append(self.log) as log:
             self.process = psutil.Popen(
                 command,
                 env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def prepared() -> Iterator[None]:
         patch.setattr("common.checkpoints.store.threading.Thread", Inline)
         patch.setattr(Meters, "find_flops", lambda *_: None)
         patch.setattr(facts, "git_commit", lambda: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(facts.metadata, "version", lambda name: versions)
         patch.setattr("common.errors.time.sleep", lambda seconds: None)
         yield
