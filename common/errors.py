@@ -10,8 +10,12 @@ from common.machine import is_main_rank
 
 # Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
 LETTING_GO = 0.2
-# What says that a rank or a worker of a loader is gone, and that memory is.
-LOST = ("gloo", "NCCL", "peer", "Timed out", "timed out", "killed by signal", "exited unexpectedly")
+# What says that a rank or a worker of a loader is gone or out of reach, and that memory is.
+LOST = (
+    *("gloo", "nccl", "peer", "timed out", "timeout", "not connected"),
+    *("killed by signal", "exited unexpectedly"),
+    *map(os.strerror, (errno.EPIPE, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)),
+)
 NO_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
     "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
@@ -90,7 +94,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def says(error: BaseException, words: tuple[str, ...]) -> bool:
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word.lower() in said for word in words)
 
 
 def let_main_rank_exit_first() -> None:

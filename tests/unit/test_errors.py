@@ -22,7 +22,16 @@ OF_OTHERS = [
     LostProcessError("rank 1 timed out"),
     RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"),
     RuntimeError("NCCL communicator was aborted on rank 1"),
-    RuntimeError("Timed out waiting 5000ms for recv operation to complete"),
+    *map(
+        RuntimeError,
+        (
+            *("Timed out waiting 5000ms for recv operation to complete", "Wait timeout"),
+            *("Application timeout caused pair closure", "Read timeout [127.0.0.1]:9"),
+            *("Pair is not connected (", "Connect timeout [10.0.0.2]:9", "Socket Timeout"),
+            *("writev [10.0.0.2]:9: Broken pipe", "connect: No route to host"),
+            *("connect [10.0.0.2]:9: Connection refused", "sendmsg: Network is unreachable"),
+        ),
+    ),
     RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
     RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
     torch.distributed.DistBackendError("what a backend says"),
