@@ -17,8 +17,6 @@ count = partial(flag, least=1, most=10**9)  # more is a slip of the hand
 
 @dataclass(kw_only=True)
 class TrainingConfig:
-    """The flags that every recipe has, with the same meaning in each."""
-
     dataset: str = data("auto")  # Name, Hub id or folder; auto: public if at hand, else built in.
     dataset_config: str | None = data(None)  # Configuration of a Hub data set, as sst2 of glue.
     label_column: str | None = data(None)  # Column of the labels, if its type does not tell.

@@ -108,13 +108,8 @@ class Display:
             self.bar.update(self.bar.task_ids[0], total=total_steps, completed=position()[0])
 
     def interval(self, text: str) -> None:
-        """Show the figures of an interval that is over."""
         self.text = text
-        line = f"{self.place()}  {text}"
-        if self.live is None:
-            say(line)
-        else:
-            tell(line)
+        (say if self.live is None else tell)(f"{self.place()}  {text}")
 
     def place(self) -> str:
         if self.position is None:

@@ -40,7 +40,6 @@ class UserError(SystemExit):
         self.message, self.resumable = message, resumable
 
     def speak(self) -> None:
-        """Have this rank print the sentence."""
         self.code = f"error: {self.message}"
 
 

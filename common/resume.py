@@ -16,8 +16,6 @@ from common.machine import world_size
 
 
 class SavedRun(NamedTuple):
-    """What a run's directory says of the run."""
-
     resolved: dict[str, Any]  # its flags, as they turned out
     given: dict[str, Any]  # and as the command line had them
     effective_batch_size: int

@@ -1,10 +1,9 @@
 """One training run: wires its parts, and does what happens around the recipe's loop."""
 
-import contextlib
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ from torch import nn
 from common.checkpoints import export
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts, restore_newest
-from common.checkpoints.store import Checkpoints, step_folders
+from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.console import DISPLAY, OF_THE_LAUNCHER, say, tell
 from common.data.batch import Data, refuse_unread
@@ -32,26 +31,22 @@ from common.errors import (
 )
 from common.files import read_json
 from common.measure.flops import ComputeLoss
-from common.measure.memory import MEBIBYTE, lift_limit, memory_used
+from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan
 from common.measure.meters import Meters
-from common.models.compile import as_written, compile_seconds
-from common.objective import PREFIXES, Best, Objective
+from common.models.compile import compile_seconds
+from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
 from common.track import facts, media, report
-from common.track.card import flags_given, model_card
+from common.track.card import model_card
 from common.track.log import Log
-from common.training.accelerator import (
-    average_buffers,
-    build_accelerator,
-    compute_dtype,
-    running_precision,
-)
-from common.training.batch_size import fit_batch_size, out_of_memory_advice
+from common.training.accelerator import build_accelerator, compute_dtype, left_out
+from common.training.batch_size import attempt, fit_batch_size, out_of_memory_advice
+from common.training.evaluation import Best, evaluation_mode
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
 from common.training.plan import Plan, Progress
-from common.training.stop import Agreement, end_collectives
+from common.training.stop import Agreement, StopRequest, end_collectives
 
 
 class Run:
@@ -80,16 +75,14 @@ class Run:
             refuse_to_resume(config.output_dir, outcome_of(error), config.resume is not None)
             raise
         self.device, self.compute_dtype = accelerator.device, compute_dtype(accelerator)
-        self.precision = running_precision(accelerator)
         path, rank = self.directory.path, accelerator.process_index
         folder, ranks = path / "checkpoints", accelerator.num_processes
         self.checkpoints = Checkpoints(
             *(folder, rank, ranks, config.keep_checkpoints, config.collective_timeout),
             device=self.device,
         )
-        self.agreement = Agreement(
-            accelerator, path, lambda: self.checkpoints.failure, not config.evaluate_only
-        )
+        request = StopRequest(heeded=not config.evaluate_only)
+        self.agreement = Agreement(accelerator, path, lambda: self.checkpoints.failure, request)
         self.parts = Parts(rank, accelerator.mesh)
         self.random = RandomState(self.device)
         self.guard = GradientGuard(accelerator, config.max_grad_norm, config.log_gradients)
@@ -97,10 +90,9 @@ class Run:
         self.logs = Log(accelerator, path, self.objective)
         self.all_loaders: dict[str, Loader] = {}  # by split
         self.facts: dict[str, Any] = {}  # what `config.json` holds
-        self.evaluated: nn.Module | None = None  # the model of the last evaluation
-        self.evaluated_step = -1
+        self.evaluated_step = -1  # of the last evaluation, of `self.evaluated`
         self.kept_step: int | None = None  # of the model that is kept, once that is settled
-        self.best = Best(self.objective)
+        self.best = Best(self.objective, config.keep == "best")
         DISPLAY.doing = "reading the data"
 
     # Before the loop
@@ -119,9 +111,8 @@ class Run:
             advice = "hold some out, as with --validation-share 0.1"
             raise UserError(f"--early-stopping would choose by test data, the only ones: {advice}")
         self.all_loaders = loaders = make_loaders(self.config, self.accelerator, data.splits)
-        if not self.config.evaluate_only:
-            for loader in loaders.values():
-                loader.is_cut_short = self.agreement.is_announced
+        for loader in loaders.values():
+            loader.is_cut_short = self.agreement.is_announced
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
@@ -138,21 +129,15 @@ class Run:
         Raises:
             UserError: when what the Accelerator has prepared is left out, and would begin anew.
         """
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.unwrapped = self.accelerator.unwrap_model(model)
+        self.model, self.optimizer = model, optimizer
+        self.unwrapped = self.evaluated = self.accelerator.unwrap_model(model)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
         for name, part in named.items():
             start_momentum(getattr(part, "optimizer", part))
             self.parts.add(name, part)
-        bare = {id(getattr(part, "module", part)) for part in named.values()}
-        prepared: Any = self.accelerator
-        for part in (*prepared._models, *prepared._optimizers, *prepared._schedulers):
-            if id(getattr(part, "module", part)) not in bare:
-                kind = type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
-                raise UserError(
-                    f"{self.recipe} prepares another {kind} than run.keep(...) names: name it "
-                    "there, or a run that is resumed begins it anew"
-                )
+        if kind := left_out(self.accelerator, named.values()):
+            what = f"{self.recipe} prepares another {kind} than run.keep(...) names"
+            raise UserError(f"{what}: name it there, or a run that is resumed begins it anew")
 
     def start(
         self, description: Mapping[str, Any], compute_loss: ComputeLoss | None = None
@@ -164,50 +149,46 @@ class Run:
         """
         config, accelerator, self.description = self.config, self.accelerator, description
         self.agreement.request.obey_at_once(False)
-        model = self.unwrapped
+        model, train_loader = self.unwrapped, self.all_loaders["train"]
+        samples: Any = train_loader.samples
         if compute_loss is not None and not config.evaluate_only:
             if config.auto_batch_size:
-                self.fit_batch_size(compute_loss)
-            samples = self.data.splits["train"]
+                try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
+                fit_batch_size(try_size, self.all_loaders, config, accelerator)
+                self.meters.accumulate(config.gradient_accumulation_steps)
             bare = accelerator.bare(model)
             self.meters.find_flops(bare, compute_loss, samples, self.compute_dtype)
         if config.init_from is not None:
             export.load_initial(model, config, self.directory.path, self.data.class_names)
-        train_loader = self.all_loaders["train"]
         self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer, train_loader)
         folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
         self.profiler = Profiler(
             config, folder, accelerator, stopwatch, self.plan, self.logs.attach
         )
-        parameters = sum(p.numel() for p in model.parameters())
         scaler = {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
-        named = {"progress": self.progress, "log": self.logs, "best": self.best, **scaler}
-        for name, part in named.items():
+        shared = {"progress": self.progress, "log": self.logs, "best": self.best, **scaler}
+        for name, part in shared.items():
             self.parts.add(name, part)
-        if isinstance(samples := self.data.splits["train"], IterableSamples):
-            self.parts.add("samples", samples, shared=False)
-        for name in ("meters", "guard", "random"):
-            self.parts.add(name, getattr(self, name), shared=False)
-        self.facts = {
-            "recipe": self.recipe,
-            "objective": str(self.objective),
-            "config": facts.resolved(config, self.data),
-            "given": self.given,
-            # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
-            "wandb_run_id": secrets.token_hex(4),
-            "environment": facts.environment(
-                accelerator, config, self.precision, train_loader.placement
-            ),
-            "data": self.data.facts(),
-            "architecture": {"name": description["name"], "parameters": parameters},
-            "plan": self.plan.facts(),
-            "memory_plan": self.memory_plan.facts(),
+        own: dict[str, Any] = {"samples": samples} if isinstance(samples, IterableSamples) else {}
+        own |= {"meters": self.meters, "guard": self.guard, "random": self.random}
+        for name, part in own.items():
+            self.parts.add(name, part, shared=False)
+        facts.resolve(config, self.data)
+        saved = {} if config.resume is None else read_json(self.directory.path / "config.json")
+        self.facts = facts.collect(
+            *(self.recipe, config, self.given, saved, accelerator, train_loader.placement),
+            objective=str(self.objective),
+            data=self.data.facts(),
+            architecture={
+                "name": description["name"],
+                "parameters": sum(p.numel() for p in model.parameters()),
+            },
+            plan=self.plan.facts(),
+            memory_plan=self.memory_plan.facts(),
             # What `perf/mfu` is a share of, for each device.
-            "peak": {"tflops": self.meters.peak, "source": self.meters.peak_source},
-        }
-        random = self.restore(Path(config.resume)) if config.resume is not None else None
-        flags = flags_given(config, self.facts["given"], all_of_them=True)
-        self.facts["command"] = f"{self.recipe}.py {flags}"
+            peak={"tflops": self.meters.peak, "source": self.meters.peak_source},
+        )
+        random = None if config.resume is None else self.restore(Path(config.resume))
         step = self.progress.global_step
         if read_status(self.directory.path).get("status") == "running":  # on the other ranks too
             self.directory.write_status("running", step)
@@ -217,21 +198,6 @@ class Run:
         set_seed((config.seed + step + accelerator.process_index) % 2**32)
         if random is not None:
             self.random.load_state_dict(random)
-
-    def fit_batch_size(self, compute_loss: ComputeLoss) -> None:
-        config, loader = self.config, self.all_loaders["train"]
-        size = fit_batch_size(
-            self.unwrapped, self.optimizer, loader, compute_loss, config, self.accelerator.gather
-        )
-        if size != config.batch_size:
-            accumulation = config.batch_size * config.gradient_accumulation_steps // size
-            why = "does not fit" if size < config.batch_size else "is slower"
-            say(f"batch {config.batch_size} {why}: {size} × {accumulation} accumulated")
-            config.batch_size, config.gradient_accumulation_steps = size, accumulation
-            self.accelerator.gradient_accumulation_steps = accumulation
-            for loader in self.all_loaders.values():
-                loader.cut_into(size, accumulation)
-            self.meters = Meters(self.accelerator, accumulation)
 
     # In the loop
 
@@ -299,12 +265,11 @@ class Run:
         The last model is evaluated, too, if it may not be the best. Otherwise the final evaluation
         stands for it, if it reads the same split.
         """
-        step = self.progress.global_step
-        is_due = self.plan.evaluates(step)
+        step, is_due = self.progress.global_step, self.plan.evaluates(self.progress.global_step)
         if self.plan.ends(step):
-            is_compared = self.config.keep == "best" and self.best.value is not None
+            is_compared = self.best.is_kept and self.best.value is not None
             is_due = is_compared or (is_due and self.validation_split != self.test_split)
-        return is_due and self.evaluated_step != step and not self.config.evaluate_only
+        return is_due and self.evaluated_step != step
 
     @property
     def should_stop(self) -> bool:
@@ -331,17 +296,15 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint and the run that goes on from it must share, and are told by."""
-        step = self.progress.global_step
+        step, plan, told = self.progress.global_step, self.plan, self.facts["environment"]
+        named = ("effective_batch_size", "world_size", "mixed_precision", "versions")
         return {
             "recipe": self.recipe,
             "model": self.description["name"],
             "global_step": step,
-            "global_sample_index": self.plan.sample_in_epoch(step),
-            "effective_batch_size": self.plan.samples_per_update,
-            "world_size": self.accelerator.num_processes,
-            "mixed_precision": self.precision,
+            "global_sample_index": step % plan.updates_per_epoch * plan.samples_per_update,
             "data": self.facts["data"] | {"class_names": self.data.class_names},
-            "versions": self.facts["environment"]["versions"],
+            **{name: told[name] for name in named},
         }
 
     def restore(self, asked: Path) -> dict[str, Any] | None:
@@ -349,17 +312,11 @@ class Run:
 
         What is returned is the state of the random generators, to be put back last.
         """
-        saved = read_json(self.directory.path / "config.json")
-        self.facts["given"] = {n: v for n, v in saved["given"].items() if n in self.given}
-        self.facts["wandb_run_id"] = saved.get("wandb_run_id", self.facts["wandb_run_id"])
         named = asked.name if asked.name.startswith("step-") else None
         manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
             return None
-        best = f"best-{self.best.step:08d}"
-        is_held = any(name.startswith(best) for name in self.checkpoints.once)
-        if self.config.keep == "best" and self.best.step != -1 and not is_held:
-            raise UserError(f"{self.directory.path} is damaged: its checkpoint names no {best}")
+        self.best.insist_on(self.checkpoints.once, self.directory.path)
         before, now = len(manifest["ranks"]), self.accelerator.num_processes
         if not (same := before == now):
             kept = f"{self.config.gradient_accumulation_steps} batches accumulated"
@@ -377,17 +334,9 @@ class Run:
         step, bare_model = self.progress.global_step, self.accelerator.unwrap_model(model)
         DISPLAY.doing = "evaluating"
         with self.meters.stopwatch.stopped():
-            random, training = self.random.state_dict(), bare_model.training
-            undo = average_buffers(self.accelerator, bare_model)
-            bare_model.eval()
-            # What FSDP2 keeps of a forward pass, the next one must be able to train with.
-            sharded = self.accelerator.mesh is not None
-            with torch.no_grad() if sharded else torch.inference_mode(), as_written(bare_model):
+            with evaluation_mode(self.accelerator, bare_model, self.random) as undo:
                 yield bare_model
-            bare_model.train(training)
-            self.random.load_state_dict(random)
-            if not self.config.evaluate_only:
-                self.agreement.check(step)
+            self.agreement.check(step)
             if self.agreement.stopping:
                 undo()
                 self.save()
@@ -400,16 +349,15 @@ class Run:
         It is written at once, in the background, for the checkpoints from now on to name.
         """
         self.logs.evaluation(evaluation, self.validation_split, self.best)
-        if self.best.step == self.progress.global_step and self.config.keep == "best":
+        if self.best.step == self.progress.global_step and self.best.is_kept:
             with self.meters.stopwatch.stopped():
-                weights = export.weights_of(self.evaluated or self.unwrapped)
-                self.checkpoints.save_best(self.best.step, weights)
+                self.checkpoints.save_best(self.best.step, export.weights_of(self.evaluated))
         if self.should_stop:
             none = f"no better {self.objective.metric} in {self.best.later} evaluations"
             say(f"stopped early, after update {self.progress.global_step}: {none}")
 
     def position(self) -> dict[str, float]:
-        seconds = self.meters.stopwatch.train_seconds
+        seconds = self.meters.stopwatch.total.seconds
         return self.plan.position(self.progress.global_step) | {"time/train_seconds": seconds}
 
     # After the loop
@@ -420,7 +368,7 @@ class Run:
         They are the last where there was no evaluation on validation data, or `--keep last`.
         """
         self.kept_step = step = self.progress.global_step
-        if self.config.keep == "last" or self.best.step in (-1, step):
+        if not self.best.is_kept or self.best.step in (-1, step):
             return
         self.save()  # what a resume goes on with, where the run was left before its plan's end
         self.checkpoints.wait()
@@ -435,8 +383,9 @@ class Run:
         Raises:
             TrainingError: when the objective's value is worse than `--target`.
         """
-        config, directory, stopwatch = self.config, self.directory, self.meters.stopwatch
-        step, trained = self.progress.global_step, not config.evaluate_only
+        config, directory, step = self.config, self.directory, self.progress.global_step
+        trained, sharded = not config.evaluate_only, self.accelerator.mesh is not None
+        stopwatch = self.meters.stopwatch
         stopwatch.stop()
         self.checkpoints.wait()
         self.agreement.check(step)
@@ -448,16 +397,22 @@ class Run:
         DISPLAY.doing = "finishing"
         self.logs.flush()
         memory = self.memory_plan.finish() if trained else []
-        summary = self.summarize(final) | {"progress/kept_step": kept}
-        model, sharded = self.evaluated or self.unwrapped, self.accelerator.mesh is not None
+        summary = {**self.logs.latest, **final, **(self.meters.whole_run() if trained else {})}
+        summary |= {"perf/goodput": self.meters.goodput(), "progress/kept_step": kept}
+        if self.best.value is not None:
+            summary[self.objective.best_key] = self.best.value
+        if config.compile:
+            summary["time/compile_seconds"] = compile_seconds()
+        summary["time/train_seconds"] = stopwatch.total.seconds
+        summary["time/total_seconds"] = self.progress.seconds
 
         def save_model() -> None:
+            model, folder = self.evaluated, directory.path / "model"
             bare = self.accelerator.bare(model)
             described = {"recipe": self.recipe, "class": type(bare).__name__, "update": kept}
             described |= self.description
             card = model_card(config, self.facts, described, self.data, self.test_split, summary)
-            written = directory.path / "model", model, described, card
-            export.save_model(*written, bare if sharded else None)
+            export.save_model(folder, model, described, card, bare if sharded else None)
 
         if trained and sharded:
             save_model()
@@ -476,25 +431,8 @@ class Run:
         report.show_summary(self.facts, summary, self.test_split, directory.path, commands, memory)
         if sentence := self.meters.idle_sentence():
             say(sentence)
-        metric, target = self.objective.metric, config.target
-        value = final[f"{prefix}/{metric}"]
-        if target is not None and not self.objective.reaches(value, target):
-            raise TrainingError(f"the final {metric} {value:.4f} is worse than --target {target}")
+        self.objective.require(final[f"{prefix}/{self.objective.metric}"], config.target)
         directory.write_status("finished", step)
-
-    def summarize(self, final: Mapping[str, float]) -> dict[str, Any]:
-        summary = {**self.logs.latest, **final}
-        if not self.config.evaluate_only:
-            summary |= self.meters.whole_run()
-        if self.best.value is not None:
-            summary[self.objective.best_key] = self.best.value
-        if self.config.compile:
-            summary["time/compile_seconds"] = compile_seconds()
-        return summary | {
-            "perf/goodput": self.meters.goodput(),
-            "time/train_seconds": self.meters.stopwatch.train_seconds,
-            "time/total_seconds": self.progress.seconds,
-        }
 
     def __enter__(self) -> Self:
         try:
@@ -536,27 +474,18 @@ class Run:
             say(error.message)
             if "SIGINT" in error.message:
                 say(OF_THE_LAUNCHER)
-            self.logs.flush()
-            self.logs.finish(self.logs.latest)
+            self.logs.finish()
             self.directory.write_status(outcome.status, step, outcome.reason)
             return
         if not isinstance(error, UserError):
             self.checkpoints.hurry()
         first = self.directory.write_failure(outcome, step)
         tell(f"{outcome.status}: {outcome.reason}")
-        with contextlib.suppress(TrainingError):  # the disk may be full
-            self.logs.flush()
-        self.logs.finish(self.logs.latest, exit_code=1)
+        self.logs.finish(exit_code=1)
         self.directory.remove_if_unused()
         if outcome.resumable and not first and not isinstance(error, UserError):
             raise SystemExit(1) from None  # another rank was lost, and says why
         if is_out_of_memory(error) and first:
-            resume = (
-                str(self.directory.path) if any(step_folders(self.checkpoints.folder)) else None
-            )
-            peak = report.peak_memory(memory_used(self.device))
-            # On a CPU they are mapped from a file, or in its memory anyway.
-            on_gpu = self.all_loaders.values() if self.device.type == "cuda" else ()
-            data = sum(loader.placed_bytes for loader in on_gpu) / MEBIBYTE
-            advice = out_of_memory_advice(self.config, resume, peak, data)
+            loaders = self.all_loaders.values()
+            advice = out_of_memory_advice(self.config, self.directory.path, self.device, loaders)
             raise TrainingError(advice, every_rank=True) from None

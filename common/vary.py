@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -70,12 +71,10 @@ def main(words: Sequence[str] | None = None) -> None:
             variant += ["--seed", str(seed)] if seed else []
             several = ["--multi_gpu", "--num_processes", count, "--main_process_port", "0"]
             options = several if count != "1" else []
-            run = TrialRun(launched(options, given.recipe, variant, place), place)
-            try:
+            command = launched(options, given.recipe, variant, place)
+            with closing(TrialRun(command, place)) as run:
                 for _ in run.follow():
                     pass
-            finally:
-                run.stop()
             is_finished = read_status(place).get("status") == "finished"
             say(f"{place.name}  {'finished' if is_finished else f'failed: {run.reason()}'}")
             if is_finished:

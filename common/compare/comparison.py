@@ -1,8 +1,9 @@
 """Set runs side by side: their figures, how they stand to the first one's, and what differs."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -44,8 +45,6 @@ MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side, the baseline first."""
-
     runs: list[RunRecord]
     figures: list[dict[str, Any]]  # of each run; see `figures_of`
     differences: dict[str, list[Any]]  # what is not the same everywhere, and each run's value
@@ -77,7 +76,7 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
         is_known = ratio is not None and more and base and more != base
         own[EFFICIENCY] = ratio * base / more if is_known else None
     facts = [facts_of(run) for run in runs]
-    columns = {name: [own.get(name) for own in facts] for name in union(facts)}
+    columns = {name: [own.get(name) for own in facts] for name in dict.fromkeys(chain(*facts))}
     differences = {name: c for name, c in columns.items() if any(v != c[0] for v in c)}
     unfair = [
         {"run": run.name, "what": what, "baseline_value": values[0], "value": value}
@@ -86,10 +85,6 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
         if value != values[0] and what.startswith(tuple(FAIR))
     ]
     return Comparison(list(runs), figures, differences, unfair, target, given)
-
-
-def union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
 def facts_of(run: RunRecord) -> dict[str, Any]:

@@ -64,7 +64,6 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
 def draw_curves(
     axes: Axes, runs: list[RunRecord], styles: list[dict[str, Any]], metric: str, axis: str
 ) -> None:
-    """Draw the training and the evaluation curve of each run against one axis."""
     drawn = 0
     for run, style in zip(runs, styles, strict=True):
         for split, kind in (("train", TRAINING), (PREFIXES[run.splits[0]], EVALUATION)):

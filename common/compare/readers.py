@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ class RunRecord:
     summary: Mapping[str, float]  # as in `summary.json`; empty where the run did not get that far
     status: str  # running, finished, preempted or failed
     reason: str | None = None  # why it was preempted or failed
+    objective: Objective = field(init=False)
 
     def __post_init__(self) -> None:
         try:
-            Objective.parse(str(self.fact("objective")))
+            objective = Objective.parse(str(self.fact("objective")))
+            object.__setattr__(self, "objective", objective)
         except UserError as problem:
             what = f"{self.source}/config.json is not what a recipe wrote"
             raise UserError(f"{what}: {problem.message}") from None
@@ -55,10 +57,6 @@ class RunRecord:
     def flags(self) -> Mapping[str, Any]:
         flags = self.fact("config")
         return flags if isinstance(flags, Mapping) else {}
-
-    @property
-    def objective(self) -> Objective:
-        return Objective.parse(self.facts["objective"])
 
     @property
     def splits(self) -> tuple[str, str]:
@@ -136,15 +134,9 @@ def read_directory(path: Path) -> RunRecord:
         raise UserError(f"{path} is no run: it has no config.json{hint}")
     # A run that goes on again may still have the summary of its first end, a missed target.
     ended = status in ("finished", "failed")
-    run = RunRecord(
-        name=path.resolve().name,
-        source=str(path),
-        facts=facts,
-        rows=merge_rows(read_lines(path / "metrics.jsonl", STEP)),
-        summary=numbers(read_json_if_there(path / "summary.json") or {}) if ended else {},
-        status=status,
-        reason=reason,
-    )
+    summary = numbers(read_json_if_there(path / "summary.json") or {}) if ended else {}
+    rows = merge_rows(read_lines(path / "metrics.jsonl", STEP))
+    run = RunRecord(path.resolve().name, str(path), facts, rows, summary, status, reason)
     return replace(run, name=str(run.flags.get("run_name") or run.name))
 
 
@@ -188,16 +180,13 @@ def read_project(address: str) -> list[RunRecord]:
     advice = "W&B's projects need an account; their wandb/offline-run-* folders need none"
     with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
         api, alone = wandb.Api(timeout=20), address.count("/") == 2
+        runs = [api.run(address)] if alone else api.runs(address, order="+created_at")
         records = [
             record_of(
-                run.name or run.id,
-                "/".join(run.path),
-                run.config,
-                run.scan_history(),
-                run.summary_metrics,
-                run.state.lower(),
+                *(run.name or run.id, "/".join(run.path), run.config, run.scan_history()),
+                *(run.summary_metrics, run.state.lower()),
             )
-            for run in ([api.run(address)] if alone else api.runs(address, order="+created_at"))
+            for run in runs
             if "objective" in run.config  # a project may hold others
         ]
     if not records:

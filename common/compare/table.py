@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from common.compare.comparison import FIGURES, RATIOS, Comparison, union
+from common.compare.comparison import FIGURES, RATIOS, Comparison
 from common.console import CONSOLE
 from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
 
@@ -91,7 +92,7 @@ def shown(comparison: Comparison) -> Iterator[tuple[Metric, list[float | None], 
     yield replace(goal, label=f"final {called}"), ends, "final_split", ""
     best = [own["best"] for own in figures]
     yield replace(goal, label=f"best {called}"), best, "best_split", ""
-    for name in union(own["final"] for own in figures):
+    for name in dict.fromkeys(chain(*(own["final"] for own in figures))):
         if name not in goals and (metric := describe(name)).panel:
             values = [own["final"].get(name) for own in figures]
             yield replace(metric, label=f"final {metric.label}"), values, "final_split", ""

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,11 @@ def memory_used(device: torch.device) -> dict[str, float]:
     found = dict(zip(names, peaks(device), strict=True)) if device.type == "cuda" else {}
     found["memory/host_rss_mib"] = resident_bytes()
     return {name: size / MEBIBYTE for name, size in found.items()}
+
+
+def peak_memory(figures: Mapping[str, float]) -> float:
+    """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
+    return figures.get("memory/peak_allocated_mib") or figures["memory/host_rss_mib"]
 
 
 def device_memory(device: torch.device) -> int:

@@ -80,7 +80,6 @@ class MemoryPlan:
         return sum(self.planned.values())
 
     def facts(self) -> dict[str, float]:
-        """Return what is planned before the first update, for `config.json`."""
         rows = self.planned | {"total": self.total, "device": self.device_mib}
         return {f"{name}_mib": size for name, size in rows.items()}
 
@@ -107,7 +106,6 @@ class MemoryPlan:
         self.measured["gradients"] = mebibytes(gradients)
 
     def complete(self) -> None:
-        """Plan what the first updates have shown, and say the whole."""
         if self.tracker is None or "workspace" in self.planned:
             return
         self.first_updates.close()
@@ -121,7 +119,6 @@ class MemoryPlan:
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
 
     def finish(self) -> MemoryRows:
-        """Return what was planned and what was measured."""
         self.complete()
         planned = self.planned | {"total": self.total}
         measured = self.measured | self.lasting()
@@ -131,7 +128,6 @@ class MemoryPlan:
 
 
 def plan_text(facts: Mapping[str, float]) -> str:
-    """Return a line of what `MemoryPlan.facts` says before training."""
     sizes = [(name.replace("_", " "), facts.get(f"{name}_mib")) for name in KNOWN]
     parts = [f"{name} {'unknown' if size is None else f'{size:,.1f}'}" for name, size in sizes]
     return (

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import torch
@@ -56,6 +57,9 @@ class Meters:
             reason = str(problem).partition("\n")[0]
             warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
+    def accumulate(self, accumulation: int) -> None:
+        self.sums = TrainingSums(self.device, accumulation)
+
     def count(
         self, loss: Tensor, metrics: Metrics | None, work: Work, waited: float, is_update: bool
     ) -> None:
@@ -105,8 +109,7 @@ class Meters:
     def idle_sentence(self) -> str | None:
         """Return what to do where the GPUs had less to do than they could, or None."""
         steady = self.busy[1:]  # compilation falls into the first interval
-        share = sum(steady) / max(len(steady), 1)
-        if not steady or share >= BUSY_SHARE:
+        if not steady or (share := mean(steady)) >= BUSY_SHARE:
             return None
         return (
             f"the GPUs computed for {share:.0%} of the time: try a larger --batch-size, --compile, "

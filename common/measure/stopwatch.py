@@ -37,7 +37,7 @@ class Stopwatch:
     synchronize: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     energy: Callable[[], float] = lambda: 0.0  # drawn so far, in joules
-    total: Interval = field(default_factory=Interval)
+    total: Interval = field(default_factory=Interval)  # of all updates, up to the last stop
     first: Interval = field(default_factory=Interval)  # `total` after the first updates
     marked: Interval = field(default_factory=Interval)  # `total` at the last lap
     started: tuple[float, float] | None = None  # what energy and clock said then
@@ -88,11 +88,6 @@ class Stopwatch:
         """What was counted after the first updates, if there is more, up to the last lap."""
         late = self.marked.updates > FIRST_UPDATES
         return self.marked.since(self.first) if late else self.marked
-
-    @property
-    def train_seconds(self) -> float:
-        """Time of all updates, up to the last stop."""
-        return self.total.seconds
 
     @property
     def useful_seconds(self) -> float:

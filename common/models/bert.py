@@ -107,7 +107,6 @@ def load_bert(name: str, data: TextData, dropout: float) -> Any:
 
 
 def small_bert(name: str, data: TextData, dropout: float) -> Any:
-    """Return a small BERT with random weights."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 

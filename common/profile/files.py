@@ -44,10 +44,9 @@ def write_profile(
     draw_memory(folder / "memory.png", profile, device, before)
     called = [row for row in rows if row.device_type.name == "CPU" and not row.is_user_annotation]
     total = max(sum(getattr(row, key) for row in called), 1e-9)
-    shapes = [f" {row.input_shapes}" if by_shape else "" for row in called]
-    shares = [f"{getattr(row, key) / total:.0%}" for row in called]
-    named = zip(called, shapes, shares, strict=True)
-    return [f"{row.key}{shape} {share}" for row, shape, share in named][:3]
+    names = [f"{row.key} {row.input_shapes}" if by_shape else row.key for row in called[:3]]
+    shares = [f"{getattr(row, key) / total:.0%}" for row in called[:3]]
+    return [*map(" ".join, zip(names, shares, strict=True))]
 
 
 def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:

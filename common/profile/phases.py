@@ -47,7 +47,6 @@ class Phases:
             self.enter(None)
 
     def enter(self, phase: str | None) -> None:
-        """End the phase that was, and begin another."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
             self.range = None

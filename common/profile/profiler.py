@@ -114,7 +114,6 @@ class Profiler:
         yield from batches
 
     def step(self) -> None:
-        """Take note of the end of an update."""
         if self.looking is not None:
             next(self.looking, None)
 
@@ -122,7 +121,7 @@ class Profiler:
         """Time some updates, then profile some; each `yield` waits for the end of one."""
         yield from [None] * FIRST_UPDATES
         with self.stopwatch.stopped():
-            before = self.stopwatch.train_seconds
+            before = self.stopwatch.total.seconds
         self.is_timing, timed = True, window.warm_up - FIRST_UPDATES
         with self.phases.watching():
             yield from [None] * timed
@@ -130,7 +129,7 @@ class Profiler:
             self.phases.enter(None)
             self.stopwatch.stop()
             self.spent = self.phases.milliseconds()
-            busy = (self.stopwatch.train_seconds - before - self.waited) / timed
+            busy = (self.stopwatch.total.seconds - before - self.waited) / timed
             updates = iter([None] * (window.end - window.warm_up))
             if self.accelerator.is_main_process:
                 try:
@@ -204,7 +203,6 @@ class Profiler:
         self.attach(media.profile, self.folder, found["verdict"])
 
     def stop(self) -> None:
-        """End it, where the run ends before."""
         self.is_over = True
         if self.looking is not None:
             with suppress(Exception):

@@ -9,9 +9,9 @@ from typing import Any
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of, spelled
+from common.measure.memory import peak_memory
 from common.objective import PREFIXES
 from common.track.names import PEAK, describe, precision_name
-from common.track.report import peak_memory
 
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
 OF_THE_RUN = ("perf/samples_per_second", "time/train_seconds")

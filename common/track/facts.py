@@ -1,7 +1,9 @@
 """What `config.json` says of a run: its flags as resolved, and what else its figures depend on."""
 
 import platform
+import secrets
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,29 +14,51 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.machine import device_name
+from common.track.card import flags_given
+from common.training.accelerator import running_precision
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
-def resolved(config: TrainingConfig, data: Data) -> dict[str, Any]:
-    """Return the flags, with what `--dataset` turned out to be: `--config` repeats that."""
+def collect(
+    recipe: str,
+    config: TrainingConfig,
+    given: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    accelerator: Accelerator,
+    placement: str,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the facts of a run; of one that goes on, what was `saved` of its first start."""
+    given = {name: value for name, value in saved.get("given", given).items() if name in given}
+    return {
+        "recipe": recipe,
+        "config": vars(config),
+        "given": given,
+        "command": f"{recipe}.py {flags_given(config, given, all_of_them=True)}",
+        # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
+        "wandb_run_id": saved.get("wandb_run_id", secrets.token_hex(4)),
+        "environment": environment(config, accelerator, placement),
+        **others,
+    }
+
+
+def resolve(config: TrainingConfig, data: Data) -> None:
+    """Note in the flags what `--dataset` turned out to be: `--config` repeats that."""
     if (source := data.source) is not None:
         is_folder = Path(source.location).is_absolute()
         config.dataset = source.location if is_folder else source.name
         config.dataset_config = source.configuration
-    return vars(config)
 
 
-def environment(
-    accelerator: Accelerator, config: TrainingConfig, precision: str, placement: str
-) -> dict[str, Any]:
+def environment(config: TrainingConfig, accelerator: Any, placement: str) -> dict[str, Any]:
     processes = accelerator.num_processes
     return {
         "device": device_name(accelerator.device),
         "device_type": accelerator.device.type,
         "world_size": processes,
-        "sharding": "no" if getattr(accelerator, "mesh", None) is None else "FSDP2",
-        "mixed_precision": precision,
+        "sharding": "no" if accelerator.mesh is None else "FSDP2",
+        "mixed_precision": running_precision(accelerator),
         "data_placement": placement,
         "effective_batch_size": config.batch_size * config.gradient_accumulation_steps * processes,
         "threads_per_process": torch.get_num_threads(),

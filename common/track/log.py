@@ -13,10 +13,11 @@ from common.console import DISPLAY, TOLD, say, warn
 from common.errors import TrainingError, UserError
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import of_all_ranks
-from common.objective import PREFIXES, Best, Objective
+from common.objective import PREFIXES, Objective
 from common.track import report
 from common.track.names import STEP
 from common.track.trackers import TensorBoard, WandB
+from common.training.evaluation import Best
 
 
 class Log:
@@ -72,7 +73,6 @@ class Log:
         DISPLAY.interval(report.interval_text(self.pending))
 
     def place(self) -> tuple[int, float]:
-        """Return the present update and epoch."""
         position = self.position()
         return int(position[STEP]), position["progress/epoch"]
 
@@ -96,15 +96,12 @@ class Log:
             advice = "let OBJECTIVE name one of these"
             raise UserError(f"the objective is {self.objective}, and {found}: {advice}")
         here = self.position()
+        at = position or here
         is_best = split == "validation" and best.improves(values[metric], int(here[STEP]))
-        text = report.evaluation_text(values, split, position or here, self.total_steps)
+        text = report.evaluation_text(values, split, at, self.total_steps)
         say(f"{text}  ★ best" if is_best else text)
         named = {f"{prefix}/{name}": value for name, value in values.items()}
-        if (
-            position is None
-            or position[STEP] == here[STEP]
-            or not named.keys() & self.pending.keys()
-        ):
+        if at[STEP] == here[STEP] or not named.keys() & self.pending.keys():
             self.add(named)
         return named
 
@@ -148,8 +145,13 @@ class Log:
             if self.tracker is not None and self.tracker.run is not None:
                 self.tracker.run.write_logs(line)
 
-    def finish(self, summary: Mapping[str, Any], exit_code: int = 0) -> list[str]:
-        """Close file and tracker, which gets the summary; return what to type or open to see it."""
+    def finish(self, summary: Mapping[str, Any] | None = None, exit_code: int = 0) -> list[str]:
+        """Close file and tracker, which gets the summary; return what to type or open to see it.
+
+        The latest values stand for the summary of a run that did not come to its end.
+        """
+        with contextlib.suppress(TrainingError):  # the disk may be full
+            self.flush()
         if self.file is not None:
             self.file.close()
             self.file = None
@@ -161,7 +163,7 @@ class Log:
         if self.tracker is not None:
             commands = self.tracker.commands
             with self.tracking():
-                self.tracker.finish(summary, exit_code)
+                self.tracker.finish(self.latest if summary is None else summary, exit_code)
             self.tracker = None
         return commands
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from common.console import CONSOLE, say
 from common.machine import is_main_rank
+from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
 from common.track.names import METRICS, STEP, describe, precision_name
@@ -83,11 +84,6 @@ def evaluation_text(
     samples = f"{values['count']:,.0f} samples  " if "count" in values else ""
     where = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}/{total_steps}"
     return f"{where}  {split}: {samples}{'  '.join(figures)}"
-
-
-def peak_memory(row: Mapping[str, Any]) -> float:
-    """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
-    return row.get("memory/peak_allocated_mib") or row["memory/host_rss_mib"]
 
 
 def show_summary(

@@ -5,23 +5,14 @@ import inspect
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import accelerate.optimizer
 import torch
-from accelerate import Accelerator
-from accelerate.utils import (
-    DataLoaderConfiguration,
-    DDPCommunicationHookType,
-    DistributedDataParallelKwargs,
-    InitProcessGroupKwargs,
-    is_lomo_available,
-    set_seed,
-)
-from torch import nn
+from accelerate import Accelerator, utils
 from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
@@ -78,7 +69,7 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     # Accelerate asks for these in each update: two look-ups of a package that is not there (90 µs),
     # and a signature that never changes (30 µs).
     stepping: Any = accelerate.optimizer
-    stepping.is_lomo_available = functools.cache(is_lomo_available)
+    stepping.is_lomo_available = functools.cache(utils.is_lomo_available)
     zero_grad: Any = torch.optim.Optimizer.zero_grad
     zero_grad.__signature__ = inspect.signature(zero_grad)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
@@ -89,15 +80,15 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
         cpu=use_cpu,
         mixed_precision="no" if precision == "tf32" else precision,
         # One scheduler step per update on any number of processes, not one per process.
-        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
+            utils.InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
             # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
             # No static graph: it gained nothing, and fails under `no_sync` (torch 2.13).
-            DistributedDataParallelKwargs(
+            utils.DistributedDataParallelKwargs(
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
-                comm_hook=DDPCommunicationHookType(config.gradient_compression),
+                comm_hook=utils.DDPCommunicationHookType(config.gradient_compression),
             ),
         ],
     )
@@ -120,7 +111,7 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
                 "--auto-batch-size has each rank try alone, and shards can't: pass a --batch-size"
             )
         accelerator.shard_over_ranks(config.gradient_compression)
-    set_seed(config.seed)
+    utils.set_seed(config.seed)
     return accelerator
 
 
@@ -147,6 +138,15 @@ def running_precision(accelerator: Accelerator) -> str:
     """Return "no" (fp32), "tf32", which Accelerate takes and shows as "no", "bf16" or "fp16"."""
     is_tf32 = torch.get_float32_matmul_precision() == "high"
     return "tf32" if is_tf32 else accelerator.mixed_precision
+
+
+def left_out(accelerator: Any, named: Iterable[Any]) -> str | None:
+    """Return the kind of what the Accelerator has prepared and is not `named`, if anything."""
+    bare = {id(getattr(part, "module", part)) for part in named}
+    for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
+        if id(getattr(part, "module", part)) not in bare:
+            return type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
+    return None
 
 
 def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
@@ -192,18 +192,3 @@ def set_kernels(precision: str, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:
-    """Average a model's buffers over ranks; return what puts back those that this rank had."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if accelerator.num_processes == 1 or not buffers:
-        return lambda: None
-
-    def put(flat: torch.Tensor) -> None:
-        for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
-            buffer.copy_(values.view_as(buffer))
-
-    before = torch.cat([buffer.flatten() for buffer in buffers])  # one collective for all
-    put(accelerator.reduce(before, "mean"))
-    return lambda: put(before)

@@ -7,27 +7,24 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from rich.table import Table
 from torch import nn
 
+from common.checkpoints.store import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
 from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, is_out_of_memory
 from common.flags import spelled, stated
 from common.machine import is_main_rank
+from common.measure import memory
 from common.measure.flops import ComputeLoss
-from common.measure.memory import (
-    MEBIBYTE,
-    MemoryTracker,
-    device_memory,
-    forget_peaks,
-    memory_now,
-)
 from common.measure.stopwatch import synchronize
 from common.models.compile import as_written, is_compiled
 
@@ -37,37 +34,34 @@ MARGIN = 0.1  # of a GPU's memory, for what a compiled model takes in place of t
 
 
 class Trial(NamedTuple):
-    """What a size came to, forward and backward."""
-
     rate: float  # samples/s; 0: it does not fit
     peak_mib: float
     has_room: bool = False  # for twice as much
 
 
 def fit_batch_size(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Loader,
-    compute_loss: ComputeLoss,
+    try_size: Callable[[int], Trial],
+    loaders: Mapping[str, Loader],
     config: TrainingConfig,
-    gather: Callable[[torch.Tensor], torch.Tensor],
-) -> int:
-    """Return the fastest micro-batch that divides the update and that all ranks hold.
+    accelerator: Accelerator,
+) -> None:
+    """Take the fastest micro-batch that divides the update and that all ranks hold.
 
-    The one asked for, unless it does not fit, or a larger one pays. Each rank tries without
-    communication, on the bare model, so that none waits for one that ran out of memory. What was
-    tried, and the flags that are fastest of all, are said.
+    The one asked for, unless it does not fit, or a larger one pays: in the flags, the Accelerator
+    and the loaders. Each rank tries without communication, on the bare model, so that none waits
+    for one that ran out of memory. What was tried, and the flags that are fastest of all, are said.
     """
+    loader, device = loaders["train"], loaders["train"].device
     asked, per_update = config.batch_size, config.batch_size * config.gradient_accumulation_steps
     # A run that goes on keeps the size that it had, if that fits.
     most = asked if config.resume is not None else len(loader.samples)
     sizes = sizes_to_try(asked, per_update, most)
-    tried = search(sizes, asked, lambda size: attempt(model, optimizer, loader, compute_loss, size))
-    forget_peaks(loader.device)
+    tried = search(sizes, asked, try_size)
+    memory.forget_peaks(device)
     # Those below what fits may count as fitting; of those above where a rank stopped it knows none.
     below, above = Trial(math.inf, 0), Trial(-1, 0)
     mine = [tried.get(size, below if size < min(tried) else above)[:2] for size in sizes]
-    ranks = gather(torch.tensor([mine], device=loader.device, dtype=torch.float64)).cpu()
+    ranks = accelerator.gather(torch.tensor([mine], device=device, dtype=torch.float64)).cpu()
     rates = dict(zip(sizes, ranks[..., 0].amin(0).tolist(), strict=True))
     fits = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     same = [size for size in fits if per_update % size == 0]
@@ -89,7 +83,14 @@ def fit_batch_size(
     flags = f"--batch-size {best} --gradient-accumulation-steps {accumulation}"
     others = f": other updates, of {best * accumulation} samples in place of {per_update}"
     say(f"fastest {flags}{others if best * accumulation != per_update else ''}")
-    return chosen
+    if chosen != asked:
+        accumulation = per_update // chosen
+        why = "does not fit" if chosen < asked else "is slower"
+        say(f"batch {asked} {why}: {chosen} × {accumulation} accumulated")
+        config.batch_size, config.gradient_accumulation_steps = chosen, accumulation
+        accelerator.gradient_accumulation_steps = accumulation
+        for loader in loaders.values():
+            loader.cut_into(chosen, accumulation)
 
 
 def sizes_to_try(asked: int, per_update: int, most: int) -> list[int]:
@@ -102,18 +103,18 @@ def sizes_to_try(asked: int, per_update: int, most: int) -> list[int]:
     return sizes
 
 
-def search(sizes: list[int], asked: int, attempt: Callable[[int], Trial]) -> dict[int, Trial]:
+def search(sizes: list[int], asked: int, try_size: Callable[[int], Trial]) -> dict[int, Trial]:
     """Try the size asked for, smaller ones until one fits, or larger ones while that pays."""
     index = sizes.index(asked)
-    tried = {asked: attempt(asked)}
+    tried = {asked: try_size(asked)}
     for size in reversed(sizes[:index] if not tried[asked].rate else []):
-        tried[size] = attempt(size)
+        tried[size] = try_size(size)
         if tried[size].rate:
             break
     for size, larger in zip(sizes[index:], sizes[index + 1 :], strict=False):
         if not tried[size].has_room:
             break
-        tried[larger] = attempt(larger)
+        tried[larger] = try_size(larger)
         if tried[larger].rate < PAYS * tried[size].rate:
             break
     return tried
@@ -136,14 +137,14 @@ def attempt(
 ) -> Trial:
     """Time forward and backward passes over the longest samples, as the model is written."""
     device, states = loader.device, 2 if "betas" in optimizer.param_groups[0] else 0
-    spare = MARGIN * device_memory(device) * (device.type == "cuda" and is_compiled(model))
+    spare = MARGIN * memory.device_memory(device) * (device.type == "cuda" and is_compiled(model))
     buffers = [buffer.clone() for buffer in model.buffers()]
     lengths = loader.order.lengths
     longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
-    seconds, memory = list[float](), MemoryTracker(device)
+    seconds, taken = list[float](), memory.MemoryTracker(device)
     model.train()
     try:
-        with memory, as_written(model):
+        with taken, as_written(model):
             # What the optimizer will make of each weight.
             reserved = [torch.empty_like(p) for p in model.parameters() for _ in range(states)]
             reserved.append(torch.empty(int(spare), dtype=torch.uint8, device=device))
@@ -166,24 +167,28 @@ def attempt(
             buffer.copy_(before)
         gc.collect()
         torch.cuda.empty_cache()  # does nothing without a GPU
-    free = min(free_memory(device), device_memory(device) - memory_now(device))
-    has_room = rate > 0 and 2 * memory.delta_mib * MEBIBYTE < free
-    return Trial(rate, memory.peak_mib, has_room)
+    free = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
+    has_room = rate > 0 and 2 * taken.delta_mib * memory.MEBIBYTE < free
+    return Trial(rate, taken.peak_mib, has_room)
 
 
 def out_of_memory_advice(
-    config: TrainingConfig, resume: str | None, peak: float, data: float = 0.0
+    config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
 ) -> str:
-    """Return the command that makes the same updates from half the batch.
+    """Return the command that makes the same updates from half the batch, in the run's directory.
 
-    In MiB: the `peak`, and the `data` that were placed in the same memory.
+    It goes on where there is a checkpoint. Data that lie on a GPU are named, too: on a CPU they are
+    mapped from a file, or in its memory anyway.
     """
+    peak = memory.peak_memory(memory.memory_used(device))
     said = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
-    if data:
-        said += f" The data take {data:,.0f} of them, and none with --data-placement workers."
+    if device.type == "cuda" and (placed := sum(loader.placed_bytes for loader in loaders)):
+        elsewhere = "none with --data-placement workers"
+        said += f" The data take {placed / memory.MEBIBYTE:,.0f} of them, and {elsewhere}."
     if config.batch_size == 1:
         return f"{said} Try --gradient-checkpointing, or {less(config)}"
-    words = [sys.argv[0], *(["--resume", resume] if resume else sys.argv[1:])]
+    goes_on = any(step_folders(directory / "checkpoints"))
+    words = [sys.argv[0], *(["--resume", str(directory)] if goes_on else sys.argv[1:])]
     half, twice = config.batch_size // 2, config.gradient_accumulation_steps * 2
     flags = f"--batch-size {half} --gradient-accumulation-steps {twice}"
     same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"

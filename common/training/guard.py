@@ -39,7 +39,7 @@ class GradientGuard:
         self.max_grad_norm = max_grad_norm
         self.is_fp16 = accelerator.scaler is not None
         self.grad_norm = torch.zeros((), device=accelerator.device)  # of the network clipped first
-        self.by_layer, self.layers = by_layer, dict[str, torch.Tensor]()
+        self.by_layer, self.layers = by_layer, dict[str, Any]()
         # On a CPU a look at the norm costs nothing, and mostly spares the rest.
         self.looks = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped = self.skipped_in_a_row = 0
@@ -119,14 +119,10 @@ class GradientGuard:
         found = {"train/grad_norm": float(self.grad_norm), "train/skipped_updates": self.skipped}
         if self.is_fp16:
             found["train/loss_scale"] = self.accelerator.scaler.get_scale()
-        whole: list[Any] = [
-            norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
-            for norm in self.layers.values()
-        ]
+        norms = [norm.full_tensor() if is_sharded(norm) else norm for norm in self.layers.values()]
         squares = defaultdict[str, float](float)
-        for name, norm in zip(
-            self.layers, torch.stack(whole).tolist() if whole else (), strict=True
-        ):
+        values = torch.stack(norms).tolist() if norms else []
+        for name, norm in zip(self.layers, values, strict=True):
             squares[f"gradients/{name.rpartition('.')[0]}"] += norm**2
         return found | {layer: math.sqrt(square) for layer, square in squares.items()}
 

@@ -65,16 +65,11 @@ class Plan:
         by_updates = step % self.save_every == 0 or step % self.updates_per_epoch == 0
         return by_updates or self.ends(step)
 
-    def sample_in_epoch(self, step: int) -> int:
-        """Return the first sample of the epoch's order that the first `step` updates left."""
-        return step % self.updates_per_epoch * self.samples_per_update
-
     def facts(self) -> dict[str, float]:
         names = ("total_steps", "updates_per_epoch", "log_every", "eval_every")
         return {name: getattr(self, name) for name in (*names, "rate_scale", "warmup_steps")}
 
     def position(self, step: int) -> dict[str, float]:
-        """Return the ``progress/`` metrics after update `step`."""
         return {
             "progress/global_step": step,
             "progress/epoch": step / self.updates_per_epoch,

@@ -86,7 +86,6 @@ class ShardingAccelerator(Accelerator):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """Shard instead of wrapping with DDP."""
         if self.mesh is None:
             return super().prepare_model(model, device_placement, evaluation_mode)
         model = super().prepare_model(model, False, True)

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -79,15 +79,12 @@ class Agreement:
     accelerator: Accelerator
     directory: Path
     failure: Callable[[], str | None]  # why this rank could not write its last checkpoint
-    heeds_signals: InitVar[bool] = True
+    request: StopRequest = field(default_factory=StopRequest)
     stopping: bool = False
     every: int = 1  # updates from one question to the next, the same on all ranks
     asked_at: tuple[int, float] | None = None  # the last time: update and clock
     announced: bool = False  # by any rank, where no collective could ask
     next_look: float = 0.0
-
-    def __post_init__(self, heeds_signals: bool) -> None:
-        self.request = StopRequest(heeds_signals)
 
     def check(self, global_step: int) -> None:
         """Let all ranks agree on whether one was asked to stop; raise if one could not save."""

@@ -4,7 +4,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn, Self
@@ -115,11 +115,8 @@ class Search:
         for trial in self.trials():
             directory, began = self.place(trial), time.monotonic()
             words = command_words(self.space, trial.params)
-            run = TrialRun(self.command(words, directory), directory)
-            try:
+            with closing(TrialRun(self.command(words, directory), directory)) as run:
                 state, value, said = self.watch(trial, run)
-            finally:
-                run.stop()
             self.study.tell(trial, value, state)
             took, total = duration(time.monotonic() - began), self.settings.trials
             say(f"{directory.name} of {total}  {shlex.join(words)}  {said}  {took}")
@@ -157,10 +154,8 @@ class Search:
             if record.splits[0] != "validation":
                 why = f"{self.settings.recipe} evaluates on test data, which must not choose"
                 self.refuse(trial, f"{why}: let its data have a validation split")
-            evaluated = [
-                r for r in record.rows if name in r and 0 <= r.get(EPOCH, -1) <= MOST_EPOCHS
-            ]
-            values = {round(row[EPOCH] * STEPS_PER_EPOCH): row[name] for row in evaluated}
+            rows = [r for r in record.rows if name in r and 0 <= r.get(EPOCH, -1) <= MOST_EPOCHS]
+            values = {round(row[EPOCH] * STEPS_PER_EPOCH): row[name] for row in rows}
             new = values.keys() - reported
             for step in sorted(new):
                 trial.report(values[step], step)

@@ -37,9 +37,8 @@ def parse_space(
         # In what names things, a comma or a colon means nothing here.
         if name in hints and role_of(recipe.config_class, name).searched and len(values) == 1:
             kinds = set(typing.get_args(hints[name]) or [hints[name]]) - {type(None)}
-            found = parse_values(
-                flag, values[0], kinds.pop() if kinds in ({int}, {float}) else None
-            )
+            kind = kinds.pop() if kinds in ({int}, {float}) else None
+            found = parse_values(flag, values[0], kind)
         if found is None:
             shared += [flag, *values]
         else:

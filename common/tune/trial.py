@@ -86,7 +86,7 @@ class TrialRun:
             if running:
                 time.sleep(POLL_SECONDS)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Let the run save itself and end, if it has not; kill what does not obey."""
         if self.process is None or not self.is_running():
             return
@@ -103,11 +103,8 @@ class TrialRun:
             return str(status["reason"])
         code = self.process.returncode if self.process is not None else 0
         ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-        printed = [
-            text
-            for line in self.log.read_text(errors="replace").splitlines()
-            if (text := line.strip(" │╭╮╰╯─"))
-        ]
+        lines = self.log.read_text(errors="replace").splitlines()
+        printed = [text for line in lines if (text := line.strip(" │╭╮╰╯─"))]
         errors = [line for line in printed if line.startswith("error: ")]
         said = (errors or printed or ["it printed nothing"])[-1]
         return f"{ended}: {said.removeprefix('error: ')} ({self.log} has all of it)"

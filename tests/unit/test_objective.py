@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import UserError
-from common.objective import Best, Objective
+from common.objective import Objective
 
 NAN = float("nan")
 
@@ -38,17 +38,3 @@ def test_more_or_less_is_better() -> None:
     assert not least.reaches(-1.0, -2.0)
     assert not most.reaches(NAN, 0.0)
     assert not least.reaches(NAN, 0.0)
-
-
-def test_best_is_the_first_of_the_best() -> None:
-    """One as good is no better, and NaN never is; a resumed run counts on."""
-    best, took = Best(Objective.parse("rmse:min")), []
-    for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
-        took.append(best.improves(value, step))
-    assert took == [False, True, True, False, False, False]
-    assert (best.value, best.step, best.later) == (2.0, 2, 3)
-    again = Best(best.objective)
-    again.load_state_dict(best.state_dict())
-    assert again == best
-    assert again.improves(1.0, 9)
-    assert (again.value, again.step, again.later) == (1.0, 9, 0)

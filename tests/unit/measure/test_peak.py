@@ -15,27 +15,30 @@ from tests.cuda_stand_in import Nvml
 GPU = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "half", "tf32", "full"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312, 156, 19.5),
-        ("NVIDIA A10", 125, 62.5, 31.2),
-        ("NVIDIA A10G", 70, 35, 31.5),
-        ("NVIDIA H100 80GB HBM3", 989.4, 494.7, 66.9),
-        ("NVIDIA H100 PCIe", 756, 378, 51.2),
-        ("NVIDIA H200", 989.4, 494.7, 66.9),
-        ("NVIDIA GH200 480GB", 989.4, 494.7, 66.9),
-        ("NVIDIA L4", 121, 60, 30.3),
-        ("NVIDIA L40S", 362, 183, 91.6),
-        ("NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
-        ("Tesla V100-SXM2-16GB", 125, 15.7, 15.7),
-        ("Tesla T4", 65, 8.1, 8.1),
-    ],
-)
+# Of a device's name: TFLOP/s in fp16 or bf16, in TF32 and in fp32.
+KNOWN = """
+NVIDIA A100-SXM4-80GB: 312 156 19.5
+NVIDIA A10: 125 62.5 31.2
+NVIDIA A10G: 70 35 31.5
+NVIDIA H100 80GB HBM3: 989.4 494.7 66.9
+NVIDIA H100 PCIe: 756 378 51.2
+NVIDIA H200: 989.4 494.7 66.9
+NVIDIA GH200 480GB: 989.4 494.7 66.9
+NVIDIA L4: 121 60 30.3
+NVIDIA L40S: 362 183 91.6
+NVIDIA GeForce RTX 4090: 165.2 82.6 82.6
+Tesla V100-SXM2-16GB: 125 15.7 15.7
+Tesla T4: 65 8.1 8.1
+"""
+
+
+@pytest.mark.parametrize("known", KNOWN.strip().splitlines())
 def test_known_gpus_have_the_peak_of_their_data_sheet(
-    name: str, half: float, tf32: float, full: float, monkeypatch: pytest.MonkeyPatch
+    known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name counts as a whole word: the A10 is no A100. TF32 is another peak than fp32."""
+    name, _, figures = known.partition(": ")
+    half, tf32, full = map(float, figures.split())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     for setting, expected in (("high", tf32), ("highest", full)):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)

@@ -50,7 +50,7 @@ def test_throughput_leaves_out_the_first_updates() -> None:
     assert (whole.updates, whole.samples, whole.tokens) == (20, 320, 3200)
     assert whole.seconds == pytest.approx(10)
     assert whole.wait_seconds == pytest.approx(1)
-    assert stopwatch.train_seconds == pytest.approx(10 + 30 * FIRST_UPDATES)
+    assert stopwatch.total.seconds == pytest.approx(10 + 30 * FIRST_UPDATES)
 
 
 def test_short_runs_have_a_throughput_too() -> None:
@@ -75,7 +75,7 @@ def test_each_interval_has_its_samples_and_seconds(every: int) -> None:
         lap = stopwatch.lap()
         assert lap.seconds > 0
         assert lap.samples / lap.seconds == pytest.approx(32)
-    assert stopwatch.train_seconds == pytest.approx(0.5 * 4 * every)
+    assert stopwatch.total.seconds == pytest.approx(0.5 * 4 * every)
 
 
 def test_throughput_is_of_all_ranks() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,19 @@ def test_any_image_is_taken(run: Path, recipe: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found.sum(1), torch.ones(4))
 
 
+@pytest.fixture
+def predicted(run: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return what calls the program with the model, and gives what it prints."""
+    return lambda *words: printed(capsys, run, *words, "--recipe", recipe)
+
+
 def test_reads_paths_of_standard_input(
-    run: Path,
-    recipe: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One a line; the first classes alone if so many are asked for."""
     file = image(tmp_path, "a.png")
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{file}\n\n{file}\r\n"))
-    rows = printed(capsys, run, "-", "--recipe", recipe, "--top-k", 1)
+    rows = predicted("-", "--top-k", 1)
     assert rows == [{**rows[0], "top": {rows[0]["label"]: rows[0]["probability"]}}] * 2
 
 
@@ -148,16 +151,12 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
 
 
 def test_benchmark_measures(
-    run: Path,
-    recipe: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Latency of batches, and throughput, which belong together."""
     monkeypatch.setattr("common.predict.__main__.SECONDS", 0.0)
-    words = (run, image(tmp_path, "a.png"), "--recipe", recipe, "--batch-size", 8, "--benchmark")
-    (found,) = printed(capsys, *words, "--device", "cpu", "--mixed-precision", "no")
+    words = (image(tmp_path, "a.png"), "--batch-size", 8, "--benchmark", "--device", "cpu")
+    (found,) = predicted(*words, "--mixed-precision", "no")
     assert 0 < found["p50_milliseconds"] <= found["p95_milliseconds"]
     assert found["batches"] >= 20
     assert found["samples_per_second"] > 8 / (found["p95_milliseconds"] / 1000) / 20

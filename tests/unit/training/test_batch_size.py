@@ -21,7 +21,6 @@ CPU = torch.device("cpu")
 
 
 def fit(
-    monkeypatch: pytest.MonkeyPatch,
     rates: dict[int, float],
     asked: int = 16,
     accumulation: int = 4,
@@ -33,19 +32,26 @@ def fit(
     Args:
         others: what other ranks have, which try by themselves.
     """
-    config = TrainingConfig(batch_size=asked, gradient_accumulation_steps=accumulation, **flags)
     sizes = list[int]()
 
     def run(rates: dict[int, float], gather: Any) -> int:
-        def attempt(*unused: Any) -> Trial:
-            sizes.append(unused[-1])
-            rate = rates.get(unused[-1], 0.0)
-            return Trial(rate, 100.0 * unused[-1], has_room=rate > 0)
+        def try_size(size: int) -> Trial:
+            sizes.append(size)
+            rate = rates.get(size, 0.0)
+            return Trial(rate, 100.0 * size, has_room=rate > 0)
 
-        monkeypatch.setattr(batch_size, "attempt", attempt)
-        loader: Any = SimpleNamespace(device=CPU, samples=range(500))
-        unused: Any = None
-        return fit_batch_size(unused, unused, loader, unused, config, gather)
+        config = TrainingConfig(batch_size=asked, gradient_accumulation_steps=accumulation, **flags)
+        cut = list[tuple[int, int]]()
+        loader: Any = SimpleNamespace(
+            device=CPU, samples=range(500), cut_into=lambda *size: cut.append(size)
+        )
+        accelerator: Any = SimpleNamespace(gather=gather, gradient_accumulation_steps=accumulation)
+        fit_batch_size(try_size, {"train": loader}, config, accelerator)
+        size = config.batch_size, config.gradient_accumulation_steps
+        assert cut == ([] if size == (asked, accumulation) else [size])
+        assert size[0] * size[1] == asked * accumulation
+        assert accelerator.gradient_accumulation_steps == size[1]
+        return size[0]
 
     class Gathered(Exception):  # noqa: N818
         pass
@@ -89,17 +95,16 @@ def test_fastest_size_for_the_same_updates_is_taken(
     taken: int,
     tried: list[int],
     flags: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What was tried is shown with memory and speed, and the best flags of all are named."""
-    assert fit(monkeypatch, rates) == (taken, tried)
+    assert fit(rates) == (taken, tried)
     said = capsys.readouterr().out
     assert f"fastest --batch-size {flags[0]} --gradient-accumulation-steps {flags[1]}" in said
     assert ("other updates, of 256 samples in place of 64" in said) == (flags[0] == 256)
     for size in tried:
         shown = f"{rates[size]:,.0f}" if size in rates else "does not fit"
-        (row,) = [line.split("│") for line in said.splitlines() if f" {size:,} " in line[:12]]
+        (row,) = [line.split("│") for line in said.splitlines() if f"│ {size:,} " in line[:12]]
         assert [cell.strip() for cell in row[1:4]] == [f"{size:,}", f"{100 * size:,}", shown]
 
 
@@ -116,24 +121,23 @@ def test_all_ranks_hold_what_is_taken(
     rates: dict[int, float],
     others: dict[int, float],
     taken: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And it is the fastest of the slowest rank, wherever each has stopped to try."""
-    assert fit(monkeypatch, rates, others=[others])[0] == taken
-    assert fit(monkeypatch, others, others=[rates])[0] == taken
+    assert fit(rates, others=[others])[0] == taken
+    assert fit(others, others=[rates])[0] == taken
 
 
-def test_run_that_goes_on_keeps_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_goes_on_keeps_its_size() -> None:
     """Or a resumed run would be another one by chance; a smaller one is taken where it must."""
     fast = {8: 50.0, 16: 100.0, 32: 200.0}
-    assert fit(monkeypatch, fast, resume="runs/mine") == (16, [16])
-    assert fit(monkeypatch, {8: 50.0}, resume="runs/mine") == (8, [16, 8])
+    assert fit(fast, resume="runs/mine") == (16, [16])
+    assert fit({8: 50.0}, resume="runs/mine") == (8, [16, 8])
 
 
-def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_fits() -> None:
     """Not one sample: a sentence."""
     with pytest.raises(TrainingError, match="one sample a batch"):
-        fit(monkeypatch, {})
+        fit({})
 
 
 def small_attempt(held: float = math.inf, compiled: bool = False) -> tuple[Trial, nn.Module]:
@@ -174,9 +178,9 @@ def test_attempt_that_runs_out_of_memory_has_no_rate() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_peaks_are_those_of_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_are_those_of_training_alone() -> None:
     """What the attempts took is forgotten."""
     torch.ones(2**26)  # 256 MiB
     before = peaks(CPU)[0]
-    fit(monkeypatch, {16: 1.0})
+    fit({16: 1.0})
     assert peaks(CPU)[0] < before - 2**27

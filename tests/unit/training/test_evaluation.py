@@ -1,4 +1,4 @@
-"""Batch norm's statistics are averaged over ranks, in one collective, and can be put back."""
+"""Batch norm's statistics are averaged over ranks and can be put back; which is the best model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import torch.distributed
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common.training.accelerator import average_buffers
+from common.objective import Objective
+from common.training.evaluation import Best, average_buffers
+
+NAN = float("nan")
 
 
 def network(rank: int) -> nn.Module:
@@ -77,3 +80,17 @@ def test_one_process_averages_nothing() -> None:
     average_buffers(alone, model)()
     average_buffers(SimpleNamespace(num_processes=2), none)()  # type: ignore[arg-type]
     assert all(map(torch.equal, before, model.buffers()))
+
+
+def test_best_is_the_first_of_the_best() -> None:
+    """One as good is no better, and NaN never is; a resumed run counts on."""
+    best, took = Best(Objective.parse("rmse:min")), []
+    for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
+        took.append(best.improves(value, step))
+    assert took == [False, True, True, False, False, False]
+    assert (best.value, best.step, best.later) == (2.0, 2, 3)
+    again = Best(best.objective)
+    again.load_state_dict(best.state_dict())
+    assert again == best
+    assert again.improves(1.0, 9)
+    assert (again.value, again.step, again.later) == (1.0, 9, 0)
