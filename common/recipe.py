@@ -23,7 +23,7 @@ class Recipe(NamedTuple):
 def load_recipe(path: Path) -> Recipe:
     """Import a recipe without running it; a `UserError` for what is none."""
     if not os.path.isfile(path):
-        raise UserError(f"{path} does not exist: pass a recipe, such as recipes/resnet.py")
+        raise UserError(f"{path} is no file: pass a recipe, such as recipes/resnet.py")
     spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is no recipe: pass a Python file")

@@ -120,8 +120,8 @@ def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> 
         here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
         if here != there:
             raise UserError(
-                f"--init-from {path} is another model: {name} has the shape {there} there and "
-                f"{here} here: pass the same model flags and data set"
+                f"{path} is of another model: {name} has the shape {there} there and {here} here: "
+                "take the same model flags and data set"
             )
     for name, value in state.items():
         fill(value, weights[name])

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -73,6 +74,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
         raise UserError("--dataset takes a name, a Hub id or a local folder, and no address")
     with reading(f"--dataset {name}"):
         folder = Path(name).expanduser().resolve()
+        if folder.is_dir() and re.search(r"[*?[\n]|::", str(folder)):  # patterns to `datasets`
+            raise UserError(f"--dataset {name!r}: no * ? [ :: or new line in its path: rename it")
         if folder.is_dir():
             place, name = (str(folder), configuration), folder.name.lower()
             return DataSource(

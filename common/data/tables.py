@@ -3,14 +3,19 @@
 `datasets` is imported where something is read: a start on cached data never does.
 """
 
+import os
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.data.sources import BUILT_IN, DataSource
+from common.data.sources import BUILT_IN, DataSource, listing
 from common.errors import UserError
 from common.files import reading
 
@@ -63,15 +68,18 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
     Without a validation split a share of `train` is held out: what the source asks for, or else
     10 % if there is no test split either.
     """
-    from datasets import ClassLabel
+    from datasets import ClassLabel, Image
 
-    dataset, where = load_splits(source), f"data set {source.name}: "
+    (dataset, notes), where = load_splits(source), f"data set {source.name}: "
     train_name = "train" if "train" in dataset else next(iter(dataset))
+    if {*map(type, dataset[train_name].features.values())} == {Image}:
+        advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
+        raise UserError(f"{where}its images have no labels: {advice}")
     label = find_label_column(dataset[train_name], label_column, source.name)
     feature = dataset[train_name].features[label]
     # As GLUE marks rows without one; where labels are mere numbers, -1 is one of them.
     unlabelled = (None, "", -1) if isinstance(feature, ClassLabel) else (None, "")
-    raw = RawData(source.name, label)
+    raw = RawData(source.name, label, notes=notes)
     for name, split in dataset.items():
         role = "train" if name == train_name else ROLES.get(str(name))
         if role is None or role in raw.splits or label not in split.column_names:
@@ -92,6 +100,9 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
             odd = f"{where}column {label} of {role} holds {min(unknown)}"
             raise UserError(f"{odd}, and its classes are numbered from 0 to {len(classes) - 1}")
         raw.labels[role] = np.array([numbers[value] for value in values])
+    if unseen := sorted({*range(len(classes))} - {*raw.labels["train"]}):
+        named = ", ".join(raw.class_names[number] for number in unseen)
+        raw.notes.append(f"train has no row of {len(unseen)} classes: {named:.60}")
     if len(set(raw.labels["train"])) < 2:
         raise UserError(f"{where}all rows of train have one label: classification needs two")
     share = source.validation_share or (0.1 if len(raw.splits) == 1 else None)
@@ -105,16 +116,19 @@ def load_raw(source: DataSource, label_column: str | None) -> RawData:
     return raw
 
 
-def load_splits(source: DataSource) -> "DatasetDict":
+def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
+    """Return the splits, and what is to be said of them."""
     import datasets
+    import huggingface_hub
     from datasets.packaged_modules.csv.csv import CsvConfig
 
     if source.location in BUILT_IN:
         from common.data import built_in
 
-        return built_in.LOADERS[source.location]()
+        return built_in.LOADERS[source.location](), []
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is said below
+    for library in (datasets, huggingface_hub):  # what fails is said below
+        library.logging.set_verbosity(datasets.logging.CRITICAL)
     place, what = (source.location, source.configuration), f"data set {source.location}"
     with reading(what):
         builder = datasets.load_dataset_builder(*place)
@@ -129,24 +143,46 @@ def load_splits(source: DataSource) -> "DatasetDict":
     for name, split in loaded.items():
         if not len(split):
             raise UserError(f"{what}: split {name} is empty: remove or fill it")
-    return loaded
+    return loaded, unread(builder, source.location)
+
+
+def unread(builder: Any, folder: str) -> list[str]:
+    """Say which of a local folder's files are like those that are read, and in no split.
+
+    A `UserError`: one is in two of them, as by a class that is called test.
+    """
+    if not os.path.isdir(folder):
+        return []
+    read = Counter(str(file) for files in builder.config.data_files.values() for file in files)
+    if twice := next((file for file, count in read.items() if count > 1), None):
+        advice = "rename its folder or it"
+        raise UserError(f"data set {folder}: {twice} is in two splits by its path: {advice}")
+    kinds = {Path(file).suffix for file in read}
+    left = [os.path.relpath(file, folder) for file, *_ in listing(Path(folder)) if file not in read]
+    shown = [n for n in left if Path(n).suffix in kinds and not re.search(r"(^|/)(\.|__[Mp])", n)]
+    return [f"{len(shown):,} files are in no split and not read, as {shown[0]!r}"] if shown else []
 
 
 def blame_file(builder: Any, options: dict[str, Any], what: str) -> None:
     """Raise a `UserError` for the first local table that can't be read, or not with the others."""
     import datasets
 
-    for split, files in (builder.config.data_files or {}).items():
-        first: dict[str, Any] | None = None
-        for file in files if builder.name in ("csv", "json", "parquet") else ():
-            with tempfile.TemporaryDirectory() as folder, reading(f"{what}: its file {file}"):
-                given = {"data_files": [file], "split": "train", "cache_dir": folder, **options}
+    first: dict[str, Any] | None = None
+    is_table = builder.name in ("csv", "json", "parquet")
+    for file in chain(*builder.config.data_files.values()) if is_table else ():
+        with tempfile.TemporaryDirectory() as folder, reading(f"{what}: its file {file}"):
+            given = {"data_files": [file], "split": "train", "cache_dir": folder, **options}
+            try:
                 features = datasets.load_dataset(builder.name, **given).features
-            first = first or features
-            odd = [name for name in {**first, **features} if first.get(name) != features.get(name)]
-            if odd:
-                columns = f"in the columns {', '.join(odd)} than other files of {split}"
-                raise UserError(f"{what}: its file {file} has other names or types {columns}")
+            except ValueError as problem:
+                if "corresponds to no data" in str(problem):
+                    raise ValueError("it has no rows: remove or fill it") from None
+                raise
+        first = first or features
+        odd = [name for name in {**first, **features} if first.get(name) != features.get(name)]
+        if odd:
+            columns = f"in the columns {', '.join(odd)} than others"
+            raise UserError(f"{what}: its file {file} has other names or types {columns}")
 
 
 def find_label_column(split: "Dataset", asked: str | None, name: str) -> str:

@@ -30,7 +30,7 @@ from common.machine import device_name
 from common.predict.predictor import Predictor
 
 MOST = 2**16  # inputs of a batch
-AT_ONCE = 32  # batches that are read before the first is predicted
+AT_ONCE = 2048  # inputs that are read before the first is predicted
 WARM_UP, FEWEST, SECONDS = 3, 20, 5.0  # batches before measuring, and how long one measures
 
 
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(json.dumps(benchmark(predictor, [*itertools.islice(inputs, 10_000)])))
         return
     kind, names = "text" if predictor.is_text else "file", predictor.class_names
-    while some := [*itertools.islice(inputs, AT_ONCE * given.batch_size)]:
+    while some := [*itertools.islice(inputs, max(AT_ONCE, given.batch_size))]:
         # Of equal ones, which bf16 makes, the first: as `argmax` has it, and `topk` has not.
         ranked = predictor(some).sort(descending=True, stable=True)
         values, indices = (found[:, : given.top_k] for found in ranked)
@@ -89,7 +89,7 @@ def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
     for file in files:
         if file == "-" or is_text:
             with reading("standard input" if file == "-" else file, "pass lines in UTF-8"):
-                whole = "" if file == "-" else Path(file).read_text(encoding="utf-8")
+                whole = "" if file == "-" else Path(file).read_text(encoding="utf-8-sig")
                 lines = sys.stdin if file == "-" else io.StringIO(whole)  # not `splitlines`
                 yield from filter(str.strip, (line.rstrip("\r\n") for line in lines))
         elif file.strip():
@@ -117,5 +117,6 @@ def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
-    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
     main()

@@ -19,7 +19,7 @@ from common.data.images import ImageSamples, image_to_pixels
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.text import TextSamples, encode, load_tokenizer
-from common.directory import FACTS, model_folder, read_status
+from common.directory import FACTS, WEIGHTS, model_folder, read_status
 from common.errors import UserError, is_out_of_memory
 from common.files import read_json, reading
 from common.models.packing import leave_out_padding, token_positions
@@ -63,7 +63,7 @@ class Predictor:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = self.accelerator.prepare_model(model.eval(), evaluation_mode=True)
         with reading(str(self.folder / FACTS)):  # what does not fit is found at once
-            text = "a " * min(facts.get("max_length", 0), 4096) + "\t" * (self.columns - 1)
+            text = "a " * 4096 + "\t" * (self.columns - 1)
             tried = self([text] if self.is_text else [Image.new("L", (1, 1))])
             if tried.shape != (1, len({*self.class_names})):
                 raise ValueError(f"{len(self.class_names)} classes, and outputs {tried.tolist()}")
@@ -74,13 +74,17 @@ class Predictor:
             from transformers import AutoModelForSequenceClassification
 
             with reading(str(self.folder)):
-                return AutoModelForSequenceClassification.from_pretrained(
+                model, found = AutoModelForSequenceClassification.from_pretrained(
                     self.folder,
                     trust_remote_code=False,
                     use_safetensors=True,
                     dtype="float32",
                     attn_implementation="sdpa",
+                    output_loading_info=True,
                 )
+                if missing := found["missing_keys"]:  # which it has drawn at random
+                    raise ValueError(f"{WEIGHTS} has no {min(missing)}")
+                return model
         if recipe is None:
             name = str(self.facts.get("recipe"))
             if not (RECIPES / f"{name}.py").is_file() or Path(name).name != name:
@@ -102,15 +106,15 @@ class Predictor:
         Args:
             inputs: images of Pillow or their files; or texts, a pair of them with a tab between.
         """
-        samples = self.texts(inputs) if self.is_text else self.images(inputs)
-        order = EvaluationOrder(len(samples), self.batch_size, 1, 0, samples.lengths)
         found = []
         try:
+            samples = self.texts(inputs) if self.is_text else self.images(inputs)
+            order = EvaluationOrder(len(samples), self.batch_size, 1, 0, samples.lengths)
             for batch in Loader(samples, order, self.accelerator.device, "device"):
                 del batch["labels"]
                 outputs = self.model(**batch) if self.is_text else self.model(batch["images"])
                 found.append(getattr(outputs, "logits", outputs).float().softmax(-1))
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise UserError(f"a batch of {self.batch_size} does not fit: lower it") from None
             raise

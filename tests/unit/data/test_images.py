@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -43,6 +44,40 @@ def test_folder_of_images(tmp_path: Path) -> None:
     assert np.bincount(data.splits["train"].labels).tolist() == [27, 27]
     resized = images(folder, image_size=9)
     assert resized.splits["train"].images.shape == (54, 9, 9, 3)
+
+
+def test_folder_names_are_classes_or_what_is_not_read_is_told(tmp_path: Path) -> None:
+    """Names that mean something to `datasets`, a pattern or a terminal."""
+    odd = (
+        "a\nb",
+        "[red]",
+        "*",
+        "?x",
+        "{a,b}",
+        "100%",
+        ".hid",
+        "__a",
+        "a\x1bb",
+        "é",
+        "train",
+        "x_test",
+    )
+    for number, name in enumerate(odd):
+        folder = write_image_folder(tmp_path / str(number), ["cat", "dog", name], per_class=4)
+        if name == "x_test":  # which `datasets` takes for a split as well
+            assert "000.png is in two splits by its path" in refusal(partial(images, folder))
+            continue
+        data = images(folder)
+        told = any("4 files are in no split and not read, as" in note for note in data.notes)
+        assert (name in data.class_names) != (told or name.startswith(".")), name
+    folder = write_image_folder(tmp_path / "flat", ["cat", "train"], per_class=4, split=".")
+    said = (
+        "no labels: put each class into a folder of its name, side by side; 4 files are in no split"
+    )
+    assert said in refusal(partial(images, folder))
+    for place in ("a[b]", "a*", "a::b", "a\nb"):
+        folder = write_image_folder(tmp_path / place, ["cat", "dog"], per_class=4)
+        assert "rename it" in refusal(partial(images, folder))
 
 
 @pytest.mark.parametrize("turn", range(9))

@@ -129,6 +129,16 @@ def with_label(values: list[Any]) -> Callable[[Path], None]:
     return write
 
 
+def with_beside(test: str) -> Callable[[Path], None]:
+    """Write a test split besides the one of train."""
+
+    def write(folder: Path) -> None:
+        write_csv(folder / "train.csv", sentences(12, 0))
+        (folder / "test.csv").write_text(test)
+
+    return write
+
+
 def with_other_types(folder: Path) -> None:
     columns = sentences(12, 0)
     write_parquet(folder / "train-1.parquet", columns | {"label": list(range(12))})
@@ -157,6 +167,11 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
         ("train-2.parquet", "lable"),
     ),
     "types in parquet": (with_other_types, ("train-2.parquet", "label")),
+    "no rows": (
+        with_beside("sentence,label\n"),
+        ("test.csv", "has no rows: remove or fill it"),
+    ),
+    "other columns in test": (with_beside("text,label\nx,a\n"), ("test.csv", "text")),
     "a list": (with_label([[1], [2]] * 6), ("--label-column", "label (List)")),
     "a dictionary": (with_label([{"a": 1}] * 12), ("--label-column", "label (dict)")),
     "bytes": (with_label([b"a", b"b"] * 6), ("label",)),
@@ -201,6 +216,12 @@ def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
         message = refusal(lambda: text(folder))
         assert all(word in message for word in words), message
         assert str(folder) in message or "data set mine" in message
+
+
+def test_class_that_train_has_not_is_told_of(tmp_path: Path) -> None:
+    """It can't be learned: often it marks rows without a label."""
+    with_beside("sentence,label\nx,-1\n")(tmp_path / "mine")
+    assert "train has no row of 1 classes: -1" in text(tmp_path / "mine").notes
 
 
 def replace_value(path: Path, column: str, row: int, value: Any) -> None:

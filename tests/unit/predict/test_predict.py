@@ -16,7 +16,9 @@ import torch
 from PIL import Image
 
 from common.checkpoints.export import save_model
+from common.data.text import train_wordpiece
 from common.errors import UserError
+from common.files import read_tensors, write_tensors
 from common.predict.__main__ import main, read_inputs
 from common.predict.predictor import Predictor
 from common.recipe import load_recipe
@@ -39,6 +41,7 @@ class Own(nn.Module):
     def forward(self, x):
         return self.head(x.flatten(1))
 '''
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
 FACTS = {
     "recipe": "train",
     "class": "Own",
@@ -136,10 +139,28 @@ def test_reads_paths_of_standard_input(
 def test_a_line_is_what_a_newline_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file as of standard input: also with characters that `splitlines` knows."""
     texts = [f"a{chr(number)}b" for number in (9, 11, 12, 28, 29, 30, 133, 8232, 8233)]
-    (tmp_path / "lines.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    (tmp_path / "lines.txt").write_text("\n\n".join(texts), encoding="utf-8-sig")
     monkeypatch.setattr(sys, "stdin", io.StringIO("\r\n".join(texts)))
     assert [*read_inputs([str(tmp_path / "lines.txt")], True)] == texts
     assert [*read_inputs(["-"], True)] == texts
+
+
+def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
+    """Transformers would draw it at random, and say so where nobody looks."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    tokenizer, sizes = train_wordpiece(["one two three"]), dict.fromkeys(SIZES, 8)
+    config = BertConfig(vocab_size=len(tokenizer), num_attention_heads=1, num_labels=2, **sizes)
+    model, folder = BertForSequenceClassification(config), tmp_path / "run" / "model"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    facts = {"class_names": ["a", "b"], "text_columns": ["text"], "max_length": 8}
+    save_model(folder, model, facts | {"files": tmp_path / "tokenizer"})
+    assert Predictor(folder)(["one", "two two"]).shape == (2, 2)
+    weights = read_tensors(folder / "model.safetensors")
+    del weights["bert.encoder.layer.0.output.dense.weight"]
+    write_tensors(folder / "model.safetensors", weights)
+    with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
+        Predictor(folder)
 
 
 def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> None:
@@ -194,7 +215,7 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
         (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not here"),
         (("run", ""), "nothing to predict"),
         (("run", "-"), "nothing to predict"),
-        (("run", "train.py", "--recipe", "none.py"), r"none\.py does not exist"),
+        (("run", "train.py", "--recipe", "none.py"), r"none\.py is no file"),
     ],
 )
 def test_mistakes_are_sentences(

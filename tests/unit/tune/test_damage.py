@@ -163,9 +163,9 @@ LONG = "x" * 300
         ([str(STUB), *FLAGS, "--config-file", LONG], "--config-file"),
         ([str(STUB), *FLAGS, "--config-file", "."], "--config-file"),
         (["--study", LONG], LONG),
-        ([LONG, *FLAGS], "does not exist"),
-        ([".", *FLAGS], "does not exist"),
-        (["file/in.py", *FLAGS], "does not exist"),
+        ([LONG, *FLAGS], "is no file"),
+        ([".", *FLAGS], "is no file"),
+        (["file/in.py", *FLAGS], "is no file"),
     ],
 )
 def test_paths_that_cannot_be(

@@ -386,7 +386,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         read_command_line(["--study", str(tmp_path / "none")])
     with pytest.raises(UserError, match="1 or more"):
         read_command_line([str(STUB), "--trials", "0"])
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="is no file"):
         read_command_line([str(STUB), "--config-file", "none.yaml"])
 
 
