@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -253,7 +254,7 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.launches = 0
+        self.numbers = itertools.count(1)  # of launches, also from several threads
         self.worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
         self._template: Template | None = None
 
@@ -343,9 +344,8 @@ class Runner:
             succeeds: whether to insist on status 0 and on `status.json` saying so.
             all_cores: whether a single process may use every core, as a user's does.
         """
-        self.launches += 1
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
-        folder = self.folder / f"{self.worker}-{self.launches:03d}-{script.stem}"
+        folder = self.folder / f"{self.worker}-{next(self.numbers):03d}-{script.stem}"
         folder.mkdir()
         directory, wandb_folder = folder / "run", folder / "wandb-parent"
         words = [str(script), *map(str, flags)]
