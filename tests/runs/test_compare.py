@@ -14,8 +14,8 @@ from common.compare.__main__ import main
 from common.compare.comparison import compare as compare_runs
 from common.compare.readers import read_runs
 from common.compare.table import notes
-from common.compare.view import panels
 from common.errors import UserError
+from common.workspace import panels
 from tests.launch import Finished, Runner, clean_environment, run_command
 
 FLAGS = ("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32)

@@ -264,7 +264,7 @@ def rewritten(line: str, workspace: Path) -> str:
             parts[position] = prefix + shlex.join([*words[:2], *tiny])
         elif words[:2] == ["python", "-m"] and words[2] in (
             "common.compare",
-            "common.compare.view",
+            "common.workspace",
             "common.predict",
         ):
             parts[position] = prefix + shlex.join(words)
@@ -322,7 +322,7 @@ def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner)
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
     shown = {"--help": "--learning-rate", "common.compare ": "(baseline)"}
-    shown |= {"common.tune": "best: trial-", "common.compare.view": "train/loss"}
+    shown |= {"common.tune": "best: trial-", "common.workspace": "train/loss"}
     shown |= {"common.vary": "with picture.png beside it"}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
     shown |= {"peers.py": "written: peers.json", "common.predict ": predicted}

@@ -1,4 +1,4 @@
-"""A saved view for W&B, as far as it can be checked without an account."""
+"""A saved view or report for W&B, as far as it can be checked without an account."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from common.compare.view import main
 from common.errors import UserError
 from common.track.names import METRICS, SPLITS, STEP
+from common.workspace import main
 
 # Of wandb-workspaces' own making.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
@@ -48,6 +48,23 @@ def test_view_shows_every_metric_that_has_a_panel(capsys: pytest.CaptureFixture[
         names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
         assert (shown >= set(names)) == bool(metric.panel), name
     assert shown >= {"train/rmse", "val/rmse", "test/rmse", "val/best_rmse"}
+
+
+def test_report_has_the_panels_of_the_view(capsys: pytest.CaptureFixture[str]) -> None:
+    """A heading and a grid for each section, between a question and an answer to be written."""
+    main(["me/project", "--dry-run"])
+    view = panels(json.loads(capsys.readouterr().out))
+    main(["me/project", "--name", "Mine", "--report", "--dry-run"])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["displayName"], report["project"]["entityName"]) == ("Mine", "me")
+    blocks = report["spec"]["blocks"]
+    headings = [block["children"][0]["text"] for block in blocks if block["type"] == "heading"]
+    assert headings[:3] == ["Question", "How the runs differ", "At the end"]
+    assert headings[-1] == "Answer"
+    grids = [block["metadata"] for block in blocks if block["type"] == "panel-grid"]
+    assert len(grids) == len(headings) - 2
+    held = [panel for grid in grids for panel in grid["panelBankSectionConfig"]["panels"]]
+    assert [panel["config"] for panel in held[1:]] == [panel["config"] for panel in view]
 
 
 def test_without_a_key_one_sentence_says_so() -> None:
