@@ -39,7 +39,7 @@ def text_extract(data: Path | None, rows: int) -> Path:
     library's docstrings.
     """
     from common.data.sources import find_named
-    from common.data.tables import load_raw
+    from common.data.tables import Tables
 
     source_folder = data / "sst2" if data is not None else None
     named = source_folder is not None and source_folder.is_dir()
@@ -49,7 +49,7 @@ def text_extract(data: Path | None, rows: int) -> Path:
         import datasets
 
         datasets.disable_progress_bars()
-        raw = load_raw(source, None)
+        raw = Tables(source, None)
         if len(raw.splits["train"]) < rows:
             raise SystemExit(
                 f"{source.name} has fewer than {rows:,} training samples: lower --steps"
@@ -90,7 +90,7 @@ def random_bert(size: str, tokenizer: Path | None = None) -> Path:
         from transformers.utils import logging
 
         from common.data.built_in import TOPICS, docstrings_of, files_of
-        from common.data.text import train_wordpiece
+        from common.data.tokens import train_wordpiece
 
         logging.disable_progress_bar()
         width, layers = BERT_SIZES[size]

@@ -1,4 +1,4 @@
-"""Read and write files: JSON and tensors, whole or not at all.
+"""Read and write files, whole or not at all.
 
 What reads, and what writes text, raises a `UserError`; what waits for the disk, its own errors.
 """
@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -216,51 +216,3 @@ def receipt_of(path: Path) -> dict[str, Any]:
     with plain(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a file of tensors, wait until it is on the disk, and return its size and SHA-256."""
-    # Not `safetensors.save`: it holds Python's lock, and the training, for 119 ms of 179 MiB.
-    from safetensors.torch import save_file
-
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    with suppress(OSError):  # the library keeps it from all others; the folder has the umask's mode
-        path.chmod(path.parent.stat().st_mode & 0o666)
-    sync(path)
-    return receipt_of(path)
-
-
-def write_in_turn(path: Path, shapes: Mapping[str, Any], tensors: Iterable[Any]) -> None:
-    """Write a file of tensors of these shapes and types, given one after the other."""
-    from safetensors.torch import save
-
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, like in shapes.items():
-        start, end = end, end + like.numel() * like.element_size()
-        # The header of a file of nothing has safetensors' word for the type.
-        kind = json.loads(save({"": like.new_empty(0, device="cpu")})[8:])[""]["dtype"]
-        header[name] = {"dtype": kind, "shape": [*like.shape], "data_offsets": [start, end]}
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
-    with path.open("wb") as file:
-        file.write(len(words).to_bytes(8, "little") + words)
-        for tensor in tensors:
-            file.write(tensor.numpy().tobytes())
-    sync(path)
-
-
-def read_tensors(path: Path) -> dict[str, Any]:
-    """Read a file of tensors; one that holds anything else is refused, and never executed."""
-    from safetensors.torch import load_file
-
-    with reading(str(path)):
-        return load_file(path)
-
-
-def open_tensors(path: Path) -> Any:
-    """Open a file of tensors, to read one of them, or some of its rows, at a time."""
-    from safetensors import safe_open
-
-    with reading(str(path)):
-        return safe_open(path, "pt")

@@ -23,12 +23,9 @@ def find_initial(asked: str) -> str:
             return asked
         from huggingface_hub import snapshot_download
 
-        what = (
-            f"--init-from {asked} is neither a file nor a folder here, and as a model of the Hub it"
-        )
-        with reading(
-            what, "pass a finished run, a folder or file of weights, or the id of a model"
-        ):
+        what = f"--init-from {asked} is neither a file nor a folder here, and as a model of the Hub"
+        advice = "pass a finished run, a folder or file of weights, or the id of a model"
+        with reading(f"{what} it", advice):
             return snapshot_download(asked, allow_patterns=[WEIGHTS, PUBLISHED])
 
     return ask_rank_zero(find)

@@ -19,7 +19,8 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, OF_THE_LAUNCHER, say, tell
 from common.data.batch import Data, refuse_unread
 from common.data.iterable import IterableSamples
-from common.data.loader import Loader, kill_workers, make_loaders
+from common.data.loader import Loader, make_loaders
+from common.data.workers import kill_workers
 from common.directory import RunDirectory, read_status, refuse_to_resume
 from common.errors import (
     Preempted,

@@ -153,7 +153,7 @@ def write_tiny_bert(folder: Path) -> Path:
     import torch
     from transformers import BertConfig, BertModel
 
-    from common.data.text import train_wordpiece
+    from common.data.tokens import train_wordpiece
 
     tokenizer = train_wordpiece(sentences(200, 0)["sentence"])
     torch.manual_seed(0)

@@ -11,17 +11,11 @@ from torch import nn
 from common.checkpoints.copies import copied
 from common.checkpoints.pack import Tensors, identity
 from common.checkpoints.shards import fill, is_sharded, read_rows
+from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.console import say
 from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
 from common.errors import UserError
-from common.files import (
-    replacing,
-    write_in_turn,
-    write_json,
-    write_tensors,
-    write_text,
-    writing,
-)
+from common.files import replacing, write_json, write_text, writing
 from common.initial import initial_facts, weights_file
 from common.machine import is_main_rank
 

@@ -1,5 +1,6 @@
 """Tensors of which each rank holds some rows, as FSDP2's DTensors: here, and in files."""
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.files import open_tensors
+from common.checkpoints.tensors import open_tensors, read_tensors
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -44,6 +45,17 @@ def parts_of(name: str, tensors: Mapping[str, Any], rank: int, ranks: int) -> di
 
 def rows_file(name: str, rank: int, ranks: int) -> str:
     return f"{name}-{rank}-of-{ranks}.safetensors"
+
+
+def read_parts(folder: Path, name: str, files: Iterable[str]) -> dict[str, Any]:
+    """Return the tensors that all ranks wrote as `parts_of`; one of their `files` is enough."""
+    rows = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
+    ranks = max((int(found[1]) for found in map(rows.fullmatch, files) if found), default=0)
+    whole = folder / f"{name}.safetensors"
+    tensors = read_tensors(whole) if whole.exists() else {}
+    if ranks:
+        tensors |= read_rows(folder / rows_file(name, rank, ranks) for rank in range(ranks))
+    return tensors
 
 
 def read_rows(files: Iterable[Path]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.checkpoints import store
+from common.checkpoints.finished import choose, read_manifest
 from common.checkpoints.kinds import Network, OptimizerState, RandomState
-from common.checkpoints.pack import Tensors, pack, unpack
-from common.checkpoints.shards import is_sharded, parts_of, read_rows, rows_file
+from common.checkpoints.pack import pack, unpack
+from common.checkpoints.shards import is_sharded, parts_of, read_parts
+from common.checkpoints.store import Checkpoints, Contents
 from common.console import say
 from common.errors import UserError, ask_rank_zero
-from common.files import read_tensors
 
 # What a run keeps from its first start to its end, and what to do where it is another now.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
@@ -59,26 +60,18 @@ class Parts:
         pack({name: thing.state_dict()})
         (self.shared if shared else self.of_rank)[name] = thing
 
-    def collect(self) -> store.Contents:
+    def collect(self) -> Contents:
         """Return this rank's state as it is now, its tensors not yet copied."""
-        contents = store.Contents()
-
-        ranks = self.mesh.size() if self.mesh else 1
-
-        def keep(files: dict[str, Tensors], name: str, tensors: Tensors) -> None:
-            files |= parts_of(name, tensors, self.rank, ranks)
-            if shapes := {key: [*v.shape] for key, v in tensors.items() if is_sharded(v)}:
-                contents.shards[name] = shapes
-
+        contents, ranks = Contents(), self.mesh.size() if self.mesh else 1
         for name, thing in self.shared.items() if self.rank == 0 or self.mesh else ():
             if isinstance(thing, Network):
                 tensors, frozen = thing.take()
                 contents.shared[name] = None
-                keep(contents.once, f"frozen-{name}", frozen)
+                contents.once |= parts_of(f"frozen-{name}", frozen, self.rank, ranks)
             else:
                 tensors, rest = pack({name: thing.state_dict()})
                 contents.shared |= rest
-            keep(contents.files, name, tensors)
+            contents.files |= parts_of(name, tensors, self.rank, ranks)
         states = {name: thing.state_dict() for name, thing in self.of_rank.items()}
         contents.files[f"rank-{self.rank}.safetensors"], contents.of_rank = pack(states)
         return contents
@@ -91,14 +84,7 @@ class Parts:
             what = f"it and this recipe differ in {', '.join(sorted(other))}"
             raise UserError(f"{path} is of another model: {what}")
 
-        def tensors_of(name: str) -> dict[str, Any]:
-            file, shards = f"{name}.safetensors", manifest.get("shards", {}).get(Path(name).name)
-            found = read_tensors(path / file) if file in manifest["files"] else {}
-            if shards:
-                files = [path / rows_file(name, rank, len(ranks)) for rank in range(len(ranks))]
-                found |= read_rows(files)
-            return found
-
+        tensors_of = partial(read_parts, path, files=manifest["files"])
         same = len(ranks) == world_size
         with fitting(path, "state"):
             states = [
@@ -158,19 +144,19 @@ def check_kinds(saved: Any, now: Any) -> None:
 
 
 def restore_newest(
-    checkpoints: store.Checkpoints, named: str | None, parts: Parts, present: Mapping[str, Any]
+    checkpoints: Checkpoints, named: str | None, parts: Parts, present: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Restore all parts and return the manifest; None where no checkpoint is whole.
 
     Rank 0 chooses, the newest up to a `named` one such as ``step-00000120``, and passes a damaged
     one over, naming it. What is `present`, of what is in `KEPT`, must be what it was.
     """
-    path = ask_rank_zero(lambda: checkpoints.choose(named))
+    path = ask_rank_zero(lambda: choose(checkpoints.folder, named))
     if path is None:
         say(f"resuming {checkpoints.folder.parent} from its start: no whole checkpoint")
         return None
     say(f"resuming {path}")
-    manifest = store.read_manifest(path)
+    manifest = read_manifest(path)
     data, now = manifest.get("data"), {**present, **present["data"]}
     before = manifest | data if isinstance(data, dict) else manifest
     for what, advice in KEPT.items():

@@ -10,7 +10,6 @@ part in the training's collectives. There is no pickle: safetensors and JSON alo
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,29 +20,13 @@ from typing import Any
 import torch
 
 from common.checkpoints.copies import begun
+from common.checkpoints.finished import BEST, MANIFEST, remove_old, step_of
 from common.checkpoints.pack import Tensors
-from common.checkpoints.shards import parts_of, read_rows, rows_file
-from common.console import say, warn
+from common.checkpoints.shards import parts_of, read_parts
+from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
-from common.files import (
-    SUPERSEDED,
-    UNFINISHED,
-    json_safe,
-    read_json,
-    read_tensors,
-    receipt_of,
-    remove,
-    signed,
-    sync,
-    write_json,
-    write_tensors,
-    writing,
-)
+from common.files import UNFINISHED, json_safe, read_json, signed, sync, write_json
 
-NAME = re.compile(r"step-(\d{8,})")
-# The best model so far, of what update; of one in shards, the rows of one rank.
-BEST = re.compile(r"best-(\d{8,})(-\d+-of-(\d+))?\.safetensors$")
-MANIFEST = "manifest.json"
 HOST = torch.device("cpu")
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
 # Seconds to wait for the files of other ranks once this one has failed.
@@ -57,7 +40,6 @@ class Contents:
     files: dict[str, Tensors] = field(default_factory=dict)
     once: dict[str, Tensors] = field(default_factory=dict)  # never changing, beside the checkpoints
     shared: dict[str, Any] = field(default_factory=dict)  # of rank 0 alone
-    shards: dict[str, Any] = field(default_factory=dict)  # whole shapes of what the ranks share out
     of_rank: dict[str, Any] = field(default_factory=dict)
 
 
@@ -96,14 +78,8 @@ class Checkpoints:
     def read_best(self, step: int) -> tuple[Path, dict[str, Any]]:
         """Return where the model is that `save_best` wrote, and its tensors."""
         name = f"best-{step:08d}"
-        path, tensors = self.folder / f"{name}.safetensors", {}
-        ranks = [found[3] for file in self.once if (found := BEST.match(file)) and found[3]]
-        if ranks:
-            files = [rows_file(name, rank, int(ranks[0])) for rank in range(int(ranks[0]))]
-            tensors = read_rows(self.folder / file for file in files)
-        if not ranks or path.exists():  # of a model in shards, its buffers
-            tensors |= read_tensors(path)
-        return path, tensors
+        path = self.folder / f"{name}.safetensors"
+        return path, read_parts(self.folder, name, self.once) or read_tensors(path)
 
     def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
         once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}
@@ -177,23 +153,13 @@ class Checkpoints:
         files = {f"{BESIDE}{name}": one for part in receipts for name, one in part["once"].items()}
         files |= {name: one for receipt in receipts for name, one in receipt["files"].items()}
         states = [receipt["state"] for receipt in receipts]
-        parts = {"parts": contents.shared, "shards": contents.shards, "ranks": states}
-        manifest = {**facts, **parts, "files": files}
+        manifest = {**facts, "parts": contents.shared, "ranks": states, "files": files}
         write_json(unfinished / MANIFEST, signed(manifest))
         sync(unfinished / MANIFEST)
         sync(unfinished)
         os.rename(unfinished, finished)
         sync(self.folder)
-        for old in [*step_folders(self.folder)[: -self.keep], *self.folder.glob(f"*{SUPERSEDED}")]:
-            remove(old)
-        kept = {*self.once}
-        for folder in step_folders(self.folder):
-            with contextlib.suppress(UserError):  # one that is damaged needs nothing
-                kept |= {Path(name).name for name in read_manifest(folder)["files"]}
-        for path in self.folder.iterdir():
-            best = BEST.match(path.name)  # another rank's may be newer
-            if best and path.name not in kept and int(best[1]) < step_of(finished):
-                remove(path)
+        remove_old(self.folder, self.keep, {*self.once})
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
         """Wait for a file of each rank, rank 0 first; raise when one failed, or is late."""
@@ -207,84 +173,8 @@ class Checkpoints:
                 raise LostProcessError(f"rank {missing[0]} timed out: {late}")
             time.sleep(0.01)
 
-    def choose(self, named: str | None) -> Path | None:
-        """Clean up, and return the newest whole checkpoint up to a `named` one, if there is one.
-
-        A damaged one is passed over and named. What is newer is put aside until another one is
-        whole, and what was not finished is removed.
-        """
-        path, problems = newest_whole(self.folder, named)
-        for problem in problems:
-            warn(f"checkpoint passed over: {problem}")
-        with writing(str(self.folder)):
-            for unfinished in self.folder.glob(f"*{UNFINISHED}"):
-                remove(unfinished)
-            for newer in step_folders(self.folder):
-                if path is None or step_of(newer) > step_of(path):
-                    aside = newer.with_name(newer.name + SUPERSEDED)
-                    say(f"put aside, until another checkpoint is whole: {aside}")
-                    remove(aside)
-                    os.rename(newer, aside)
-        return path
-
     def go_on_from(self, path: Path, manifest: Mapping[str, Any]) -> None:
         """Take note of what need not be saved again."""
         self.last_step = step_of(path)
         beside = [name for name in manifest["files"] if name.startswith(BESIDE)]
         self.once = {name.removeprefix(BESIDE): manifest["files"][name] for name in beside}
-
-
-def step_folders(folder: Path) -> list[Path]:
-    """Return the finished checkpoints, oldest first, damaged ones among them."""
-    found = (path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
-    return sorted(found, key=step_of)
-
-
-def step_of(checkpoint: Path | str) -> int:
-    found = NAME.fullmatch(Path(checkpoint).name)
-    if found is None:
-        raise UserError(f"{checkpoint} is no checkpoint's name: pass one such as step-00000120")
-    return int(found[1])
-
-
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; a `UserError` where it is missing or not one."""
-    manifest = read_json(checkpoint / MANIFEST)
-    with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):  # of other forms
-        groups = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
-        is_whole = manifest == signed(manifest) and manifest["ranks"]
-        if is_whole and all(isinstance(one, dict) for one in groups):
-            return manifest
-    raise UserError(f"{checkpoint / MANIFEST} is damaged: it is not what was written")
-
-
-def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint, naming the file; None where it is whole."""
-    try:
-        receipts = read_manifest(checkpoint)["files"]
-    except UserError as error:
-        return error.message
-    for name, receipt in receipts.items():
-        path = Path(os.path.normpath(checkpoint / name))
-        try:
-            found = receipt_of(path)
-        except OSError as problem:
-            return f"{path} can't be read: {problem.strerror}"
-        if found["size"] != receipt.get("size"):
-            return f"{path} has {found['size']:,} bytes instead of {receipt.get('size')}"
-        if found["sha256"] != receipt.get("sha256"):
-            return f"{path} is not what was written: its SHA-256 differs"
-    return None
-
-
-def newest_whole(folder: Path, named: str | None = None) -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint up to a named one, and what is wrong with later ones."""
-    problems: list[str] = []
-    last = None if named is None else step_of(named)
-    for checkpoint in reversed(step_folders(folder)):
-        if last is None or step_of(checkpoint) <= last:
-            problem = damage(checkpoint)
-            if problem is None:
-                return checkpoint, problems
-            problems.append(problem)
-    return None, problems

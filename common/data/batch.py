@@ -39,10 +39,7 @@ class Samples:
     num_bytes: int | None = None  # that `place` takes of a device; None: there is no `place`
     lengths: np.ndarray | None = None  # int64 [samples]; batches are of like lengths then
     blocks: Blocks | None = None  # samples that one process should read together, in their order
-
-    @property
-    def is_sized(self) -> bool:
-        return type(self).__len__ is not Samples.__len__
+    is_sized = True  # whether it has `__len__`
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -205,12 +202,11 @@ class Data:
 
     def facts(self) -> dict[str, Any]:
         """Return what `config.json` says of it."""
-        sized = {name: samples for name, samples in self.splits.items() if samples.is_sized}
-        sizes = {split: len(samples) for split, samples in sized.items()}
-        classes = {} if self.class_names is None else {"classes": len(self.class_names)}
-        facts = {"name": self.name, "reason": self.reason, "sizes": sizes}
-        known = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
-        return facts | classes | known | {"notes": list(self.notes)}
+        sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
+        facts: dict[str, Any] = {"name": self.name, "reason": self.reason, "sizes": sizes}
+        facts["classes"] = None if self.class_names is None else len(self.class_names)
+        facts |= {"fingerprint": self.fingerprint, "notes": [*self.notes]}
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 def refuse_unread(config: Any, data: Data) -> None:

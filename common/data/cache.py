@@ -19,24 +19,24 @@ SEEN = "seen.json"  # the files' stamps when their digests were last compared
 ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
 
 
-# A folder, the facts, and the arrays of each split, memory-mapped and read-only.
-Cached = tuple[Path, dict[str, Any], dict[str, list[np.ndarray]]]
-
-
 def cached(
     source: DataSource,
     prepare: Callable[..., dict[str, Any]],
     version: str,
     names: tuple[str, ...],
     settings: dict[str, Any],
-) -> Cached:
+) -> tuple[Path, dict[str, Any], dict[str, list[np.ndarray]]]:
     """Return what `prepare`, in some version, makes of a data set with some settings.
 
+    A folder, facts, and the arrays of each split, memory-mapped and read-only.
+
     It takes the source, a folder and the settings by name, writes SPLIT_NAME.npy there for each of
-    `names`, and returns facts, with a list of the splits. Of several processes one prepares, or
-    looks for damage, and the others wait on a file lock, for as long as it takes: a barrier would
-    time out.
+    `names`, or SPLIT_groups.npy of what is streamed, and returns facts, with a list of the splits.
+    Of several processes one prepares, or looks for damage, and the others wait on a file lock, for
+    as long as it takes: a barrier would time out.
     """
+    if source.streaming:
+        version, names = f"rows-2-{version}", ("groups",)
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", ADVICE):
         if not was_seen(folder):
@@ -87,7 +87,7 @@ def damage(folder: Path) -> str | None:
         if facts != signed(facts):
             return f"{FACTS} has changed"
         for name, digest in facts["files"].items():
-            if digest_of_file(folder / name) != digest:
+            if receipt_of(folder / name)["sha256"] != digest:
                 return f"{name} has changed"
     except (UserError, OSError) as problem:
         return str(problem)
@@ -104,13 +104,10 @@ def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
     """Put what `prepare` writes in the place of `folder`, with a digest of each file."""
     with replacing(folder) as unfinished:
         facts = prepare(unfinished)
-        facts["files"] = {name: digest_of_file(unfinished / name) for name in stamps(unfinished)}
+        receipts = {name: receipt_of(unfinished / name) for name in stamps(unfinished)}
+        facts["files"] = {name: receipt["sha256"] for name, receipt in receipts.items()}
         (unfinished / FACTS).write_text(json.dumps(signed(facts), indent=2), encoding="utf-8")
         remember(unfinished, stamps(unfinished))
-
-
-def digest_of_file(path: Path) -> str:
-    return receipt_of(path)["sha256"]
 
 
 def write_array(path: Path, parts: Iterable[np.ndarray], length: int) -> None:

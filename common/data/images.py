@@ -1,42 +1,30 @@
 """Images: decoded once to uint8, cached, memory-mapped; batches made on the device."""
 
 import functools
-import io
 import os
-import shutil
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
 
-from common.console import say
 from common.data.batch import Batch, Data, TensorSamples, without_waiting
-from common.data.cache import cached, write_array
+from common.data.cache import cached
+from common.data.decoding import LARGEST_DEFAULT_SIZE, Decoder, prepare_images
+from common.data.labels import READS
 from common.data.order import random_bits
-from common.data.parquet import Index, ParquetRows, read_index
+from common.data.parquet import ParquetRows
 from common.data.sources import DataSource
-from common.data.tables import READS, find_columns, load_raw
-from common.errors import UserError
-from common.files import reading
 from common.initial import initial_facts
 from common.machine import local_world_size, usable_cores
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-DECODED_BYTES = 2**26  # of images that are held at once
-LOOKED_AT = 1024  # images that stand for all where they are streamed
-LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
 class ImageSamples(TensorSamples):
     """One split: uint8 images [samples, height, width, channels] and int64 labels [samples]."""
+
+    crop_padding = 0  # pixels by which a training image is shifted at most
+    flip = False  # whether half of the training images are mirrored
 
     def __init__(
         self,
@@ -47,17 +35,8 @@ class ImageSamples(TensorSamples):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(images=images, labels=labels)
+        self.images, self.labels = images, labels
         self.mean, self.std, self.dtype = mean, std, dtype
-        self.crop_padding = 0  # pixels by which a training image is shifted at most
-        self.flip = False  # whether half of the training images are mirrored
-
-    @property
-    def images(self) -> np.ndarray:
-        return np.asarray(self.arrays["images"])
-
-    @property
-    def labels(self) -> np.ndarray:
-        return np.asarray(self.arrays["labels"])
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1."""
@@ -84,16 +63,11 @@ class ImageSamples(TensorSamples):
 class StreamedImages(ImageSamples):
     """One split, read from parquet files and decoded while training."""
 
-    def __init__(
-        self, rows: ParquetRows, source: DataSource, size: int, channels: int, *scaling: Any
-    ) -> None:
-        none = np.empty(0)
-        super().__init__(none, none, *scaling)
-        del self.arrays
-        self.num_bytes, self.rows, self.blocks = None, rows, rows.blocks
-        self.decode = functools.partial(
-            pixels_of, source=source, split="train", size=size, channels=channels
-        )
+    num_bytes = None
+
+    def __init__(self, rows: ParquetRows, decode: Decoder, *scaling: Any) -> None:
+        self.rows, self.blocks, self.decode = rows, rows.blocks, decode
+        self.mean, self.std, self.dtype = scaling
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -158,30 +132,27 @@ def load_images(
     their size, too.
     """
     initial = initial_facts(init_from)
-    image_size = image_size or initial.get("published_size")
+    size = image_size or initial.get("published_size")
     if source.location == "synthetic":
-        facts, arrays = synthetic_images(image_size or LARGEST_DEFAULT_SIZE)
+        facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
     else:
-        columns = {"image_column": image_column, "label_column": label_column}
-        names, settings = ("images", "labels"), {"size": image_size, **columns}
-        if source.streaming:
-            _, facts, arrays = cached(source, index_images, "rows-1", ("groups",), settings)
-        else:
-            _, facts, arrays = cached(source, decode_images, "images-8", names, settings)
+        settings = {"size": size, "image_column": image_column, "label_column": label_column}
+        names = ("images", "labels")
+        _, facts, arrays = cached(source, prepare_images, "images-8", names, settings)
+    index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():
         facts |= {name: initial[name] for name in ("mean", "std")}
         if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
             facts["channels"] = 3
-            for held in () if source.streaming else arrays.values():
+            for held in arrays.values() if index is None else ():
                 held[0] = np.broadcast_to(held[0], (*held[0].shape[:3], 3))
     scaling, splits = (facts["mean"], facts["std"], dtype), dict[str, ImageSamples]()
-    index = Index(**facts.pop("index")) if source.streaming else None
+    decode = Decoder(source, "train", facts["image_size"], facts["channels"])
     for name, held in arrays.items():
         if index is None:
             splits[name] = ImageSamples(held[0], held[1], *scaling)
         else:
-            shape = facts["image_size"], facts["channels"]
-            splits[name] = StreamedImages(ParquetRows(index, held[0]), source, *shape, *scaling)
+            splits[name] = StreamedImages(ParquetRows(held[0], **index), decode, *scaling)
     reads = READS | {"image_column"}
     return ImageData(name=source.name, source=source, splits=splits, reads=reads, **facts)
 
@@ -195,137 +166,3 @@ def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[np.ndarr
     statistics = {"channels": 3, "image_size": size, "mean": [0.5] * 3, "std": [0.29] * 3}
     names, notes = [str(index) for index in range(1000)], ["random images: speed alone"]
     return statistics | {"class_names": names, "notes": notes}, arrays
-
-
-def index_images(
-    source: DataSource,
-    folder: Path,
-    size: int | None,
-    image_column: str | None,
-    label_column: str | None,
-) -> dict[str, Any]:
-    """Write where the row groups of all splits are; return facts, by some of the images."""
-    import datasets
-
-    train, index, groups = read_index(source, label_column)
-    found = [name for name, kind in train.features.items() if isinstance(kind, datasets.Image)]
-    index.columns = find_columns(train, source.name, "--image-column", image_column, found, found)
-    for name, array in groups.items():
-        write_array(folder / f"{name}_groups.npy", [array], len(array))
-    looked_at = [value for (value,) in ParquetRows(index, groups["train"]).look(LOOKED_AT)]
-    size, channels, _ = shape_of(looked_at, source, size)
-    pixels = np.stack([pixels_of(value, source, "train", size, channels) for value in looked_at])
-    counts = np.stack([np.bincount(c.ravel(), minlength=256) for c in np.moveaxis(pixels, 3, 0)])
-    index.notes.append(f"image size and scaling by {len(looked_at):,} of the images")
-    return {"channels": channels, "image_size": size} | scaling_by(counts) | index.facts(groups)
-
-
-def shape_of(
-    values: Iterable[dict[str, Any]], source: DataSource, size: int | None
-) -> tuple[int, int, bool]:
-    """Return the size and channels that images get, and whether all have this size."""
-    shapes, modes = [], set()
-    for value in values:
-        with opened(value, source, "train") as image:
-            shapes.append(image.size)
-            modes.add(image.mode)
-    channels = 1 if modes <= {"1", "L", "I", "I;16", "F"} else 3
-    size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
-    return size, channels, set(shapes) == {(size, size)}
-
-
-def scaling_by(counts: np.ndarray) -> dict[str, list[float]]:
-    """Return mean and deviation by channel; `counts` is [channels, 256], of pixels' values."""
-    levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
-    mean = np.average(levels, axis=1, weights=counts)
-    variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
-    return {"mean": mean.tolist(), "std": np.sqrt(variance).clip(min=1 / 255).tolist()}
-
-
-def decode_images(
-    source: DataSource,
-    folder: Path,
-    size: int | None,
-    image_column: str | None,
-    label_column: str | None,
-) -> dict[str, Any]:
-    """Write all images as uint8 arrays of one size, and their labels; return facts."""
-    import datasets
-
-    raw = load_raw(source, label_column)
-    train = raw.splits["train"]
-    found = [name for name, kind in train.features.items() if isinstance(kind, datasets.Image)]
-    (column,) = find_columns(train, raw.name, "--image-column", image_column, found, found)
-    for name, split in [*raw.splits.items()]:
-        raw.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
-        held = enumerate(encoded[column])  # one after the other: all would fill the memory
-        raw.keep(name, [row for row, v in held if v and {*v.values()} != {None}], "image")
-    size, channels, alike = shape_of(raw.splits["train"][column], source, size)
-    if not alike:
-        raw.notes.append(f"images resized and centre-cropped to {size}×{size}")
-    if (needed := len(raw) * size * size * channels) > shutil.disk_usage(folder).free:
-        raise UserError(
-            f"the decoded data take {needed / 2**30:.1f} GiB, which {folder.parent} has not: lower "
-            "--image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
-        )
-    say(f"decoding {len(raw):,} images once, for this and later runs")
-    at_once = min(256, 1 + DECODED_BYTES // (size * size * channels))
-    counts = np.zeros((channels, 256), dtype=np.int64)  # of the training pixels' values
-
-    def decoded(name: str, split: "Dataset") -> Iterator[np.ndarray]:
-        """Decode some images at a time, and count the values of training pixels."""
-        decode = functools.partial(
-            pixels_of, source=source, split=name, size=size, channels=channels
-        )
-        for rows in split.iter(at_once):
-            images = np.stack([*pool.map(decode, rows[column])])
-            for channel in range(channels if name == "train" else 0):
-                counts[channel] += np.bincount(images[..., channel].ravel(), minlength=256)
-            yield images
-
-    with ThreadPoolExecutor() as pool:
-        for name, split in raw.splits.items():
-            write_array(folder / f"{name}_images.npy", decoded(name, split), len(split))
-            write_array(folder / f"{name}_labels.npy", [raw.labels[name]], len(split))
-    return {"channels": channels, "image_size": size} | scaling_by(counts) | raw.facts()
-
-
-@contextmanager
-def opened(value: dict[str, Any], source: DataSource, split: str) -> Iterator[Image.Image]:
-    """Open one encoded image, whose pixels are read later; its file must be the data set's."""
-    path, encoded = value["path"], value["bytes"]
-    with reading(f"image {path or f'one of split {split} of {source.name}'}", "mend or remove it"):
-        yield Image.open(own_file(path, source) if encoded is None else io.BytesIO(encoded))
-
-
-def own_file(path: str, source: DataSource) -> str:
-    """Return the path of a data set's file, or of one that was fetched or unpacked for it."""
-    import datasets
-    from huggingface_hub import constants
-
-    file = os.path.normpath(os.path.join(source.location, path))
-    roots = source.location, constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE
-    if not any(Path(file).is_relative_to(root) for root in roots):
-        raise UserError(f"image {path} lies outside of data set {source.location}: leave it out")
-    return file
-
-
-def pixels_of(
-    value: dict[str, Any], source: DataSource, split: str, size: int, channels: int
-) -> np.ndarray:
-    with opened(value, source, split) as image:
-        return image_to_pixels(image, size, channels)
-
-
-def image_to_pixels(image: Image.Image, size: int, channels: int) -> np.ndarray:
-    """Return an image as uint8 [size, size, channels], resized and centre-cropped."""
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # as cameras turn them
-        image = ImageOps.exif_transpose(image)
-    if image.mode == "F":  # which Pillow would clip, of 0 to 1 to black
-        raise ValueError("its pixels are real numbers: write them with 8 or 16 bits")
-    if image.mode.startswith("I"):  # of 16 bits, which Pillow would clip
-        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.size != (size, size):
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(size, size, channels)

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch.utils.data import default_collate
 
 from common.data.batch import Batch, Samples
@@ -23,6 +24,8 @@ class IterableSamples(Samples):
     each process, which takes its one of as many in a row as there are processes, and has
     `state_dict` and `load_state_dict`. At its end it begins anew, with `set_epoch` where it has it.
     """
+
+    is_sized = False
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Batch] = default_collate):
         kind, inner = type(dataset).__name__, getattr(dataset, "_ex_iterable", None)
@@ -78,9 +81,7 @@ class IterableSamples(Samples):
         before = self.dataset.state_dict()
         row = next(iter(self.dataset))
         self.dataset.load_state_dict(before)
-        return torch.utils._pytree.tree_map_only(
-            torch.Tensor, lambda value: value.to("meta"), self.collate([row] * size)
-        )
+        return send_to_device(self.collate([row] * size), "meta")
 
     def state_dict(self) -> dict[str, Any]:
         return self.position

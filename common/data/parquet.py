@@ -4,50 +4,40 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from common.data.cache import write_array
+from common.data.labels import Labelled, roles_of
 from common.data.order import Blocks
 from common.data.sources import DataSource
-from common.data.tables import ROLES, find_classes, find_label_column
 from common.errors import UserError
 from common.files import reading
 
 HELD_BYTES = 2**29  # of row groups, by each process that reads
 LOOKED_AT = 64  # row groups that stand for all where something is to be known before training
 THREADS = 16  # that read footers, for whose bytes the Hub lets one wait
-SHARE_HELD_OUT = 0.1  # of train, where there is nothing else to evaluate on
-
-
-@dataclass
-class Index:
-    """What the files' footers say, but for what `groups` does: it is kept apart, as arrays."""
-
-    shards: list[str]  # paths or addresses
-    label_column: str
-    classes: list[Any]  # the labels' values, in order
-    class_names: list[str]
-    notes: list[str] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)  # that are read, besides the label's
-
-    def facts(self, groups: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return what the data set says of itself, and this."""
-        told = {"class_names": self.class_names, "notes": self.notes, "splits": list(groups)}
-        return told | {"index": asdict(self)}
 
 
 class ParquetRows:
     """The rows of one split by number, of which a few row groups are in memory at a time."""
 
-    def __init__(self, index: Index, groups: np.ndarray) -> None:
-        """`groups`: int64 [row groups, 5], each the shard, place in it, rows, bytes, checksum."""
-        self.index, self.groups = index, np.asarray(groups)
+    def __init__(
+        self, groups: np.ndarray, shards: list[str], columns: list[str], classes: list[Any]
+    ) -> None:
+        """Take the files and which columns to read, the labels', whose values are `classes`, last.
+
+        `groups`: int64 [row groups, 5], each the shard, place in it, rows, bytes, checksum.
+        """
+        self.groups, self.shards, self.columns = np.asarray(groups), shards, columns
         self.ends = self.groups[:, 2].cumsum()
         self.held: dict[int, Any] = {}  # tables by row group, the one that was used last at the end
-        self.numbers = {value: number for number, value in enumerate(index.classes)}
+        self.numbers = {value: number for number, value in enumerate(classes)}
         at_once = HELD_BYTES // max(1, int(self.groups[:, 3].mean()))
         self.blocks = Blocks(self.groups[:, 2], max(1, at_once))
 
@@ -55,7 +45,7 @@ class ParquetRows:
         return int(self.ends[-1])
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[list[Any]], np.ndarray]:
-        """Return rows of `index.columns`, and their labels' numbers: int64 [batch]."""
+        """Return rows of all columns but the last, and their labels' numbers: int64 [batch]."""
         numbers = samples.numpy()
         blocks = np.searchsorted(self.ends, numbers, side="right")
         places = (numbers - self.ends[blocks] + self.groups[blocks, 2]).tolist()
@@ -66,7 +56,7 @@ class ParquetRows:
         for block, place in zip(blocks.tolist(), places, strict=True):
             *row, label = (column[place].as_py() for column in tables[block].columns)
             if None in row or label not in self.numbers:
-                shard = self.index.shards[self.groups[block, 0]]
+                shard = self.shards[self.groups[block, 0]]
                 lacks = "a label of its classes" if None not in row else "a value in each column"
                 raise UserError(f"{shard} has a row without {lacks}: leave it out to stream them")
             rows.append(row)
@@ -76,11 +66,11 @@ class ParquetRows:
     def table(self, block: int) -> Any:
         if (table := self.held.pop(block, None)) is None:
             shard, place, *_, checksum = self.groups[block].tolist()
-            columns = [*self.index.columns, self.index.label_column]
-            with opened(self.index.shards[shard]) as file:
+            with opened(self.shards[shard]) as file:
                 if place >= file.num_row_groups or group_facts(file, place)[-1] != checksum:
                     raise ValueError("it has changed since the run began")
-                table = file.read_row_group(place, columns=columns).select(columns)
+                table = file.read_row_group(place, columns=self.columns)
+            table = table.select(self.columns)
         self.held[block] = table
         return table
 
@@ -95,61 +85,60 @@ class ParquetRows:
         return rows
 
 
-def read_index(source: DataSource, label_column: str | None) -> tuple[Any, Index, dict[str, Any]]:
-    """Return an empty table like the train split, what its files are, and row groups by split."""
-    import datasets
+class ParquetTables(Labelled):
+    """Labelled splits of a data set as row groups of parquet files, whose footers are read."""
 
-    what = f"data set {source.location}"
-    with reading(what):
-        builder = datasets.load_dataset_builder(source.location, source.configuration)
-        files = {str(name): [*map(str, found)] for name, found in builder.config.data_files.items()}
-    if builder.name != "parquet":
-        advice = "leave the flag out, or write them with Dataset.to_parquet"
-        raise UserError(f"--streaming reads parquet files, and {what} has {builder.name}: {advice}")
-    train, groups, notes = "train" if "train" in files else next(iter(files)), {}, list[str]()
-    shards, like, empty = list[str](), dict[str, Any](), None
-    with ThreadPoolExecutor(THREADS) as pool:
-        for name in sorted(files, key=lambda name: name != train):
-            role = "train" if name == train else ROLES.get(name)
-            if role is None or role in groups:
-                continue
-            rows = list[list[int]]()
-            for path, (features, found) in zip(
-                files[name], pool.map(footer, files[name]), strict=True
-            ):
-                like = like or features
-                if features != like:
-                    raise UserError(f"{path} has other columns than {shards[0]}: make them alike")
-                rows += [[len(shards), *row] for row in found if row[1]]
-                shards.append(path)
-            if not rows:
-                raise UserError(f"{what}: split {name} is empty: remove or fill it")
-            if empty is None:
-                nothing: dict[str, list[Any]] = {column: [] for column in like}
-                empty = datasets.Dataset.from_dict(nothing, features=datasets.Features(like))
-                label = find_label_column(empty, label_column, source.name)
-            if not labels_of(shards[rows[0][0]], label, rows[0][1]) <= {None, "", -1}:
-                groups[role] = np.array(rows)
-        feature, classes = like[label], list[Any]()
-        if isinstance(feature, datasets.ClassLabel):
-            classes, names = list(range(feature.num_classes)), list(feature.names)
-        else:
-            values = set().union(*pool.map(lambda path: labels_of(path, label), shards))
-            classes = find_classes(values - {None, ""}, f"{what}: column {label}")
-            names = [str(int(v) if isinstance(v, float) else v) for v in classes]
-    if "train" not in groups or len(classes) < 2:
-        raise UserError(f"{what}: train has no rows of two classes: classification needs them")
-    share = source.validation_share or (SHARE_HELD_OUT if len(groups) == 1 else None)
-    if share is not None and "validation" not in groups:
-        all_rows = groups["train"]
-        count = max(1, round(share * len(all_rows)))
-        if count >= len(all_rows):
-            advice = "add a validation split, or write files of more row groups"
-            raise UserError(f"{what} has {len(all_rows)} row groups, too few to hold out: {advice}")
-        held = ((np.arange(count) + 0.5) * len(all_rows) / count).astype(int)
-        groups |= {"train": np.delete(all_rows, held, axis=0), "validation": all_rows[held]}
-        notes.append(f"held out {count:,} of {len(all_rows):,} row groups of train for validation")
-    return empty, Index(shards, label, classes, names, notes), groups
+    def __init__(self, source: DataSource, label_column: str | None) -> None:
+        import datasets
+
+        what = f"data set {source.location}"
+        with reading(what):
+            builder = datasets.load_dataset_builder(source.location, source.configuration)
+            files = {str(name): [*map(str, f)] for name, f in builder.config.data_files.items()}
+        if builder.name != "parquet":
+            found = f"--streaming reads parquet files, and {what} has {builder.name}"
+            raise UserError(f"{found}: leave the flag out, or write them with Dataset.to_parquet")
+        self.splits, self.shards = dict[str, np.ndarray](), list[str]()
+        roles = [*roles_of(files)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            paths = [path for _, name in roles for path in files[name]]
+            footers = dict(zip(paths, pool.map(footer, paths), strict=True))
+            super().__init__(source.name, footers[paths[0]][0], label_column)
+            read = partial(values_of, column=self.label)
+            for role, name in roles:
+                if role in self.splits:
+                    continue
+                rows = list[list[int]]()
+                for path in files[name]:
+                    features, groups = footers[path]
+                    if features != self.features:
+                        raise UserError(
+                            f"{path} has other columns than {paths[0]}: make them alike"
+                        )
+                    rows += [[len(self.shards), *group] for group in groups if group[1]]
+                    self.shards.append(path)
+                if not rows:
+                    raise UserError(f"{what}: split {name} is empty: remove or fill it")
+                if not read(self.shards[rows[0][0]]) <= self.unlabelled:
+                    self.splits[role] = np.array(rows)
+            self.find_classes(() if self.is_typed else chain(*pool.map(read, self.shards)))
+        if "train" not in self.splits or len(self.classes) < 2:
+            raise UserError(f"{what}: train has no rows of two classes: classification needs them")
+        train = self.splits["train"]
+        held = self.hold_out(source, len(train), np.arange(len(train)), "row groups")
+        if len(held):
+            self.splits |= {"train": np.delete(train, held, axis=0), "validation": train[held]}
+
+    def keep(self, folder: Path, columns: list[str]) -> ParquetRows:
+        """Write where the row groups of all splits are, and return the training rows."""
+        for name, groups in self.splits.items():
+            write_array(folder / f"{name}_groups.npy", [groups], len(groups))
+        self.index = {"shards": self.shards, "classes": self.classes}
+        self.index["columns"] = [*columns, self.label]
+        return ParquetRows(self.splits["train"], **self.index)
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"index": self.index}
 
 
 def footer(path: str) -> tuple[dict[str, Any], list[list[int]]]:
@@ -167,11 +156,9 @@ def group_facts(file: Any, place: int) -> tuple[int, int, int]:
     return found.num_rows, found.total_byte_size, zlib.crc32(str(found.to_dict()).encode())
 
 
-def labels_of(path: str, column: str, group: int | None = None) -> set[Any]:
-    """Return the values of a column, of one row group or all."""
+def values_of(path: str, column: str) -> set[Any]:
     with opened(path) as file:
-        groups = range(file.num_row_groups) if group is None else [group]
-        return {*file.read_row_groups([*groups], columns=[column])[column].unique().to_pylist()}
+        return {*file.read(columns=[column])[column].unique().to_pylist()}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Read a data set for classification: its splits, labels and classes.
+"""Read the tables of a labelled data set: its splits, and the labels' numbers.
 
 `datasets` is imported where something is read: a start on cached data never does.
 """
@@ -8,13 +8,13 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.data.labels import Labelled, roles_of
 from common.data.sources import BUILT_IN, DataSource, listing
 from common.errors import UserError
 from common.files import reading
@@ -22,24 +22,52 @@ from common.files import reading
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-# How data sets call the splits that are read, and columns of labels.
-ROLES = dict.fromkeys(("valid", "val", "dev", "validation_matched"), "validation")
-ROLES |= {name: name for name in ("train", "validation", "test")}
-LABEL_NAMES = ("label", "labels", "class", "target", "category")
-# The flags of role "data" that are heeded between here and `choose_source`.
-READS = frozenset({"dataset", "dataset_config", "label_column", "validation_share", "streaming"})
 
+class Tables(Labelled):
+    """Labelled splits of a data set as `datasets.Dataset`s."""
 
-@dataclass
-class RawData:
-    """Labelled splits of a data set as `datasets.Dataset`s, and the classes' names."""
+    def __init__(self, source: DataSource, label_column: str | None) -> None:
+        """Read all splits; rows without a label, and splits of such, are left out."""
+        from datasets import Image
 
-    name: str
-    label_column: str
-    splits: "dict[str, Dataset]" = field(default_factory=dict)
-    labels: dict[str, np.ndarray] = field(default_factory=dict)  # split -> [rows], int64 at last
-    class_names: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+        (dataset, notes), where = load_splits(source), f"data set {source.name}: "
+        roles = [*roles_of(dataset)]
+        features = dataset[roles[0][1]].features
+        if {*map(type, features.values())} == {Image}:
+            advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
+            raise UserError(f"{where}its images have no labels: {advice}")
+        super().__init__(source.name, features, label_column)
+        self.notes += notes
+        self.splits: dict[str, Dataset] = {}
+        self.labels: dict[str, np.ndarray] = {}  # by split: [rows], values, int64 at last
+        for role, name in roles:
+            if role in self.splits or self.label not in dataset[name].column_names:
+                continue
+            values = dataset[name][self.label][:]
+            self.splits[role], self.labels[role] = dataset[name], np.array(values, dtype=object)
+            labelled = (v not in self.unlabelled and v == v for v in values)
+            self.keep(role, [row for row, has_label in enumerate(labelled) if has_label], "label")
+        self.find_classes(chain(*self.labels.values()))
+        numbers = {value: number for number, value in enumerate(self.classes)}
+        for role, labels in self.labels.items():
+            if unknown := {*labels} - numbers.keys():
+                odd = f"{where}column {self.label} of {role} holds {min(unknown)}"
+                raise UserError(f"{odd}, and its classes are numbered from 0 to {len(numbers) - 1}")
+            self.labels[role] = np.array([numbers[value] for value in labels])
+        if unseen := sorted({*numbers.values()} - {*self.labels["train"]}):
+            named = ", ".join(self.class_names[number] for number in unseen)
+            self.notes.append(f"train has no row of {len(unseen)} classes: {named:.60}")
+        if len({*self.labels["train"]}) < 2:
+            raise UserError(f"{where}all rows of train have one label: classification needs two")
+        self.make_validation(source)
+        # What always guessing the most frequent class would reach: the least to beat.
+        majority = np.bincount(self.labels["train"]).argmax()
+        evaluated = "test" if "test" in self.labels else "validation"
+        reached = f"{(self.labels[evaluated] == majority).mean():.1%} of {evaluated}"
+        self.notes.append(f"always guessing {self.class_names[majority]}: {reached}")
+
+    def __len__(self) -> int:
+        return sum(map(len, self.splits.values()))
 
     def keep(self, split: str, rows: Sequence[int], what: str) -> None:
         """Leave out all other rows of a split, which have no `what`, or all of it, but of train."""
@@ -54,66 +82,18 @@ class RawData:
         if not rows:
             del self.splits[split], self.labels[split]
 
-    def __len__(self) -> int:
-        return sum(map(len, self.splits.values()))
-
-    def facts(self) -> dict[str, Any]:
-        names = {"class_names": self.class_names, "notes": self.notes}
-        return {"splits": list(self.splits), **names}
-
-
-def load_raw(source: DataSource, label_column: str | None) -> RawData:
-    """Read all splits of a data set; rows without a label, and splits of such, are left out.
-
-    Without a validation split a share of `train` is held out: what the source asks for, or else
-    10 % if there is no test split either.
-    """
-    from datasets import ClassLabel, Image
-
-    (dataset, notes), where = load_splits(source), f"data set {source.name}: "
-    train_name = "train" if "train" in dataset else next(iter(dataset))
-    if {*map(type, dataset[train_name].features.values())} == {Image}:
-        advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
-        raise UserError(f"{where}its images have no labels: {advice}")
-    label = find_label_column(dataset[train_name], label_column, source.name)
-    feature = dataset[train_name].features[label]
-    # As GLUE marks rows without one; where labels are mere numbers, -1 is one of them.
-    unlabelled = (None, "", -1) if isinstance(feature, ClassLabel) else (None, "")
-    raw = RawData(source.name, label, notes=notes)
-    for name, split in dataset.items():
-        role = "train" if name == train_name else ROLES.get(str(name))
-        if role is None or role in raw.splits or label not in split.column_names:
-            continue
-        values = split[label][:]
-        raw.splits[role], raw.labels[role] = split, np.array(values, dtype=object)
-        raw.keep(
-            role, [row for row, v in enumerate(values) if v not in unlabelled and v == v], "label"
-        )
-    if isinstance(feature, ClassLabel):
-        classes, raw.class_names = list(range(feature.num_classes)), list(feature.names)
-    else:
-        classes = find_classes(set().union(*raw.labels.values()), f"{where}column {label}")
-        raw.class_names = [str(int(v) if isinstance(v, float) else v) for v in classes]
-    numbers = {value: index for index, value in enumerate(classes)}
-    for role, values in raw.labels.items():
-        if unknown := {*values} - numbers.keys():
-            odd = f"{where}column {label} of {role} holds {min(unknown)}"
-            raise UserError(f"{odd}, and its classes are numbered from 0 to {len(classes) - 1}")
-        raw.labels[role] = np.array([numbers[value] for value in values])
-    if unseen := sorted({*range(len(classes))} - {*raw.labels["train"]}):
-        named = ", ".join(raw.class_names[number] for number in unseen)
-        raw.notes.append(f"train has no row of {len(unseen)} classes: {named:.60}")
-    if len(set(raw.labels["train"])) < 2:
-        raise UserError(f"{where}all rows of train have one label: classification needs two")
-    share = source.validation_share or (0.1 if len(raw.splits) == 1 else None)
-    if share is not None and "validation" not in raw.splits:
-        hold_out(raw, share)
-    # What always guessing the most frequent class would reach: the least to beat.
-    majority = np.bincount(raw.labels["train"]).argmax()
-    evaluated = "test" if "test" in raw.labels else "validation"
-    reached = (raw.labels[evaluated] == majority).mean()
-    raw.notes.append(f"always guessing {raw.class_names[majority]}: {reached:.1%} of {evaluated}")
-    return raw
+    def make_validation(self, source: DataSource) -> None:
+        """Hold a deterministic share of train out where there is need, of each class."""
+        train, labels = self.splits["train"], self.labels["train"]
+        order = np.random.default_rng(0).permutation(len(labels))
+        # The only row of a class is one to learn from.
+        several = order[np.bincount(labels)[labels[order]] > 1]
+        by_class = several[labels[several].argsort(kind="stable")] if len(several) else order
+        is_held = np.isin(np.arange(len(labels)), self.hold_out(source, len(labels), by_class))
+        for split, chosen in (("train", ~is_held), ("validation", is_held)):
+            if is_held.any():
+                self.splits[split] = train.select(np.flatnonzero(chosen))
+                self.labels[split] = labels[chosen]
 
 
 def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
@@ -183,68 +163,3 @@ def blame_file(builder: Any, options: dict[str, Any], what: str) -> None:
         if odd:
             columns = f"in the columns {', '.join(odd)} than others"
             raise UserError(f"{what}: its file {file} has other names or types {columns}")
-
-
-def find_label_column(split: "Dataset", asked: str | None, name: str) -> str:
-    """Return the column of the labels: named, of type ClassLabel, or called as one."""
-    from datasets import ClassLabel, Value
-
-    typed = [column for column, kind in split.features.items() if isinstance(kind, ClassLabel)]
-    called = [column for column in split.column_names if column.lower() in LABEL_NAMES]
-    found = typed if len(typed) == 1 or len(called) != 1 else called
-    fits = [c for c, kind in split.features.items() if isinstance(kind, (ClassLabel, Value))]
-    return find_columns(split, name, "--label-column", asked, found, fits)[0]
-
-
-def find_columns(
-    split: "Dataset",
-    name: str,
-    flag: str,
-    asked: Any,
-    found: list[str],
-    fits: list[str],
-    most: int = 1,
-) -> list[str]:
-    """Return the columns that a flag names, one or several, or else those found.
-
-    A `UserError`: there is none, they are too many, or one is not of those that fit by type.
-    """
-    there = ", ".join(
-        f"{column} ({type(kind).__name__})" for column, kind in split.features.items()
-    )
-    columns = [asked] if isinstance(asked, str) else [*(asked or found)]
-    for column in columns:
-        if column not in fits:
-            held = "another type there" if column in split.features else "no such column"
-            raise UserError(f"{flag} {column}: data set {name} has {held}: {there}")
-    if not 1 <= len(columns) <= most:
-        count, few = len(columns) or "no", "one" if most == 1 else f"one to {most}"
-        raise UserError(f"data set {name} has {count} columns for {flag}, name {few}: {there}")
-    return columns
-
-
-def find_classes(values: set[Any], where: str) -> list[Any]:
-    """Return the values that stand for classes in order, numbers before text."""
-    if any(isinstance(value, float) and not value.is_integer() for value in values):
-        raise UserError(f"{where} holds real numbers, no classes: name another: --label-column")
-    if not all(isinstance(value, (str, int, float)) for value in values):
-        raise UserError(f"{where} holds neither text nor whole numbers")
-    return sorted(values, key=lambda value: (isinstance(value, str), value))
-
-
-def hold_out(raw: RawData, share: float) -> None:
-    """Move a deterministic `share` of train to validation: rows at even distances by class."""
-    train, labels = raw.splits["train"], raw.labels["train"]
-    count = max(1, round(share * len(labels)))
-    order = np.random.default_rng(0).permutation(len(labels))
-    # The only row of a class is one to learn from.
-    several = order[np.bincount(labels)[labels[order]] > 1]
-    by_class = several[labels[several].argsort(kind="stable")] if len(several) else order
-    if count >= len(by_class):
-        raise UserError("the data set has too few rows to hold some out: add a validation split")
-    held = by_class[((np.arange(count) + 0.5) * len(by_class) / count).astype(int)]
-    is_held = np.isin(np.arange(len(labels)), held)
-    for split, chosen in (("train", ~is_held), ("validation", is_held)):
-        raw.splits[split] = train.select(np.flatnonzero(chosen))
-        raw.labels[split] = labels[chosen]
-    raw.notes.append(f"held out {count:,} of {len(labels):,} rows of train for validation")

@@ -2,37 +2,24 @@
 
 import functools
 import hashlib
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from common.console import say
 from common.data.batch import Batch, Data, TensorSamples, Work, without_waiting
-from common.data.cache import cached, write_array
-from common.data.parquet import Index, ParquetRows, read_index
+from common.data.cache import cached
+from common.data.labels import READS
+from common.data.parquet import ParquetRows
 from common.data.sources import DataSource
-from common.data.tables import READS, find_columns, load_raw
+from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
 from common.errors import UserError
-from common.files import read_json, reading
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+from common.files import reading
 
 PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
-AT_ONCE = 1000  # texts that are tokenised before a signal is heeded
-MOST_TOKENS = 10**7
-LOOKED_AT = 20_000  # texts that a vocabulary is made of where they are streamed
-SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in the order of BERT's
-ARRAYS = ("tokens", "offsets", "seconds", "labels")
 # From lengths, int64 [batch], and a padded length, both on the host, what a model wants besides.
 TokenPositions = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -91,15 +78,14 @@ class TextSamples(TensorSamples):
 class StreamedText(TextSamples):
     """One split, read from parquet files and tokenised while training; in no order of lengths."""
 
-    lengths: np.ndarray
+    lengths = np.empty(0)  # which are not known
+    work = Work(0)  # of the batch that was finished last
 
     def __init__(
         self, rows: ParquetRows, tokenizer: Path, max_length: int, positions: TokenPositions | None
     ) -> None:
         self.rows, self.blocks, self.token_positions = rows, rows.blocks, positions
         self.folder, self.max_length = tokenizer, max_length
-        self.lengths = np.empty(0)  # which are not known
-        self.work = Work(0)  # of the batch that was finished last
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -168,147 +154,16 @@ def load_text(
     version = f"text-8-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
-    splits = dict[str, TextSamples]()
-    if source.streaming:
-        found = cached(source, index_text, f"rows-1-{version}", ("groups",), settings)
-        folder, facts, arrays = found
-        index, brought = Index(**facts.pop("index")), (folder / "tokenizer", max_length)
-        for name, held in arrays.items():
-            rows = ParquetRows(index, *held)
-            splits[name] = StreamedText(rows, *brought, token_positions)
-    else:
-        folder, facts, arrays = cached(source, tokenize, version, ARRAYS, settings)
-        for name, held in arrays.items():
+    folder, facts, arrays = cached(source, prepare_text, version, ARRAYS, settings)
+    tokenizer, splits = folder / "tokenizer", dict[str, TextSamples]()
+    index = facts.pop("index", None)
+    for name, held in arrays.items():
+        if index is None:
             splits[name] = TextSamples(*held, token_positions=token_positions)
+        else:
+            rows = ParquetRows(held[0], **index)
+            splits[name] = StreamedText(rows, tokenizer, max_length, token_positions)
     if token_positions is not None:
         facts["notes"] += ["its padding is left out"]
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
-    facts |= {"tokenizer_folder": folder / "tokenizer", "max_length": max_length}
-    return TextData(splits=splits, **facts)
-
-
-def index_text(
-    source: DataSource,
-    folder: Path,
-    checkpoint: str,
-    max_length: int,
-    text_columns: tuple[str, ...],
-    label_column: str | None,
-) -> dict[str, Any]:
-    """Write where the row groups of all splits are, and the tokenizer; return facts."""
-    train, index, groups = read_index(source, label_column)
-    index.columns = find_text(train, source.name, index.label_column, text_columns)
-    for name, array in groups.items():
-        write_array(folder / f"{name}_groups.npy", [array], len(array))
-    if checkpoint == "scratch":
-        texts = ParquetRows(index, groups["train"]).look(LOOKED_AT)
-        encoder = train_wordpiece([*chain(*texts)])
-        index.notes.append(f"a vocabulary of {len(texts):,} of the texts")
-    else:
-        encoder = load_tokenizer(checkpoint)
-    return keep_tokenizer(encoder, folder, index.columns) | index.facts(groups)
-
-
-def tokenize(
-    source: DataSource,
-    folder: Path,
-    checkpoint: str,
-    max_length: int,
-    text_columns: tuple[str, ...],
-    label_column: str | None,
-) -> dict[str, Any]:
-    """Write all splits as flat arrays of tokens, and the tokenizer; return facts."""
-    raw = load_raw(source, label_column)
-    columns = find_text(raw.splits["train"], raw.name, raw.label_column, text_columns)
-    for name, split in [*raw.splits.items()]:
-        texts_of = zip(*(split[column][:] for column in columns), strict=True)
-        raw.keep(name, [row for row, values in enumerate(texts_of) if all(values)], "text")
-    texts = {name: [split[c][:] for c in columns] for name, split in raw.splits.items()}
-    if checkpoint == "scratch":
-        encoder = train_wordpiece([*chain(*texts["train"])])
-    else:
-        encoder = load_tokenizer(checkpoint)
-    say(f"tokenising {len(raw):,} texts once, for this and later runs")
-    for name, split_texts in texts.items():
-        with reading(f"--model {checkpoint}: its tokenizer"):
-            encoded = encode(encoder, split_texts, max_length)
-        for what, array in zip(ARRAYS, [*encoded, raw.labels[name]], strict=True):
-            write_array(folder / f"{name}_{what}.npy", [array], len(array))
-    raw.notes.append(f"text from {' and '.join(columns)}")
-    return keep_tokenizer(encoder, folder, columns) | raw.facts()
-
-
-def find_text(train: "Dataset", name: str, label: str, asked: tuple[str, ...]) -> list[str]:
-    """Return the one or two columns of text."""
-    from datasets import Value
-
-    strings = [Value("string"), Value("large_string")]
-    fits = [column for column, kind in train.features.items() if kind in strings]
-    found = [column for column in fits if column not in (label, "id", "idx")]
-    return find_columns(train, name, "--text-columns", asked, found, fits, most=2)
-
-
-def keep_tokenizer(encoder: Any, folder: Path, columns: list[str]) -> dict[str, Any]:
-    try:
-        encoder.save_pretrained(folder / "tokenizer")
-    except Exception as problem:  # which Rust raises of a full disk
-        raise OSError(f"{folder / 'tokenizer'}: {problem}") from None
-    return {"vocabulary_size": 1 + max(encoder.get_vocab().values()), "text_columns": columns}
-
-
-def encode(encoder: Any, texts: Sequence[Sequence[str]], max_length: int) -> list[np.ndarray]:
-    """Return what `ARRAYS` names, but labels, of one or two columns of texts."""
-    rows, types = list[list[int]](), list[list[int]]()
-    for start in range(0, len(texts[0]), AT_ONCE):
-        some = [list(column[start : start + AT_ONCE]) for column in texts]
-        encoded = encoder(*some, truncation=True, max_length=max_length)
-        rows += encoded["input_ids"]
-        types += encoded.get("token_type_ids") or [[]] * len(some[0])
-    if not all(rows):
-        raise ValueError("it makes no tokens of some texts")
-    pairs = zip(rows, types, strict=True)
-    seconds = [kinds.index(1) if 1 in kinds else len(row) for row, kinds in pairs]
-    tokens, offsets = np.concatenate(rows).astype(np.int32), np.cumsum([0, *map(len, rows)])
-    return [tokens, offsets, np.array(seconds)]
-
-
-def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    folder, files = Path(name), ("tokenizer.json", "vocab.txt")
-    if folder.is_dir() and not any((folder / file).is_file() for file in files):
-        raise UserError(f"--model {name}: no tokenizer can be loaded: it has no {files[0]}")
-    with reading(f"--model {name}: its tokenizer", "pass a Hub id in reach, or a local folder"):
-        if (folder / files[0]).is_file():
-            held = read_json(folder / files[0])
-            ids = {*held["model"]["vocab"].values(), *(t["id"] for t in held["added_tokens"])}
-            if max(ids) > MOST_TOKENS:  # a table of as many would be made, or the process aborted
-                raise ValueError(f"one of its {len(ids):,} tokens has the number {max(ids):,}")
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-
-
-def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
-    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`."""
-    from tokenizers import BertWordPieceTokenizer
-    from transformers import BertTokenizer
-
-    trained: Any = BertWordPieceTokenizer(lowercase=True)
-    characters = sorted({c for text in texts for c in trained.normalize(text)} - {" "})
-    # The trainer numbers characters inside of words as it meets them in a hash map, and breaks ties
-    # by number: numbered here, the same texts always give the same vocabulary.
-    first = [*SPECIAL_TOKENS, *(f"##{character}" for character in characters)]
-    ended: Future[None] = Future()
-
-    def train() -> None:
-        try:
-            trained.train_from_iterator(
-                texts, vocab_size=SCRATCH_VOCABULARY, special_tokens=first, show_progress=False
-            )
-            ended.set_result(None)
-        except BaseException as problem:  # of Rust's panics, too
-            ended.set_exception(problem)
-
-    # Beside this thread, which heeds signals: Rust looks at none until it is done.
-    threading.Thread(target=train, daemon=True).start()
-    ended.result()
-    return BertTokenizer(vocab=trained.get_vocab(), do_lower_case=True)
+    return TextData(splits=splits, tokenizer_folder=tokenizer, max_length=max_length, **facts)

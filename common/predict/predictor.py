@@ -15,10 +15,12 @@ from torch import nn
 from common.checkpoints.export import load_weights
 from common.config import TrainingConfig
 from common.console import quiet_transformers
-from common.data.images import ImageSamples, image_to_pixels
+from common.data.decoding import image_to_pixels
+from common.data.images import ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
-from common.data.text import TextSamples, encode, load_tokenizer
+from common.data.text import TextSamples
+from common.data.tokens import encode, load_tokenizer
 from common.directory import FACTS, WEIGHTS, model_folder, read_status
 from common.errors import UserError, is_out_of_memory
 from common.files import read_json, reading

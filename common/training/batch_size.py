@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from rich.table import Table
 from torch import nn
 
-from common.checkpoints.store import step_folders
+from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
 from common.data.loader import Loader, free_memory

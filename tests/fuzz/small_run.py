@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from accelerate.state import AcceleratorState
 
-from common.checkpoints.store import newest_whole
+from common.checkpoints.finished import newest_whole
 from common.config import parse_config
 from common.machine import STOP_SIGNALS
 from common.measure.meters import Meters

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.checkpoints.store import step_folders
+from common.checkpoints.finished import step_folders
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.errors import UserError

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from common.checkpoints.store import MANIFEST
+from common.checkpoints.finished import MANIFEST
 from common.errors import UserError
 from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
 

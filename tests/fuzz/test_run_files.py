@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from common.checkpoints.store import MANIFEST
+from common.checkpoints.finished import MANIFEST
 from common.errors import UserError
 from common.files import signed
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run

@@ -16,8 +16,9 @@ import pytest
 from filelock import FileLock
 from safetensors.torch import load_file
 
-from common.checkpoints.store import step_folders
-from common.files import signed, write_tensors
+from common.checkpoints.finished import step_folders
+from common.checkpoints.tensors import write_tensors
+from common.files import signed
 from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
 

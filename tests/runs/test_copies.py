@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints.store import step_folders
+from common.checkpoints.finished import step_folders
 from common.compare.__main__ import main
 from common.objective import Objective
 from common.recipe import load_recipe

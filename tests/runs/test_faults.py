@@ -19,7 +19,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from common.checkpoints.store import damage, newest_whole, step_folders
+from common.checkpoints.finished import damage, newest_whole, step_folders
 from tests.jobs import (
     EVERY,
     MLP,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints.store import step_folders
+from common.checkpoints.finished import step_folders
 from common.data.sources import find_named
 from tests.jobs import Job
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
@@ -88,10 +88,10 @@ def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> No
 
 SLOW = """
 import runpy, sys, time
-from common.data import images
+from common.data import decoding
 
-decode = images.image_to_pixels
-images.image_to_pixels = lambda *given: (time.sleep(0.3), decode(*given))[1]
+decode = decoding.image_to_pixels
+decoding.image_to_pixels = lambda *given: (time.sleep(0.3), decode(*given))[1]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints.store import step_folders
+from common.checkpoints.finished import step_folders
 from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
 from tests.launch import REPOSITORY, Launcher, Runner
 

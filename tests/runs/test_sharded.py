@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.checkpoints.store import read_manifest, step_folders
+from common.checkpoints.finished import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import DONE, takes_fsdp
 from tests.conftest import SAME_UPDATES
@@ -161,12 +161,17 @@ def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
     """The manifest says what is shared out, and no file has it whole."""
     folder = step_folders(sharded_mlp.directory / "checkpoints")[0]
     manifest = read_manifest(folder)
-    assert manifest["shards"].keys() == {"model", "optimizer"}
-    for part, shapes in manifest["shards"].items():
+    shapes = {name: value.shape for name, value in sharded_mlp.weights().items()}
+    in_rows = {name.split("-")[0] for name in manifest["files"] if "-of-2" in name}
+    assert in_rows == {"model", "optimizer"}
+    for part in in_rows:
         rows = [load_file(folder / f"{part}-{rank}-of-2.safetensors") for rank in range(2)]
-        for name, shape in shapes.items():
-            assert torch.cat([one[name] for one in rows]).shape == tuple(shape)
-            assert len(rows[0][name]) == -(-shape[0] // 2)
+        assert rows[0].keys() == rows[1].keys()
+        for name in rows[0]:
+            whole = torch.cat([one[name] for one in rows])
+            assert whole.shape == (shapes[name] if part == "model" else whole.shape)
+            assert len(rows[0][name]) == -(-len(whole) // 2)
+        assert part != "model" or rows[0].keys() == shapes.keys()
     names = {path.name for path in folder.iterdir()}
     assert "model.safetensors" not in names
 

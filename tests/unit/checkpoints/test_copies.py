@@ -10,7 +10,7 @@ import torch
 from common.checkpoints.copies import begun
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.store import Checkpoints, Contents
-from common.files import read_tensors
+from common.checkpoints.tensors import read_tensors
 from tests.cuda_stand_in import Cuda
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

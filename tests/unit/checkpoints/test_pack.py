@@ -16,7 +16,7 @@ import torch
 
 from common.checkpoints.copies import copied
 from common.checkpoints.pack import pack, unpack
-from common.files import read_tensors, write_tensors
+from common.checkpoints.tensors import read_tensors, write_tensors
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool),

@@ -15,11 +15,12 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from common.checkpoints.finished import newest_whole, read_manifest
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts
-from common.checkpoints.store import Checkpoints, newest_whole, read_manifest
+from common.checkpoints.store import Checkpoints
+from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
-from common.files import read_tensors
 
 CPU = torch.device("cpu")
 

@@ -16,18 +16,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from common import files
 from common.checkpoints import store
-from common.checkpoints.store import (
-    Checkpoints,
-    Contents,
-    damage,
-    newest_whole,
-    read_manifest,
-    step_folders,
-)
+from common.checkpoints.finished import choose, damage, newest_whole, read_manifest, step_folders
+from common.checkpoints.store import Checkpoints, Contents
+from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
-from common.files import read_tensors, signed
+from common.files import signed
 
 
 def contents_of(step: int, rank: int = 0) -> Contents:
@@ -90,7 +84,7 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
 
     def noted(path: Path, tensors: Any) -> dict[str, Any]:
         written.append(path.name)
-        return files.write_tensors(path, tensors)
+        return write_tensors(path, tensors)
 
     monkeypatch.setattr(store, "write_tensors", noted)
     checkpoints.save(6, contents_of(6), {})
@@ -176,7 +170,7 @@ def test_going_on_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path)
         save(tmp_path, step, keep=3)
     old = step_folders(tmp_path)[0]
     assert newest_whole(tmp_path, named="step-00000006")[0] == tmp_path / "step-00000006"
-    assert opened(tmp_path).choose(old.name) == old
+    assert choose(tmp_path, old.name) == old
     assert newest_whole(tmp_path) == (old, [])
     assert len([*tmp_path.glob("*.superseded")]) == 2
     save(tmp_path, 4, keep=1)
@@ -188,7 +182,7 @@ def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
     for step in (99_999_999, 100_000_000):
         save(tmp_path, step)
     assert newest_whole(tmp_path)[0] == tmp_path / "step-100000000"
-    opened(tmp_path).choose("step-99999999")
+    choose(tmp_path, "step-99999999")
     assert newest_whole(tmp_path)[0] == tmp_path / "step-99999999"
 
 
@@ -252,7 +246,7 @@ def test_damaged_frozen_weights_damage_all_that_name_them(tmp_path: Path) -> Non
         path.write_bytes(whole)
     # A run that starts anew writes them anew.
     path.write_bytes(b"")
-    assert opened(tmp_path).choose(None) is None
+    assert choose(tmp_path, None) is None
     save(tmp_path, 1)
     assert newest_whole(tmp_path) == (tmp_path / "step-00000001", [])
     assert path.read_bytes() == whole
@@ -287,7 +281,7 @@ def test_files_of_a_checkpoints_name_are_passed_over_and_go(tmp_path: Path) -> N
     found, problems = newest_whole(tmp_path)
     assert found == tmp_path / "step-00000003"
     assert problems == [f"{tmp_path}/step-00000009/manifest.json does not exist"]
-    assert opened(tmp_path).choose(None) == found
+    assert choose(tmp_path, None) == found
     checkpoints = save(tmp_path, 9, keep=1)
     assert checkpoints.failure is None
     assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000009", "step-notes"]
@@ -367,7 +361,7 @@ def test_killed_at_any_step_of_a_save_the_older_checkpoint_is_whole(
         if not was_killed:
             assert found.name == "step-00000009"
             break
-        assert opened(folder).choose(None) == found
+        assert choose(folder, None) == found
         save(folder, 12)
         assert newest_whole(folder) == (folder / "step-00000012", [])
         assert names_in(folder) == ["frozen-model.safetensors", found.name, "step-00000012"]
@@ -412,10 +406,10 @@ def test_killed_while_checkpoints_are_put_aside(
         for step in (3, 6, 9):
             save(folder, step, keep=3)
         chosen = folder / "step-00000003"
-        if not killed_at(monkeypatch, moment, partial(opened(folder).choose, chosen.name)):
+        if not killed_at(monkeypatch, moment, partial(choose, folder, chosen.name)):
             break
         assert newest_whole(folder, named=chosen.name) == (chosen, [])
-        opened(folder).choose(chosen.name)
+        choose(folder, chosen.name)
         assert newest_whole(folder) == (chosen, [])
     assert moment >= 4
 
@@ -478,7 +472,7 @@ def test_a_rank_that_fails_is_heard_of_by_the_other(
     def written(path: Path, tensors: Any) -> dict[str, Any]:
         if path.name == f"rank-{failing}.safetensors":
             raise OSError(28, "No space left on device")
-        return files.write_tensors(path, tensors)
+        return write_tensors(path, tensors)
 
     monkeypatch.setattr(store, "write_tensors", written)
     ranks = [opened(tmp_path, rank, 2) for rank in range(2)]

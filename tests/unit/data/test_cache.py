@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common import files
-from common.data import cache, images, text
+from common.data import cache, decoding, tokens
 from common.data.cache import cached
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -38,7 +38,7 @@ def numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]:
     return {"splits": ["train", "test"], "mean": 0.1, "notes": ("a",)}
 
 
-def load(count: int = 5) -> cache.Cached:
+def load(count: int = 5) -> tuple[Path, dict[str, Any], dict[str, list[np.ndarray]]]:
     return cached(SOURCE, numbers, "numbers-1", ("x",), {"count": count})
 
 
@@ -134,9 +134,9 @@ def test_stamps_that_are_lost_cost_a_look(damage: Callable[[Path], None]) -> Non
 def test_digests_are_compared_where_a_stamp_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither when it was just made nor each time, but after a copy, once."""
     read: list[str] = []
-    digest = cache.digest_of_file
+    digest = cache.receipt_of
     folder = load()[0]
-    monkeypatch.setattr(cache, "digest_of_file", lambda p: read.append(p.name) or digest(p))
+    monkeypatch.setattr(cache, "receipt_of", lambda p: read.append(p.name) or digest(p))
     load()
     assert not read
     shutil.copytree(folder, folder.with_name("copy"))
@@ -214,8 +214,8 @@ def write_words(folder: Path) -> Callable[[], Any]:
 
 # What touches the disk while data are prepared.
 POINTS: tuple[tuple[Any, str], ...] = (
-    *((module, "write_array") for module in (images, text)),
-    *((cache, name) for name in ("digest_of_file", "write_json")),
+    *((module, "write_array") for module in (decoding, tokens)),
+    *((cache, name) for name in ("receipt_of", "write_json")),
     (files, "sync"),
     *((Path, name) for name in ("mkdir", "rename", "write_text")),
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from common.data.images import image_to_pixels
+from common.data.decoding import image_to_pixels
 from tests.local_data import (
     grey_images,
     sentences,

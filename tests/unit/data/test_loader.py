@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from common.config import TrainingConfig
-from common.data import loader as module
+from common.data import workers as module
 from common.data.batch import Batch, Samples, without_waiting
 from common.data.images import ImageSamples, reflected
-from common.data.loader import GATHER_BYTES, Loader, by_path, make_loaders
+from common.data.loader import GATHER_BYTES, Loader, make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.workers import by_path
 from common.errors import UserError
 from tests.cuda_stand_in import Cuda
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.images import pixels_of
+from common.data.decoding import Decoder
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
 from tests.local_data import (
@@ -78,7 +78,7 @@ def test_mutated_image_is_decoded_or_named(kind: str) -> None:
         value = {"bytes": mutated(draw.choice(whole), draw), "path": f"{number}.img"}
         channels = draw.choice([1, 3])
         try:
-            pixels = pixels_of(value, SOURCE, "train", 8, channels)
+            pixels = Decoder(SOURCE, "train", 8, channels)(value)
         except UserError as error:
             refused.append(error.message)
             continue

@@ -121,7 +121,7 @@ def test_few_row_groups_are_held_and_none_is_read_twice(
     write_images(tmp_path / "data", "test-0", 20)
     rows = images(source_of(tmp_path / "data")).splits["train"].rows
     monkeypatch.setattr(parquet, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
-    rows = parquet.ParquetRows(rows.index, rows.groups)
+    rows = parquet.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.numbers])
     assert rows.blocks.at_once == 4
     read, original = list[int](), parquet.ParquetRows.table
 
@@ -178,7 +178,7 @@ def test_row_without_a_value_is_named_when_it_is_met(
     columns[column][55] = None
     write_images(tmp_path / "data", "train-0", 60, **{column: columns[column]})
     write_images(tmp_path / "data", "test-0", 20)
-    monkeypatch.setattr("common.data.images.LOOKED_AT", 1)
+    monkeypatch.setattr("common.data.decoding.LOOKED_AT", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     said = refusal(lambda: every_batch(split, workers))
     assert "train-0.parquet has a row without" in said

@@ -11,7 +11,7 @@ import pytest
 
 from common.data import built_in
 from common.data.sources import find_named
-from common.data.tables import load_raw
+from common.data.tables import Tables
 from tests.local_data import (
     grey_images,
     sentences,
@@ -29,7 +29,7 @@ def test_share_is_held_out_beside_a_test_split(tmp_path: Path) -> None:
     source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
     sizes, tests = [], []
     for share in (None, 0.25):
-        raw = load_raw(dataclasses.replace(source, validation_share=share), None)
+        raw = Tables(dataclasses.replace(source, validation_share=share), None)
         sizes.append({name: len(split) for name, split in raw.splits.items()})
         tests.append(raw.labels["test"].tolist())
         assert {name: len(labels) for name, labels in raw.labels.items()} == sizes[-1]
@@ -41,7 +41,7 @@ def test_share_leaves_a_validation_split_alone(tmp_path: Path) -> None:
     """A data set's own validation split is never added to."""
     splits = {"train": grey_images(60, 1), "validation": grey_images(10, 2)}
     source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
-    raw = load_raw(dataclasses.replace(source, validation_share=0.5), None)
+    raw = Tables(dataclasses.replace(source, validation_share=0.5), None)
     assert {name: len(split) for name, split in raw.splits.items()} == {
         "train": 60,
         "validation": 10,
@@ -113,7 +113,7 @@ def test_a_tenth_is_held_out(classes: int, per_class: int, tmp_path: Path) -> No
     columns = sentences(classes * per_class, 0)
     columns["label"] = [f"class {index % classes}" for index in range(classes * per_class)]
     write_csv(tmp_path / "small" / "train.csv", columns)
-    raw = load_raw(find_named(str(tmp_path / "small"), None), None)
+    raw = Tables(find_named(str(tmp_path / "small"), None), None)
     held, rest = len(raw.labels["validation"]), len(raw.labels["train"])
     assert held + rest == classes * per_class
     assert held == pytest.approx(max(1, 0.1 * classes * per_class), abs=1)
@@ -197,7 +197,7 @@ def test_class_that_only_test_has_is_counted(tmp_path: Path) -> None:
 
 def test_built_in_digits_are_stratified() -> None:
     """A fifth of the 1,797 digits is held out, each class in proportion, always the same."""
-    raw = load_raw(find_named("digits", None), None)
+    raw = Tables(find_named("digits", None), None)
     assert {name: len(labels) for name, labels in raw.labels.items()} == {
         "train": 1437,
         "test": 360,
@@ -209,7 +209,7 @@ def test_built_in_digits_are_stratified() -> None:
 
 def test_built_in_docstrings_are_real_text() -> None:
     """The standard library gives six topics, stratified splits, and no paragraph twice."""
-    raw = load_raw(find_named("docstrings", None), None)
+    raw = Tables(find_named("docstrings", None), None)
     assert len(raw.class_names) == 6
     found = [line for split in raw.splits.values() for line in split["text"][:]]
     assert len(found) == len(set(found)) > 6500
@@ -245,7 +245,7 @@ def test_minus_one_is_a_class_where_labels_are_numbers(
     columns: dict[str, list[Any]] = dict(sentences(30, 0))
     columns["label"] = [labels[index % len(labels)] for index in range(30)]
     write_csv(tmp_path / "signs" / "train.csv", columns)
-    raw = load_raw(find_named(str(tmp_path / "signs"), None), None)
+    raw = Tables(find_named(str(tmp_path / "signs"), None), None)
     assert raw.class_names == [str(label) for label in labels]
     assert sum(len(rows) for rows in raw.labels.values()) == 30
     assert not any("no label" in note for note in raw.notes)

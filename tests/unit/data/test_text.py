@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common.data.sources import find_named
-from common.data.text import SPECIAL_TOKENS, train_wordpiece
+from common.data.tokens import SPECIAL_TOKENS, train_wordpiece
 from common.errors import Preempted
 from tests.local_data import grey_images, sentences, write_csv, write_image_parquet, write_parquet
 from tests.unit.data.loading import images, refusal, text

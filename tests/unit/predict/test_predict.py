@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from common.checkpoints.export import save_model
-from common.data.text import train_wordpiece
+from common.checkpoints.tensors import read_tensors, write_tensors
+from common.data.tokens import train_wordpiece
 from common.errors import UserError
-from common.files import read_tensors, write_tensors
 from common.predict.__main__ import main, read_inputs
 from common.predict.predictor import Predictor
 from common.recipe import load_recipe

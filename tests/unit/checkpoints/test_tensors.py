@@ -1,0 +1,95 @@
+"""Files of tensors: read as they were written, or a sentence; nothing in them is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from common.checkpoints.tensors import read_tensors, write_tensors
+from common.errors import UserError
+from common.files import sync, write_json
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """In their types and values, not contiguous ones too; with the file's size and SHA-256."""
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        "a": torch.arange(6, dtype=torch.float32).view(2, 3).t(),
+        "b": torch.tensor([1, -1], dtype=torch.int64),
+        "c": torch.ones(2, dtype=torch.bfloat16),
+        "d": torch.tensor(3.0),
+    }
+    facts = write_tensors(path, tensors)
+    data = path.read_bytes()
+    assert facts == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    found = read_tensors(path)
+    assert found.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+
+
+def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
+    """Missing, cut at many places, or something else: the file is named."""
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, {"a": torch.ones(100)})
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
+            read_tensors(path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
+        read_tensors(path)
+
+
+class Payload:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mknod, (str(self.marker),)
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    """What is not safetensors is refused."""
+    marker, path = tmp_path / "executed", tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(UserError):
+        read_tensors(path)
+    assert not marker.exists()
+    pickle.loads(path.read_bytes())  # it would have worked
+    assert marker.exists()
+
+
+def test_checkpoints_hear_of_a_full_disk_by_an_exception(tmp_path: Path) -> None:
+    """A thread writes them, which a `SystemExit` would end without a word."""
+    with pytest.raises((OSError, SafetensorError), match="none"):
+        write_tensors(tmp_path / "none" / "model.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(OSError, match="none"):
+        sync(tmp_path / "none")
+    write_tensors(tmp_path / "model.safetensors", {"a": torch.ones(2)})
+    sync(tmp_path)
+    assert read_tensors(tmp_path / "model.safetensors")["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_colleagues_read_what_the_umask_lets_them(mask: int, mode: int, tmp_path: Path) -> None:
+    """Tensors as well as text."""
+    before = os.umask(mask)
+    try:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        write_tensors(folder / "model.safetensors", {"weight": torch.ones(2)})
+        write_json(folder / "model.json", {})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {mode}
