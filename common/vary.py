@@ -134,8 +134,20 @@ def report(directory: Path, done: dict[str, list[str]]) -> None:
         say(f"not comparable: {warning}")
     print_table(arranged(rows))
     write_text(directory / "table.md", "\n".join(markdown_table(arranged(rows))) + "\n")
+    for column, places in enumerate(whole.values() if seeds > 1 else (), start=1):
+        own = [[row[0], row[column].partition(" (")[0]] for row in rows]
+        add_to_cards(places, "\n".join(markdown_table(own)))
     plot_comparison(comparisons[0], directory / "picture.png")
     say(f"table: {os.path.relpath(directory / 'table.md')}, with picture.png beside it")
+
+
+def add_to_cards(places: list[str], table: str) -> None:
+    """Have the model cards of one variant's runs say how much the figures vary with the seed."""
+    heading = "\n## The same with other seeds\n"
+    for card in (Path(place, "model", "README.md") for place in places):
+        if card.exists():
+            own, _, _ = card.read_text(encoding="utf-8").partition(heading)
+            write_text(card, f"{own}{heading}\n{table}\n")
 
 
 if __name__ == "__main__":

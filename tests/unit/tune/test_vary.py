@@ -38,8 +38,18 @@ def test_variants_are_run_once_and_compared_over_seeds(
     (folder,) = (tmp_path / "runs").iterdir()
     assert begun(folder) == ["0.01", "0.1"]
     assert "±" not in (folder / "table.md").read_text()
-    main([*words, "--seeds", "2"])
+    card = folder / "0.01" / "model" / "README.md"
+    card.parent.mkdir()
+    card.write_text("its own\n")
+    for _ in range(2):
+        main([*words, "--seeds", "2"])
     assert begun(folder) == ["0.01", "0.01-seed-1", "0.1", "0.1-seed-1"]
+    own, heading, table = card.read_text().partition("\n## The same with other seeds\n")
+    assert own == "its own\n"
+    assert heading
+    assert table.startswith("\n| mean ± deviation of 2 seeds | 0.01 |\n")
+    assert "| best accuracy | 0.7500 ± 0.0000 |" in table
+    assert "seeds" not in table.partition("\n|---")[2]
     head, _, *rows = (folder / "table.md").read_text().splitlines()
     assert head == "| mean ± deviation of 2 seeds | 0.1 | 0.01 |"
     assert "| best accuracy | 1.0000 ± 0.0000 | 0.7500 ± 0.0000 |" in rows
