@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.seeds > 1 and ("seed" in space or "--seed" in shared):
         raise UserError(f"leave --seed out: --seeds {given.seeds} gives 0 to {given.seeds - 1}")
     processes = dict.fromkeys(given.num_processes.split(","))
-    if given.seeds < 1 or not all(count.isdecimal() and int(count) for count in processes):
+    if given.seeds < 1 or not all(re.fullmatch("[1-9][0-9]{0,3}", n) for n in processes):
         raise UserError("--seeds takes 1 or more, and --num-processes numbers such as 1,2")
     all_words = [given.recipe, *flags, "--num-processes", given.num_processes]
     digest = hashlib.sha256(shlex.join(all_words).encode()).hexdigest()[:6]
@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if kept != {"asked": all_words} and {*os.listdir(directory)} - {".lock"}:
             raise UserError(f"{directory} holds something else: name another --output-dir")
         write_json(directory / "vary.json", {"asked": all_words})
-        say(f"{len(grid)} variants, {given.seeds} seeds each, in {os.path.relpath(directory)}")
+        say(f"variants: {len(grid)}, of each {given.seeds} seeds, in {os.path.relpath(directory)}")
         for seed, (name, (count, chosen)) in itertools.product(range(given.seeds), grid.items()):
             place = directory / (f"{name}-seed-{seed}" if seed else name)
             variant = [*command_words(space, chosen), *shared]
@@ -131,7 +131,7 @@ def report(directory: Path, done: dict[str, list[str]]) -> None:
         if any(cell != metric.text(None) for cell in cells):
             rows.append([metric.heading, *cells])
     for warning in warnings(comparisons[0]):
-        say(f"not comparable: {warning}")
+        say(f"to be compared with care: {warning}")
     print_table(arranged(rows))
     write_text(directory / "table.md", "\n".join(markdown_table(arranged(rows))) + "\n")
     for column, places in enumerate(whole.values() if seeds > 1 else (), start=1):

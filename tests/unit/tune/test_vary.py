@@ -79,6 +79,7 @@ def test_failed_variant_is_told_of(
         (["--learning-rate", "0.1,1", "--seeds", "0"], "--seeds takes 1 or more"),
         (["--num-processes", "1,x"], "numbers such as 1,2"),
         (["--num-processes", "0,1"], "numbers such as 1,2"),
+        (["--num-processes", "1,99999"], "numbers such as 1,2"),
         (["--seed", "3", "--seeds", "2"], "leave --seed out"),
         (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
         (["--compile", "false,true", "--no-compile"], "--no-compile is given twice"),
