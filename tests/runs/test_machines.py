@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -129,7 +130,7 @@ def machines(runner: Runner, tmp_path: Path) -> Iterator[Machines]:
 def test_two_machines_are_two_processes(
     machines: Machines, runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """The same bits, also after the link was cut; one process accumulates the same."""
+    """The same bits, also after the link was cut; one process, or one left, accumulates as much."""
     flags = ("--dataset", odd_images, *UPDATE)
     one = runner.run("mnist_mlp", *flags)
     two = runner.run("mnist_mlp", *flags, launcher="two", environment={"OMP_NUM_THREADS": "1"})
@@ -149,6 +150,15 @@ def test_two_machines_are_two_processes(
     status = json.loads((directory / "status.json").read_text())
     assert (status["status"], status["resumable"]) == ("failed", True), machines.said()
     assert status["reason"], status
+
+    # With one machine left, the same command there accumulates what the other one made.
+    alone = shutil.copytree(directory, tmp_path / "alone")
+    left = runner.run("mnist_mlp", "--resume", alone, output_directory=False)
+    left = replace(left, directory=alone)
+    assert left.config["config"]["gradient_accumulation_steps"] == 4
+    assert "resuming" in left.output
+    assert left.config["environment"]["world_size"] == 1
+    assert_same_figures(one, left)
 
     machines.connect(True)
     machines.start(*asked, "--resume", "auto")
