@@ -113,9 +113,8 @@ def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> 
     for name in sorted(state.keys() | weights.keys()):
         here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
         if here != there:
-            raise UserError(
-                f"{path} is of another model: {name} has the shape {there} there and {here} here: "
-                "take the same model flags and data set"
-            )
+            shapes = f"{name} has the shape {there} there and {here} here"
+            advice = "take the same model flags and data set"
+            raise UserError(f"{path} is of another model: {shapes}: {advice}")
     for name, value in state.items():
         fill(value, weights[name])

@@ -93,15 +93,15 @@ def choose(folder: Path, named: str | None) -> Path | None:
     return path
 
 
-def remove_old(folder: Path, keep: int, needed: set[str]) -> None:
-    """Leave the newest checkpoints, what these name, and the `needed` files."""
+def remove_old(folder: Path, keep: int) -> None:
+    """Leave the newest checkpoints, and of the best models those that they name."""
     for old in [*step_folders(folder)[:-keep], *folder.glob(f"*{SUPERSEDED}")]:
         remove(old)
-    for checkpoint in step_folders(folder):
+    named, whole = set[str](), step_folders(folder)
+    for checkpoint in whole:
         with contextlib.suppress(UserError):  # one that is damaged needs nothing
-            needed |= {Path(name).name for name in read_manifest(checkpoint)["files"]}
-    newest = step_of(step_folders(folder)[-1])
+            named |= {Path(name).name for name in read_manifest(checkpoint)["files"]}
     for path in folder.iterdir():
         best = BEST.match(path.name)  # another rank's may be newer
-        if best and path.name not in needed and int(best[1]) < newest:
+        if best and path.name not in named and int(best[1]) < step_of(whole[-1]):
             remove(path)

@@ -159,7 +159,7 @@ class Checkpoints:
         sync(unfinished)
         os.rename(unfinished, finished)
         sync(self.folder)
-        remove_old(self.folder, self.keep, {*self.once})
+        remove_old(self.folder, self.keep)
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
         """Wait for a file of each rank, rank 0 first; raise when one failed, or is late."""

@@ -177,10 +177,8 @@ class Data:
 
     def __post_init__(self) -> None:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
-            raise UserError(
-                f"data set {self.name} has the splits {', '.join(self.splits) or '(none)'}: it "
-                "needs train, and validation or test"
-            )
+            found, needs = ", ".join(self.splits) or "(none)", "train, and validation or test"
+            raise UserError(f"data set {self.name} has the splits {found}: it needs {needs}")
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         if self.source is not None:
             self.reason = self.source.reason
@@ -190,11 +188,9 @@ class Data:
         if not isinstance(split, Samples):
             is_mapped = hasattr(split, "__len__") and hasattr(split, "__getitem__")
             if isinstance(split, IterableDataset) or not is_mapped:
-                raise UserError(
-                    f"{what} a {type(split).__name__}, whose samples can't be read by number: "
-                    "give a map-style Dataset, with __len__ and __getitem__, TensorSamples, or to "
-                    "train on IterableSamples"
-                )
+                found = f"a {type(split).__name__}, whose samples can't be read by number"
+                advice = "give a map-style Dataset, with __len__ and __getitem__, TensorSamples, or"
+                raise UserError(f"{what} {found}: {advice} to train on IterableSamples")
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
             raise UserError(f"{what} empty: remove or fill it")

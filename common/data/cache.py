@@ -25,7 +25,7 @@ def cached(
     version: str,
     names: tuple[str, ...],
     settings: dict[str, Any],
-) -> tuple[Path, dict[str, Any], dict[str, list[np.ndarray]]]:
+) -> tuple[Path, dict[str, Any], dict[str, list[Any]]]:
     """Return what `prepare`, in some version, makes of a data set with some settings.
 
     A folder, facts, and the arrays of each split, memory-mapped and read-only.

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ class StreamedImages(ImageSamples):
 
     num_bytes = None
 
-    def __init__(self, rows: ParquetRows, decode: Decoder, *scaling: Any) -> None:
+    def __init__(self, decode: Decoder, rows: ParquetRows, *scaling: Any) -> None:
         self.rows, self.blocks, self.decode = rows, rows.blocks, decode
         self.mean, self.std, self.dtype = scaling
 
@@ -139,27 +140,27 @@ def load_images(
         settings = {"size": size, "image_column": image_column, "label_column": label_column}
         names = ("images", "labels")
         _, facts, arrays = cached(source, prepare_images, "images-8", names, settings)
+    make: Callable[..., ImageSamples] = ImageSamples
     index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():
         facts |= {name: initial[name] for name in ("mean", "std")}
         if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
             facts["channels"] = 3
-            for held in arrays.values() if index is None else ():
-                held[0] = np.broadcast_to(held[0], (*held[0].shape[:3], 3))
-    scaling, splits = (facts["mean"], facts["std"], dtype), dict[str, ImageSamples]()
-    decode = Decoder(source, "train", facts["image_size"], facts["channels"])
-    for name, held in arrays.items():
-        if index is None:
-            splits[name] = ImageSamples(held[0], held[1], *scaling)
-        else:
-            splits[name] = StreamedImages(ParquetRows(held[0], **index), decode, *scaling)
+            for one in arrays.values() if index is None else ():
+                one[0] = np.broadcast_to(one[0], (*one[0].shape[:3], 3))
+    if index is not None:
+        arrays = {name: [ParquetRows(groups, **index)] for name, (groups,) in arrays.items()}
+        decode = Decoder(source, "train", facts["image_size"], facts["channels"])
+        make = functools.partial(StreamedImages, decode)
+    scaling = facts["mean"], facts["std"], dtype
+    splits = {name: make(*one, *scaling) for name, one in arrays.items()}
     reads = READS | {"image_column"}
     return ImageData(name=source.name, source=source, splits=splits, reads=reads, **facts)
 
 
-def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
+def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return facts and splits of random colour images of any size, for speed alone."""
-    random, arrays = np.random.default_rng(0), dict[str, list[np.ndarray]]()
+    random, arrays = np.random.default_rng(0), dict[str, list[Any]]()
     for split, count in (("train", 4096), ("validation", 512)):
         images = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
         arrays[split] = [images, random.integers(0, 1000, count)]

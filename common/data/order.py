@@ -45,11 +45,9 @@ class TrainingOrder:
 
     def __post_init__(self) -> None:
         if self.num_samples < self.global_batch:
-            raise UserError(
-                f"the training split has {self.num_samples:,} samples, fewer than the effective "
-                f"batch of {self.global_batch:,}: lower --batch-size or "
-                "--gradient-accumulation-steps"
-            )
+            found = f"{self.num_samples:,} samples, fewer than the effective batch of"
+            advice = "lower --batch-size or --gradient-accumulation-steps"
+            raise UserError(f"the training split has {found} {self.global_batch:,}: {advice}")
 
     @property
     def global_batch(self) -> int:

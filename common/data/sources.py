@@ -77,10 +77,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
         if folder.is_dir() and re.search(r"[*?[\n]|::", str(folder)):  # patterns to `datasets`
             raise UserError(f"--dataset {name!r}: no * ? [ :: or new line in its path: rename it")
         if folder.is_dir():
-            place, name = (str(folder), configuration), folder.name.lower()
-            return DataSource(
-                name, *place, "named, a local folder", short_digest([listing(folder)])
-            )
+            place, digest = (str(folder), configuration), short_digest([listing(folder)])
+            return DataSource(folder.name.lower(), *place, "named, a local folder", digest)
         if folder.exists():
             raise UserError(f"--dataset {name} is a file: pass the folder that holds it")
     location, known = PUBLIC.get(name, (name, None))

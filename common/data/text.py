@@ -82,9 +82,9 @@ class StreamedText(TextSamples):
     work = Work(0)  # of the batch that was finished last
 
     def __init__(
-        self, rows: ParquetRows, tokenizer: Path, max_length: int, positions: TokenPositions | None
+        self, tokenizer: Path, max_length: int, rows: ParquetRows, token_positions: Any
     ) -> None:
-        self.rows, self.blocks, self.token_positions = rows, rows.blocks, positions
+        self.rows, self.blocks, self.token_positions = rows, rows.blocks, token_positions
         self.folder, self.max_length = tokenizer, max_length
 
     def __len__(self) -> int:
@@ -155,14 +155,12 @@ def load_text(
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
     folder, facts, arrays = cached(source, prepare_text, version, ARRAYS, settings)
-    tokenizer, splits = folder / "tokenizer", dict[str, TextSamples]()
-    index = facts.pop("index", None)
-    for name, held in arrays.items():
-        if index is None:
-            splits[name] = TextSamples(*held, token_positions=token_positions)
-        else:
-            rows = ParquetRows(held[0], **index)
-            splits[name] = StreamedText(rows, tokenizer, max_length, token_positions)
+    make: Callable[..., TextSamples] = TextSamples
+    tokenizer = folder / "tokenizer"
+    if index := facts.pop("index", None):
+        arrays = {name: [ParquetRows(groups, **index)] for name, (groups,) in arrays.items()}
+        make = functools.partial(StreamedText, tokenizer, max_length)
+    splits = {name: make(*one, token_positions=token_positions) for name, one in arrays.items()}
     if token_positions is not None:
         facts["notes"] += ["its padding is left out"]
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}

@@ -92,8 +92,7 @@ class Workers:
         try:
             for batch in self.processes:
                 if isinstance(batch, Mistake):
-                    message, resumable = batch
-                    raise UserError(message, every_rank=True, resumable=resumable)
+                    raise UserError(batch.message, every_rank=True, resumable=batch.resumable)
                 yield batch
         except Exception as error:
             self.close()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import ExifTags, Image
 
-from common.data.decoding import image_to_pixels
 from tests.local_data import (
     grey_images,
     sentences,
@@ -80,19 +76,6 @@ def test_folder_names_are_classes_or_what_is_not_read_is_told(tmp_path: Path) ->
         assert "rename it" in refusal(partial(images, folder))
 
 
-@pytest.mark.parametrize("turn", range(9))
-def test_photograph_is_turned_as_its_camera_says(turn: int) -> None:
-    """As `datasets` decodes it."""
-    pixels, file = np.arange(72, dtype=np.uint8).reshape(9, 8), io.BytesIO()
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = turn
-    Image.fromarray(pixels).save(file, "PNG", exif=exif)
-    expected = datasets.Image().decode_example({"bytes": file.getvalue(), "path": None})
-    found = image_to_pixels(Image.open(file), 8, 1)
-    assert np.array_equal(found, image_to_pixels(expected, 8, 1))
-    assert turn < 2 or not np.array_equal(found, image_to_pixels(Image.fromarray(pixels), 8, 1))
-
-
 def test_held_out_rows_are_the_same_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,30 +122,6 @@ def test_pixels_are_normalised(tmp_path: Path) -> None:
     assert batch.std().item() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("mode", "channels"), [("1", 1), ("L", 1), ("I;16", 1), ("P", 3), ("RGBA", 3), ("CMYK", 3)]
-)
-def test_images_of_any_mode(mode: str, channels: int, tmp_path: Path) -> None:
-    """Black and white, 16-bit, palette, transparent and print images are decoded."""
-    pixels = np.random.default_rng(0).integers(0, 256, (10, 10), dtype=np.uint8)
-    if mode == "I;16":
-        image = Image.fromarray(pixels.astype(np.uint16) * 256)
-    else:
-        image = Image.fromarray(pixels).convert("RGB").convert(mode)
-    suffix = "tiff" if mode == "CMYK" else "png"
-    for label in ("x", "y"):
-        for index in range(6):
-            path = tmp_path / "modes" / "train" / label / f"{index}.{suffix}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path)
-    data = images(tmp_path / "modes")
-    assert data.channels == channels
-    expected = pixels if channels == 1 else np.asarray(image.convert("RGB"))
-    if mode != "1":  # which is dithered
-        decoded = data.splits["train"].images[0]
-        assert np.array_equal(decoded.reshape(expected.shape), expected)
-
-
 def test_two_image_columns_need_a_name(tmp_path: Path) -> None:
     """With two columns of images the message names the flag and the columns."""
     from datasets import ClassLabel, Features
@@ -189,28 +148,3 @@ def test_text_is_no_image(tmp_path: Path) -> None:
     message = refusal(lambda: images(tmp_path / "words"))
     assert "no columns for --image-column" in message
     assert "sentence" in message
-
-
-@pytest.mark.parametrize("kind", ["truncated", "no image"])
-def test_corrupt_image_is_named(kind: str, tmp_path: Path) -> None:
-    """An image that can't be decoded is named, and no cache is left."""
-    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=10)
-    path = folder / "train" / "dog" / "003.png"
-    path.write_bytes(path.read_bytes()[:120] if kind == "truncated" else b"not an image")
-    message = refusal(lambda: images(folder))
-    assert "003.png" in message
-    caches = (tmp_path / "cache" / "accelerate-recipes").glob("pets-*")
-    assert not [c for c in caches if c.is_dir() and not c.name.endswith(".unfinished")]
-    path.unlink()
-    assert len(images(folder).splits["train"]) > 10
-
-
-@pytest.mark.parametrize("content", [b"\x89PNG broken", b""])
-def test_corrupt_image_in_parquet_is_named(content: bytes, tmp_path: Path) -> None:
-    """Of an image inside a file, at least the split and the data set are named."""
-    columns = grey_images(12, 0)
-    columns["image"][4] = {"bytes": content, "path": None}
-    folder = write_image_parquet(tmp_path / "inside", {"train": columns})
-    message = refusal(lambda: images(folder))
-    assert "inside" in message
-    assert "train" in message or "validation" in message

@@ -1,0 +1,143 @@
+"""Finished checkpoints: the newest whole one is found, whatever became of the others."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from common.checkpoints.finished import choose, newest_whole, step_folders
+from common.errors import UserError
+from common.files import signed
+from tests.unit.checkpoints.test_store import killed_at, names_in, save
+
+
+def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
+    """Also those with more digits than the name has room for."""
+    for step in (99_999_999, 100_000_000):
+        save(tmp_path, step)
+    assert newest_whole(tmp_path)[0] == tmp_path / "step-100000000"
+    choose(tmp_path, "step-99999999")
+    assert newest_whole(tmp_path)[0] == tmp_path / "step-99999999"
+
+
+@pytest.mark.parametrize("name", ["step-3", "step-00000003.superseded", "step-old"])
+def test_what_is_no_checkpoints_name_is_refused(tmp_path: Path, name: str) -> None:
+    """Rather than taken for the start of the run, which would put all checkpoints aside."""
+    save(tmp_path, 3)
+    with pytest.raises(UserError, match=f"{name} is no checkpoint's name"):
+        newest_whole(tmp_path, named=name)
+
+
+def in_turn(path: Path) -> Iterator[bytes | None]:
+    """Yield what may have become of a file: flipped bits, cut, longer, other content, nothing."""
+    whole, chance = path.read_bytes(), random.Random(path.name)
+    places = {0, 1, 7, 8, 9, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(60))}
+    for place in sorted(places):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << chance.randrange(8)
+        yield bytes(flipped)
+    yield from (whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0", b"\xff\xfe", b"{}", b"[]")
+    yield from (b"null", b'{"files": 3, "sha256": "0"}', b"[" * 100_000, None)
+
+
+def test_every_damage_to_every_file_is_found_and_named(tmp_path: Path) -> None:
+    """Byte by byte (sampled): the file is named, and the checkpoint before is used."""
+    for step in (3, 6):
+        save(tmp_path, step)
+    old, new = step_folders(tmp_path)
+    for path in sorted(new.iterdir()):
+        whole = path.read_bytes()
+        for broken in in_turn(path):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            found, problems = newest_whole(tmp_path)
+            same = path.suffix == ".json" and says_the_same(broken, whole)
+            assert found == (new if same else old)
+            assert same or str(path) in problems[0]
+            path.write_bytes(whole)
+    assert newest_whole(tmp_path) == (new, [])
+
+
+def says_the_same(broken: bytes | None, whole: bytes) -> bool:
+    """Whether a manifest means the same after a change, as a blank that became a tab."""
+    try:
+        return json.loads(broken or b"") == json.loads(whole)
+    except (ValueError, RecursionError):
+        return False
+
+
+def test_damaged_frozen_weights_damage_all_that_name_them(tmp_path: Path) -> None:
+    """They are verified as the files of the checkpoint are."""
+    for step in (3, 6):
+        save(tmp_path, step)
+    path = tmp_path / "frozen-model.safetensors"
+    whole = path.read_bytes()
+    for broken in in_turn(path):
+        path.unlink() if broken is None else path.write_bytes(broken)
+        found, problems = newest_whole(tmp_path)
+        assert found is None
+        assert len(problems) == 2
+        assert all(str(path) in problem for problem in problems)
+        path.write_bytes(whole)
+    # A run that starts anew writes them anew.
+    path.write_bytes(b"")
+    assert choose(tmp_path, None) is None
+    save(tmp_path, 1)
+    assert newest_whole(tmp_path) == (tmp_path / "step-00000001", [])
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", ["ranks", "parts", "files", "rank", "receipt", "size", "none"])
+def test_manifest_with_other_content_is_damaged(tmp_path: Path, change: str) -> None:
+    """Also where its digest is right: said, without a traceback."""
+    save(tmp_path, 3)
+    path = tmp_path / "step-00000003" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if change in manifest:
+        manifest[change] = 3
+    elif change == "rank":
+        manifest["ranks"] = [None]
+    elif change == "none":
+        manifest["ranks"] = []
+    else:
+        manifest["files"]["model.safetensors"] = 3 if change == "receipt" else {"size": "x"}
+    path.write_text(json.dumps(signed(manifest)))
+    found, problems = newest_whole(tmp_path)
+    assert found is None
+    assert str(path.parent) in problems[0]
+
+
+def test_files_of_a_checkpoints_name_are_passed_over_and_go(tmp_path: Path) -> None:
+    """Neither choosing, nor putting aside, nor cleaning up, nor saving stumbles over them."""
+    save(tmp_path, 3)
+    for name in ("step-00000009", "step-00000001", "step-00000005.unfinished", "step-notes"):
+        (tmp_path / name).write_text("a file")
+    (tmp_path / "step-00000004.superseded").write_text("a file")
+    found, problems = newest_whole(tmp_path)
+    assert found == tmp_path / "step-00000003"
+    assert problems == [f"{tmp_path}/step-00000009/manifest.json does not exist"]
+    assert choose(tmp_path, None) == found
+    checkpoints = save(tmp_path, 9, keep=1)
+    assert checkpoints.failure is None
+    assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000009", "step-notes"]
+
+
+def test_killed_while_checkpoints_are_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the run goes on from is whole at each moment."""
+    for moment in range(1000):
+        folder = tmp_path / str(moment)
+        for step in (3, 6, 9):
+            save(folder, step, keep=3)
+        chosen = folder / "step-00000003"
+        if not killed_at(monkeypatch, moment, partial(choose, folder, chosen.name)):
+            break
+        assert newest_whole(folder, named=chosen.name) == (chosen, [])
+        choose(folder, chosen.name)
+        assert newest_whole(folder) == (chosen, [])
+    assert moment >= 4
