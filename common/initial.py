@@ -11,6 +11,7 @@ from common.errors import ask_rank_zero
 from common.files import read_json_if_there, reading
 
 PUBLISHED = "config.json"  # beside weights that timm publishes
+MOST_PIXELS = 65536  # of a side
 
 
 @functools.cache
@@ -54,6 +55,8 @@ def initial_facts(path: str | None) -> dict[str, Any]:
     settings = published.get("pretrained_cfg", published)
     with reading(str(folder / PUBLISHED), "pass the safetensors file alone"):
         channels, size, _ = settings["input_size"]
+        if not 1 <= size <= MOST_PIXELS:
+            raise ValueError(f"images of {size} pixels")
         facts = {name: [*map(float, settings[name])] for name in ("mean", "std")}
         return {**facts, "channels": int(channels), "published_size": int(size)}
 

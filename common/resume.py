@@ -1,6 +1,7 @@
 """Which run `--resume` means, and whether this command may go on with it."""
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -140,7 +141,8 @@ def accumulated(config: Any, effective: int) -> Any:
         accumulation = effective // max(1, batch * processes)
         return replace(config, gradient_accumulation_steps=accumulation)
     each = effective // processes
-    best = max((size for size in range(1, min(batch, each) + 1) if each % size == 0), default=1)
+    sizes = (size for size in range(1, min(2 * batch, each) + 1) if each % size == 0)
+    best = min(sizes, key=lambda size: abs(math.log(size / batch)), default=1)
     advice = f"pass --batch-size {best}"
     if effective % processes:
         advice = f"start as many processes as divide {effective}"

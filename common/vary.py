@@ -26,7 +26,7 @@ from common.command_line import tool_parser
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.compare.table import arranged, markdown_table, print_table, shown, warnings
-from common.console import say
+from common.console import CONSOLE, say
 from common.directory import read_status
 from common.errors import UserError
 from common.files import read_json_if_there, write_json, write_text
@@ -72,9 +72,10 @@ def main(words: Sequence[str] | None = None) -> None:
             several = ["--multi_gpu", "--num_processes", count, "--main_process_port", "0"]
             options = several if count != "1" else []
             command = launched(options, given.recipe, variant, place)
-            with closing(TrialRun(command, place)) as run:
-                for _ in run.follow():
-                    pass
+            with CONSOLE.status(place.name) as shown, closing(TrialRun(command, place)) as run:
+                for one in run.follow():
+                    steps = f"{one.last_step} of {one.fact('plan.total_steps')} updates"
+                    shown.update(f"{place.name}  {steps}")
             is_finished = read_status(place).get("status") == "finished"
             say(f"{place.name}  {'finished' if is_finished else f'failed: {run.reason()}'}")
             if is_finished:

@@ -69,10 +69,11 @@ def load_initial(
     layers = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if class_names is not None and layers and not config.evaluate_only:
         name, head = layers[-1]
-        there = weights.get(f"{name}.weight", head.weight)
-        others = there.shape[0] != len(class_names) or names not in (None, class_names)
-        if others and there.shape[1:] == head.weight.shape[1:]:
-            say(f"--init-from {config.init_from}: of other classes: {name} begins anew")
+        there = weights.get(f"{name}.weight")
+        is_same = there is not None and there.shape[0] == len(class_names)
+        others = not is_same or names not in (None, class_names)
+        if others and (there is None or there.shape[1:] == head.weight.shape[1:]):
+            say(f"--init-from {config.init_from}: of other classes, or none: {name} begins anew")
             weights |= {f"{name}.{key}": value for key, value in head.state_dict().items()}
     put_weights(model, weights, config.init_from)
     if is_main_rank() and config.resume is None and not config.evaluate_only:

@@ -21,7 +21,7 @@ COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 STYLES = [{"linestyle": dash, "color": hue} for dash in ("-", "--", ":", "-.") for hue in COLOURS]
 TRAINING: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.5}
 EVALUATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
-AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time, s"}
+AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time"}
 BARS = ("perf/samples_per_second", PEAK)
 LONGEST_NAME = 36  # characters of a run's name in the legend
 
@@ -79,7 +79,8 @@ def draw_curves(
     else:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=axis == STEP))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        unit = "s" if axis == "time/train_seconds" else ""
+        axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
 
 
 def short(name: str) -> str:

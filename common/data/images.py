@@ -17,6 +17,7 @@ from common.data.labels import READS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.sources import DataSource
+from common.files import reading
 from common.initial import initial_facts
 from common.machine import local_world_size, usable_cores
 
@@ -143,6 +144,10 @@ def load_images(
     make: Callable[..., ImageSamples] = ImageSamples
     index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():
+        with reading(f"--init-from {init_from}: its mean and std"):
+            both = np.array([initial[name] for name in ("mean", "std")], dtype=float)
+            if (both.reshape(2, initial["channels"])[1] <= 0).any():
+                raise ValueError("a deviation of 0")
         facts |= {name: initial[name] for name in ("mean", "std")}
         if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
             facts["channels"] = 3

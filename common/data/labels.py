@@ -65,7 +65,8 @@ class Labelled:
             self.class_names = [*self.features[self.label].names]
             self.classes = [*range(len(self.class_names))]
             return
-        found, where = {*values} - self.unlabelled, f"data set {self.name}: column {self.label}"
+        where = f"data set {self.name}: column {self.label}"
+        found = {value for value in values if value == value} - self.unlabelled  # without NaN
         if any(isinstance(value, float) and not value.is_integer() for value in found):
             raise UserError(f"{where} holds real numbers, no classes: name another: --label-column")
         if not all(isinstance(value, (str, int, float)) for value in found):

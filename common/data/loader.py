@@ -148,6 +148,8 @@ def make_loaders(
                 raise UserError(f"an IterableDataset says no number of samples: {advice}")
             order = IterableOrder(config.max_steps * math.prod(cut[:3]), *cut, config.seed)
         elif name == "train":
+            if config.evaluate_only:  # which few samples allow as well
+                cut = min(cut[0], max(1, len(samples) // math.prod(cut[1:3]))), *cut[1:]
             order = TrainingOrder(len(samples), *cut, config.seed, *grouped)
         else:
             order = EvaluationOrder(len(samples), config.batch_size, *ranks, *grouped)

@@ -130,10 +130,9 @@ class MemoryPlan:
 def plan_text(facts: Mapping[str, float]) -> str:
     sizes = [(name.replace("_", " "), facts.get(f"{name}_mib")) for name in KNOWN]
     parts = [f"{name} {'unknown' if size is None else f'{size:,.1f}'}" for name, size in sizes]
-    return (
-        f"{' + '.join(parts)} = {facts['total_mib']:,.1f} MiB of {facts['device_mib']:,.0f}; "
-        "activations: see the first updates"
-    )
+    total = f"{facts['total_mib']:,.1f} MiB of {facts['device_mib']:,.0f}"
+    first, rest = " + ".join(parts[:4]), " + ".join(parts[4:])
+    return f"{first}\n        + {rest} = {total}; activations: see the first updates"
 
 
 def comparison_text(rows: MemoryRows) -> str:

@@ -98,7 +98,7 @@ class Log:
         here = self.position()
         at = position or here
         is_best = split == "validation" and best.improves(values[metric], int(here[STEP]))
-        text = report.evaluation_text(values, split, at, self.total_steps)
+        text = report.evaluation_text(values, split, at)
         say(f"{text}  ★ best" if is_best else text)
         named = {f"{prefix}/{name}": value for name, value in values.items()}
         if at[STEP] == here[STEP] or not named.keys() & self.pending.keys():

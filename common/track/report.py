@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.console import CONSOLE, say
 from common.machine import is_main_rank
@@ -77,13 +77,11 @@ def interval_text(row: Mapping[str, Any]) -> str:
     return "  ".join([*learned, rate, f"{peak_memory(row):,.0f} MiB"])
 
 
-def evaluation_text(
-    values: Mapping[str, float], split: str, position: Mapping[str, float], total_steps: int
-) -> str:
+def evaluation_text(values: Mapping[str, float], split: str, position: Mapping[str, float]) -> str:
     figures = [figure(name, value) for name, value in values.items() if name != "count"]
-    samples = f"{values['count']:,.0f} samples  " if "count" in values else ""
-    where = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}/{total_steps}"
-    return f"{where}  {split}: {samples}{'  '.join(figures)}"
+    samples = f" of {values['count']:,.0f}" if "count" in values else ""
+    where = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}"
+    return f"{where}  {split}{samples}: {'  '.join(figures)}"  # not wider than 100
 
 
 def show_summary(
@@ -95,7 +93,12 @@ def show_summary(
     memory: MemoryRows,
 ) -> None:
     """Print the table that ends a run; `split` is what the final evaluation read."""
-    table = Table(title=facts["recipe"], title_justify="left", show_header=False)
+    table = Table(
+        *("", Column(overflow="fold")),  # a path is cut nowhere
+        title=facts["recipe"],
+        title_justify="left",
+        show_header=False,
+    )
     objective, prefix = Objective.parse(facts["objective"]), f"{PREFIXES[split]}/"
     own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
     shown = dict.fromkeys([prefix + objective.metric, objective.best_key, *own], f", {split}")
@@ -110,7 +113,7 @@ def show_summary(
     if memory:
         table.add_row("planned → taken", f"MiB: {comparison_text(memory)}")
     table.add_row("files", str(directory))
-    for index, command in enumerate(commands):
-        table.add_row("" if index else "view", command)
     if is_main_rank():
         CONSOLE.print(table, markup=False)
+    for command in commands:
+        say(f"view    {command}")

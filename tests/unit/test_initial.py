@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from common.checkpoints.export import load_initial, save_model
 from common.data.images import load_images
@@ -19,6 +19,7 @@ from common.data.sources import find_named
 from common.errors import UserError
 from common.initial import initial_facts, initial_shapes
 from recipes.resnet import ResNet
+from tests.local_data import write_image_folder
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -63,6 +64,34 @@ def test_a_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> 
         load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
     with pytest.raises(UserError, match="holds no finished model"):
         initial_facts(str(tmp_path))
+
+
+def test_weights_without_a_head_get_one(published: Path, tmp_path: Path) -> None:
+    """As a backbone is published."""
+    weights = {n: v for n, v in load_file(published / "model.safetensors").items() if n[:2] != "fc"}
+    save_file(weights, published / "model.safetensors")
+    model = ResNet("resnet18", 3, 7, 4)
+    load_initial(model, config(published), tmp_path, list("abcd"))
+    assert torch.equal(model.bn1.running_var, weights["bn1.running_var"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"mean": [0.5]}, {"std": [0.1] * 4}, {"std": [1.0, 0.0, 1.0]}, {"mean": None}),
+        *({"std": "x"}, {"input_size": [3, 0, 0]}, {"input_size": [3, -5, -5]}),
+        *({"input_size": 224}, {"input_size": [3, 10**9, 10**9]}),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong: Any, published: Path, tmp_path: Path) -> None:
+    """Before anything is trained by them."""
+    saved = json.loads((published / "config.json").read_text())
+    saved["pretrained_cfg"] |= wrong
+    (published / "config.json").write_text(json.dumps(saved))
+    folder = write_image_folder(tmp_path / "data", ["a", "b"], per_class=3)
+    flags: dict[str, Any] = {"image_column": None, "label_column": None, "dtype": torch.float32}
+    with pytest.raises(UserError, match="published"):
+        load_images(find_named(str(folder), None), image_size=9, init_from=str(published), **flags)
 
 
 def test_a_head_is_kept_for_the_same_classes_alone(tmp_path: Path) -> None:

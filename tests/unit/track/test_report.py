@@ -1,10 +1,14 @@
-"""What a run says before it starts of the update and its rate."""
+"""What a run says: of the update and its rate, of an evaluation, and at its end."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from common.track.report import rate_lines
+import pytest
+
+from common.track.names import STEP
+from common.track.report import evaluation_text, rate_lines, show_summary
 
 
 def lines(processes: int, scale: float = 1.0, **flags: Any) -> list[str]:
@@ -24,3 +28,21 @@ def test_larger_update_of_more_processes_is_noticed() -> None:
     assert lines(4, effective_batch_size=256) == []
     (rate,) = lines(4, 2.0, scale_learning_rate="linear")
     assert "0.1 × 2 = 0.2 (linear in the update's samples), after 12 updates" in rate
+
+
+def test_an_evaluation_takes_one_line_of_a_usual_terminal() -> None:
+    """With its mark, of a long run and much data."""
+    figures = {"loss": 0.123, "accuracy": 0.97, "macro_f1": 0.97, "count": 10_000}
+    position = {"progress/epoch": 30.0, STEP: 11_700}
+    assert len(evaluation_text(figures, "validation", position) + "  ★ best") <= 100
+
+
+def test_no_path_or_command_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are to be copied."""
+    facts, folder = {"recipe": "resnet", "objective": "accuracy:max"}, Path("runs", "x" * 150)
+    summary = {"test/accuracy": 0.5, "progress/kept_step": 3, STEP: 3}
+    command = f"wandb leet {folder}/wandb/run"
+    show_summary(facts, summary, "test", folder, [command], [])
+    said = capsys.readouterr().out
+    assert f"view    {command}\n" in said
+    assert said.count("x") >= 300
