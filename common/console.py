@@ -65,10 +65,7 @@ def tell(line: str) -> None:
 
 
 class Display:
-    """What a run does and where it stands: on a terminal a line that a thread keeps up to date.
-
-    Elsewhere it is a plain line at each log interval.
-    """
+    """Where a run stands: on a terminal a line that a thread draws, elsewhere one an interval."""
 
     def __init__(self) -> None:
         self.live: Live | None = None

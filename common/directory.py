@@ -26,9 +26,7 @@ PATIENCE = 60.0
 class RunDirectory:
     """The files of one run; rank 0 alone writes them."""
 
-    def __init__(
-        self, asked: str | None, recipe: str, resume: bool, patience: float = PATIENCE
-    ) -> None:
+    def __init__(self, asked: str | None, recipe: str, resume: bool, patience: float = PATIENCE):
         """Create the directory: `asked`, or one named by recipe and time, chosen by rank 0.
 
         A `UserError`, on all ranks: it can't be made, holds another run, or is in use by a job
@@ -66,10 +64,7 @@ class RunDirectory:
             write_json(self.path / name, value)
 
     def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:
-        """Say in `status.json` how the run stands, for supervisors, on rank 0.
-
-        ``resumable`` is false where starting again would end in the same way.
-        """
+        """Say on rank 0 how the run stands; ``resumable`` is false where it would end so again."""
         if is_main_rank():
             outcome = Outcome(status, status in ("running", "preempted"), reason)
             write_outcome(self.path, outcome, global_step)
@@ -115,10 +110,8 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
     if asked is not None:
         path = Path(asked)
         if not resume and os.path.exists(path / "config.json"):
-            raise UserError(
-                f"--output-dir {path} holds a run, which is kept: name another, or go on with it "
-                "by --resume auto"
-            )
+            advice = "name another, or go on with it by --resume auto"
+            raise UserError(f"--output-dir {path} holds a run, which is kept: {advice}")
         with writing(f"--output-dir {path}"):
             path.mkdir(parents=True, exist_ok=True)
             (path / LOCK).touch()
@@ -153,10 +146,8 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
     for folder in (Path(path, "model"), Path(path)):
         if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
             return folder
-    raise UserError(
-        f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS}): "
-        "pass a run that finished, or its model folder"
-    )
+    advice = "pass a run that finished, or its model folder"
+    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS}): {advice}")
 
 
 def refuse_to_resume(asked: str | Path | None, outcome: Outcome, resume: bool = True) -> None:

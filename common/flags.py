@@ -37,10 +37,7 @@ ROLES = {
 def flag(
     default: Any, least: float | None = None, most: float | None = None, *, role: str = "learning"
 ) -> Any:
-    """Return a dataclass field for a flag; its help is the comment beside or above it.
-
-    The limits are of a number, or of each number of a tuple; the role is a name in `ROLES`.
-    """
+    """Return a dataclass field for a flag, with limits of its numbers; its comment is its help."""
     return dataclasses.field(default=default, metadata={"limits": (least, most), "role": role})
 
 

@@ -44,11 +44,7 @@ def several_machines() -> bool:
 
 
 def name_interface() -> None:
-    """Let gloo talk over the network interface that the machines meet on, if none is named.
-
-    It would take the one of this machine's host name, which is often the loopback: the others
-    could not reach it. NCCL leaves that one out by itself.
-    """
+    """Let gloo talk over the interface that the machines meet on: it might take the loopback."""
     import psutil
 
     if not several_machines() or "GLOO_SOCKET_IFNAME" in os.environ:

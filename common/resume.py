@@ -138,15 +138,12 @@ def accumulated(config: Any, effective: int) -> Any:
     """Return the configuration that accumulates updates of so many samples, or refuse."""
     processes, batch = world_size(), config.batch_size
     if batch < 1 or effective % (batch * processes) == 0:  # what is below 1 is refused for itself
-        accumulation = effective // max(1, batch * processes)
-        return replace(config, gradient_accumulation_steps=accumulation)
+        return replace(config, gradient_accumulation_steps=effective // max(1, batch * processes))
     each = effective // processes
     sizes = (size for size in range(1, min(2 * batch, each) + 1) if each % size == 0)
     best = min(sizes, key=lambda size: abs(math.log(size / batch)), default=1)
     advice = f"pass --batch-size {best}"
     if effective % processes:
         advice = f"start as many processes as divide {effective}"
-    raise UserError(
-        f"an effective batch of {effective} can't be accumulated of {batch} × {processes} "
-        f"processes: {advice}"
-    )
+    parts = f"{batch} × {processes} processes"
+    raise UserError(f"an effective batch of {effective} can't be accumulated of {parts}: {advice}")

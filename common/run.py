@@ -41,6 +41,7 @@ from common.profile.profiler import Profiler
 from common.track import facts, media, report
 from common.track.card import model_card
 from common.track.log import Log
+from common.track.names import Facts
 from common.training.accelerator import build_accelerator, compute_dtype, left_out
 from common.training.batch_size import attempt, fit_batch_size, out_of_memory_advice
 from common.training.evaluation import Best, evaluation_mode
@@ -65,23 +66,19 @@ class Run:
         DISPLAY.begin("starting")
         self.config, self.given = config, dict(vars(config))
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
+        resumes, patience = config.resume is not None, config.collective_timeout
         try:
             self.objective = Objective.parse(objective)
             self.accelerator = accelerator = build_accelerator(config)
-            self.directory = RunDirectory(
-                *(config.output_dir, self.recipe, config.resume is not None),
-                patience=config.collective_timeout / 2,
-            )
+            self.directory = RunDirectory(config.output_dir, self.recipe, resumes, patience / 2)
         except UserError as error:
-            refuse_to_resume(config.output_dir, outcome_of(error), config.resume is not None)
+            refuse_to_resume(config.output_dir, outcome_of(error), resumes)
             raise
         self.device, self.compute_dtype = accelerator.device, compute_dtype(accelerator)
         path, rank = self.directory.path, accelerator.process_index
         folder, ranks = path / "checkpoints", accelerator.num_processes
-        self.checkpoints = Checkpoints(
-            *(folder, rank, ranks, config.keep_checkpoints, config.collective_timeout),
-            device=self.device,
-        )
+        kept = config.keep_checkpoints
+        self.checkpoints = Checkpoints(folder, rank, ranks, kept, patience, self.device)
         request = StopRequest(heeded=not config.evaluate_only)
         self.agreement = Agreement(accelerator, path, lambda: self.checkpoints.failure, request)
         self.parts = Parts(rank, accelerator.mesh)
@@ -90,7 +87,7 @@ class Run:
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
         self.logs = Log(accelerator, path, self.objective)
         self.all_loaders: dict[str, Loader] = {}  # by split
-        self.facts: dict[str, Any] = {}  # what `config.json` holds
+        self.facts: Facts = {}  # what `config.json` holds
         self.evaluated_step = -1  # of the last evaluation, of `self.evaluated`
         self.kept_step: int | None = None  # of the model that is kept, once that is settled
         self.best = Best(self.objective, config.keep == "best")
@@ -140,9 +137,7 @@ class Run:
             what = f"{self.recipe} prepares another {kind} than run.keep(...) names"
             raise UserError(f"{what}: name it there, or a run that is resumed begins it anew")
 
-    def start(
-        self, description: Mapping[str, Any], compute_loss: ComputeLoss | None = None
-    ) -> None:
+    def start(self, description: Facts, compute_loss: ComputeLoss | None = None) -> None:
         """Go on from a checkpoint if asked to, then open the logs and show what will run.
 
         The description is of the model: its ``name``, and what else is needed to use it again.
@@ -176,14 +171,13 @@ class Run:
             self.parts.add(name, part, shared=False)
         facts.resolve(config, self.data)
         saved = {} if config.resume is None else read_json(self.directory.path / "config.json")
+        parameters = sum(p.numel() for p in model.parameters())
         self.facts = facts.collect(
-            *(self.recipe, config, self.given, saved, accelerator, train_loader.placement),
+            *(self.recipe, config, self.given, saved),
+            environment=facts.environment(config, accelerator, train_loader.placement),
             objective=str(self.objective),
             data=self.data.facts(),
-            architecture={
-                "name": description["name"],
-                "parameters": sum(p.numel() for p in model.parameters()),
-            },
+            architecture={"name": description["name"], "parameters": parameters},
             plan=self.plan.facts(),
             memory_plan=self.memory_plan.facts(),
             # What `perf/mfu` is a share of, for each device.
@@ -309,10 +303,7 @@ class Run:
         }
 
     def restore(self, asked: Path) -> dict[str, Any] | None:
-        """Put the run back to its newest whole checkpoint, if there is one.
-
-        What is returned is the state of the random generators, to be put back last.
-        """
+        """Put the run back to its newest whole checkpoint; return random states for the end."""
         named = asked.name if asked.name.startswith("step-") else None
         manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
@@ -344,11 +335,8 @@ class Run:
                 self.leave()
         self.evaluated, self.evaluated_step, DISPLAY.doing = bare_model, step, ""
 
-    def log(self, evaluation: Mapping[str, Any]) -> None:
-        """Log an evaluation on the split that `should_evaluate` is about, and keep the best model.
-
-        It is written at once, in the background, for the checkpoints from now on to name.
-        """
+    def log(self, evaluation: Facts) -> None:
+        """Log an evaluation that was due; if it is the best, write the model in the background."""
         self.logs.evaluation(evaluation, self.validation_split, self.best)
         if self.best.step == self.progress.global_step and self.best.is_kept:
             with self.meters.stopwatch.stopped():
@@ -378,12 +366,8 @@ class Run:
         path, weights = self.checkpoints.read_best(self.kept_step)
         export.put_weights(self.accelerator.unwrap_model(model), weights, path)
 
-    def finish(self, evaluation: Mapping[str, Any]) -> None:
-        """Export the model that was evaluated last, write and show the summary, check the target.
-
-        Raises:
-            TrainingError: when the objective's value is worse than `--target`.
-        """
+    def finish(self, evaluation: Facts) -> None:
+        """Export the model evaluated last, show the summary; a TrainingError: `--target` missed."""
         config, directory, step = self.config, self.directory, self.progress.global_step
         trained, sharded = not config.evaluate_only, self.accelerator.mesh is not None
         stopwatch = self.meters.stopwatch
@@ -462,11 +446,7 @@ class Run:
         self.directory.release()
 
     def close_after(self, error: BaseException) -> None:
-        """Keep what an unfinished run has logged, and write its status.
-
-        Raises:
-            TrainingError: in place of an out-of-memory error, with the command that needs less.
-        """
+        """Keep what an unfinished run has logged; raise advice in place of out-of-memory errors."""
         lift_limit()
         kill_workers()
         step = self.progress.global_step or read_status(self.directory.path).get("global_step", 0)

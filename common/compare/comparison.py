@@ -54,11 +54,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord], target: float | None = None) -> Comparison:
-    """Compare runs with the first of them.
-
-    Args:
-        target: of the objective; by default the worst of the runs' best, which each reached.
-    """
+    """Compare runs with the first of them; the target is the worst of their best, if not given."""
     given, goal = target is not None, runs[0].objective
     alike = [run for run in runs if run.objective == goal]
     if not given and len(alike) > 1:

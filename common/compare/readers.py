@@ -19,7 +19,7 @@ from typing import Any
 from common.errors import UserError
 from common.files import read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
-from common.track.names import STEP, unflat
+from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # for a chart
 LARGEST_COUNT = 2**53  # as an integer, which a chart takes for one of 64 bits
@@ -31,7 +31,7 @@ class RunRecord:
 
     name: str
     source: str  # its folder, or its address at W&B
-    facts: Mapping[str, Any]  # as in `config.json`
+    facts: Facts  # as in `config.json`
     rows: list[dict[str, float]]  # as in `metrics.jsonl`: one a step, in order
     summary: Mapping[str, float]  # as in `summary.json`; empty where the run did not get that far
     status: str  # running, finished, preempted or failed
@@ -40,8 +40,7 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         try:
-            objective = Objective.parse(str(self.fact("objective")))
-            object.__setattr__(self, "objective", objective)
+            object.__setattr__(self, "objective", Objective.parse(str(self.fact("objective"))))
         except UserError as problem:
             what = f"{self.source}/config.json is not what a recipe wrote"
             raise UserError(f"{what}: {problem.message}") from None
@@ -54,7 +53,7 @@ class RunRecord:
         return value
 
     @property
-    def flags(self) -> Mapping[str, Any]:
+    def flags(self) -> Facts:
         flags = self.fact("config")
         return flags if isinstance(flags, Mapping) else {}
 
@@ -77,7 +76,7 @@ class RunRecord:
         return [row[metric] for row in self.rows if metric in row]
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers(values: Facts) -> dict[str, float]:
     return {
         name: value if abs(value) < LARGEST_COUNT else float(value)
         for name, value in values.items()
@@ -85,7 +84,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+def merge_rows(rows: Iterable[Facts]) -> list[dict[str, float]]:
     """Return one row a step, in order; of one replayed by a resumed run, the later values."""
     merged: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in map(numbers, rows):
@@ -95,10 +94,7 @@ def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 
 def read_runs(sources: Sequence[str]) -> list[RunRecord]:
-    """Read runs of directories, W&B's offline folders or projects.
-
-    Those of one name are told apart by where they are.
-    """
+    """Read runs of directories or W&B; those of one name are told apart by where they are."""
     runs = [run for source in sources for run in read_source(source)]
     times = Counter(run.name for run in runs)
     return [replace(run, name=run.source) if times[run.name] > 1 else run for run in runs]
@@ -195,12 +191,7 @@ def read_project(address: str) -> list[RunRecord]:
 
 
 def record_of(
-    name: str,
-    source: str,
-    config: Mapping[str, Any],
-    history: Iterable[Mapping[str, Any]],
-    summary: Mapping[str, Any],
-    state: str,
+    name: str, source: str, config: Facts, history: Iterable[Facts], summary: Facts, state: str
 ) -> RunRecord:
     """Return a run as W&B knows it in the form of a run's own directory."""
     named = ({n: v for n, v in row.items() if "/" in n} for row in history)  # no other is ours
@@ -211,6 +202,5 @@ def record_of(
     if status == "finished" and not ended:
         status, reason = "preempted", "its summary was never written"
     elif status == "failed":  # killed, and crashed: what has not said goodbye
-        last = rows[-1][STEP] if rows else 0
-        reason = f"W&B calls it {state} after update {last:g}"
+        reason = f"W&B calls it {state} after update {rows[-1][STEP] if rows else 0:g}"
     return RunRecord(name, source, unflat(config), rows, ended, status, reason)

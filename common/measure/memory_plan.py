@@ -37,9 +37,7 @@ class MemoryPlan:
     were not in use before. Both are planned for the longest batch, in proportion to its tokens.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Loader
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Loader):
         self.accelerator, self.device, self.model = accelerator, accelerator.device, model
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
         size, lengths = loader.order.batch_size, loader.order.lengths
@@ -156,11 +154,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return the bytes of an optimizer's state after an update; None if that is not known.
-
-    A copy of it updates parameters of the same shapes on the meta device. Optimizers that read
-    values, as Adafactor does, can't do that.
-    """
+    """Return an optimizer's state in bytes, by an update on the meta device; None if it can't."""
     imagined = copy.copy(optimizer)
     imagined.state, imagined.param_groups = defaultdict(dict), []
     for group in optimizer.param_groups:

@@ -90,10 +90,7 @@ class Meters:
     def of_all_ranks(
         self, interval: Interval, used: Mapping[str, float], numbers: list[float]
     ) -> tuple[dict[str, float], Tensor]:
-        """Return an interval's figures, with the most that a rank `used`, and all ranks' `numbers`.
-
-        The latter are float64 [world_size, numbers], on the host.
-        """
+        """Return figures, with the most that ranks `used`, and all `numbers` [world_size, n]."""
         parts = [[*vars(interval).values()], [*used.values()], numbers]
         mine = torch.tensor([[n for part in parts for n in part]], dtype=torch.float64)
         ranks = self.accelerator.gather(mine.to(self.device)).cpu().split([*map(len, parts)], dim=1)
@@ -140,10 +137,7 @@ class Meters:
                 warn(sentence)
 
     def goodput(self) -> float:
-        """Return what share of the time since the run first began went into training steps.
-
-        Compilation is not among them, nor the time between a kill and the restart's end.
-        """
+        """Return training steps' share, without compilation, of the time since the run began."""
         since = time.time() - self.began_at  # negative where the clock was set back
         return self.stopwatch.useful_seconds / max(since, self.stopwatch.useful_seconds, 1e-9)
 

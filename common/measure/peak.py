@@ -40,10 +40,7 @@ SAMPLED_EVERY = 5  # seconds, in which the driver forgets none
 
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Return the peak of matrix products in `dtype`, 0 if unknown, and where it is from.
-
-    That of fp32 is TF32's while torch is set to it.
-    """
+    """Return the peak of products in `dtype` (0: unknown; TF32's if fp32 is), and its source."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     is_tf32 = torch.get_float32_matmul_precision() == "high"
     column = 0 if dtype != torch.float32 else 1 if is_tf32 else 2

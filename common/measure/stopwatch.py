@@ -109,10 +109,7 @@ class Stopwatch:
 def throughput(
     intervals: torch.Tensor, flops: TrainingFlops | None = None, peak: float = 0.0
 ) -> dict[str, float]:
-    """Return the ``perf/`` metrics of float64 [world_size, 7]: an `Interval` of each rank.
-
-    Some need `flops`, or the `peak` of a device in TFLOP/s.
-    """
+    """Return the ``perf/`` metrics of [world_size, 7], an `Interval` a rank; `peak` in TFLOP/s."""
     total, devices = Interval(*intervals.sum(0).tolist()), len(intervals)
     time_of_each = intervals[:, 0].clamp(min=1e-9)
     seconds = float(time_of_each.max())
@@ -136,9 +133,6 @@ def throughput(
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all of training's work on `device`, so that a clock read next tells the truth.
-
-    Not for other streams': one may still copy a checkpoint.
-    """
+    """Wait for training's work on `device`, not for streams that still copy a checkpoint."""
     if device.type != "cpu":
         torch.accelerator.current_stream(device).synchronize()

@@ -23,10 +23,7 @@ SMALL: dict[str, Any] = {  # the sizes of google/bert_uncased_L-2_H-128_A-2
 
 
 def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
-    """Resolve `--model`, or `--init-from`: a folder, a Hub id, or "scratch"; rank 0 decides.
-
-    A `UserError`: it can't be had, is no BERT, or has too few positions for `--max-length`.
-    """
+    """Resolve `--model`, or `--init-from`, on rank 0: a folder, a Hub id, or "scratch"."""
 
     def choose() -> str:
         name = find_checkpoint(config, accelerator.device.type != "cpu")
@@ -80,21 +77,24 @@ def check_checkpoint(name: str, max_length: int) -> None:
         )
 
 
-def load_bert(name: str, data: TextData, dropout: float) -> Any:
+def load_pretrained(kind: str, name: Any, what: str, **others: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a model of Transformers, running no code of its own; return it, and what did not fit."""
     quiet_transformers()
-    from transformers import BertForSequenceClassification
+    import transformers
 
-    bert: Any = BertForSequenceClassification
-    with reading(f"--model {name}"):
-        model, loaded = bert.from_pretrained(
-            name,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # the head's: it is for other classes
-            dtype="float32",
-            output_loading_info=True,
-            **settings(data, dropout),
+    safely = {"trust_remote_code": False, "use_safetensors": True, "dtype": "float32"}
+    with reading(what):
+        return getattr(transformers, kind).from_pretrained(
+            name, output_loading_info=True, **safely, **others
         )
+
+
+def load_bert(name: str, data: TextData, dropout: float) -> Any:
+    model, loaded = load_pretrained(
+        *("BertForSequenceClassification", name, f"--model {name}"),
+        ignore_mismatched_sizes=True,  # the head's: it is for other classes
+        **settings(data, dropout),
+    )
     # What doesn't fit is drawn at random: as it should be of the head and the pooler.
     for key in [str(key) for keys in loaded.values() for key in keys]:
         if ".layer." in key or "_embeddings." in key:

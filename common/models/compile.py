@@ -28,19 +28,13 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Compile layers that are all alike, whose code is compiled once, for batches of any length.
-
-    Regional compilation: https://docs.pytorch.org/tutorials/recipes/regional_compilation.html.
-    """
+    """Compile layers that are alike once, for any length: PyTorch's regional compilation."""
     for layer in layers:
         layer.compile(dynamic=True)
 
 
 def as_written(model: nn.Module) -> AbstractContextManager[None]:
-    """Run a compiled model as it was written: for an evaluation.
-
-    That is another mode, with a smaller last batch: to compile both takes longer than to run it.
-    """
+    """Run a compiled model as written: to compile it for evaluations too would take longer."""
     return torch.compiler.set_stance("force_eager") if is_compiled(model) else nullcontext()
 
 

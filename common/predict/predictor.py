@@ -14,7 +14,6 @@ from torch import nn
 
 from common.checkpoints.export import load_weights
 from common.config import TrainingConfig
-from common.console import quiet_transformers
 from common.data.decoding import image_to_pixels
 from common.data.images import ImageSamples
 from common.data.loader import Loader
@@ -24,6 +23,7 @@ from common.data.tokens import encode, load_tokenizer
 from common.directory import FACTS, WEIGHTS, model_folder, read_status
 from common.errors import UserError, is_out_of_memory
 from common.files import read_json, reading
+from common.models.bert import load_pretrained
 from common.models.packing import leave_out_padding, token_positions
 from common.recipe import load_recipe
 from common.training.accelerator import build_accelerator, compute_dtype
@@ -72,21 +72,11 @@ class Predictor:
 
     def load(self, recipe: str | Path | None) -> nn.Module:
         if (self.folder / "config.json").is_file():
-            quiet_transformers()
-            from transformers import AutoModelForSequenceClassification
-
-            with reading(str(self.folder)):
-                model, found = AutoModelForSequenceClassification.from_pretrained(
-                    self.folder,
-                    trust_remote_code=False,
-                    use_safetensors=True,
-                    dtype="float32",
-                    attn_implementation="sdpa",
-                    output_loading_info=True,
-                )
-                if missing := found["missing_keys"]:  # which it has drawn at random
-                    raise ValueError(f"{WEIGHTS} has no {min(missing)}")
-                return model
+            kind, what = "AutoModelForSequenceClassification", str(self.folder)
+            model, found = load_pretrained(kind, what, what, attn_implementation="sdpa")
+            if missing := found["missing_keys"]:  # which it has drawn at random
+                raise UserError(f"{what} is no whole model: {WEIGHTS} has no {min(missing)}")
+            return model
         if recipe is None:
             name = str(self.facts.get("recipe"))
             if not (RECIPES / f"{name}.py").is_file() or Path(name).name != name:
@@ -105,8 +95,7 @@ class Predictor:
     def __call__(self, inputs: Sequence[Any]) -> torch.Tensor:
         """Return probabilities, float32 [inputs, classes], on the host.
 
-        Args:
-            inputs: images of Pillow or their files; or texts, a pair of them with a tab between.
+        Inputs are images of Pillow or their files; or texts, a pair of them with a tab between.
         """
         found = []
         try:

@@ -33,11 +33,7 @@ class Window(NamedTuple):
 
 
 def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> Window | None:
-    """Choose which updates to profile, of those from `first` to `total`; None if too few.
-
-    Between them should be none that `interrupts`, by an evaluation or a checkpoint after it,
-    unless each does.
-    """
+    """Choose updates from `first` to `total`, uninterrupted where that can be; None if too few."""
     for size in (10, 5, 2, 1):  # updates to time, then to profile
         earliest, warming = FIRST_UPDATES + size, 2 if size > 1 else 1
         latest = min(total - first - warming - size, earliest + 10_000)

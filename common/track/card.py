@@ -1,34 +1,24 @@
 """The model card: `README.md` of a `model` folder, so that `hf upload` is all publishing takes."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
 from common.objective import PREFIXES
-from common.track.names import PEAK, describe, precision_name
+from common.track.names import PEAK, Facts, describe, precision_name
 
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
 OF_THE_RUN = ("perf/samples_per_second", "time/train_seconds")
 
 
 def model_card(
-    config: TrainingConfig,
-    facts: Mapping[str, Any],
-    description: Mapping[str, Any],
-    data: Data,
-    split: str,
-    summary: Mapping[str, Any],
+    config: TrainingConfig, facts: Facts, description: Facts, data: Data, split: str, summary: Facts
 ) -> str:
-    """Return the card of a model: data, figures on `split`, flags, hardware, and how to use it.
-
-    Folders of this machine, names of runs and notes are left out.
-    """
+    """Return a model's card, without folders of this machine, names of runs and notes."""
     from huggingface_hub import EvalResult, ModelCardData
 
     name, recipe, environment = description["name"], facts["recipe"], facts["environment"]
@@ -78,7 +68,7 @@ def model_card(
     return "\n".join(lines)
 
 
-def flags_given(config: TrainingConfig, given: Mapping[str, Any], all_of_them: bool = False) -> str:
+def flags_given(config: TrainingConfig, given: Facts, all_of_them: bool = False) -> str:
     """Return the flags of a run: those that its figures depend on, without folders, or all."""
     words: list[str] = []
     for field in fields(config):

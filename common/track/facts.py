@@ -3,31 +3,24 @@
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.machine import device_name
 from common.track.card import flags_given
+from common.track.names import Facts
 from common.training.accelerator import running_precision
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
 def collect(
-    recipe: str,
-    config: TrainingConfig,
-    given: Mapping[str, Any],
-    saved: Mapping[str, Any],
-    accelerator: Accelerator,
-    placement: str,
-    **others: Any,
+    recipe: str, config: TrainingConfig, given: Facts, saved: Facts, **others: Any
 ) -> dict[str, Any]:
     """Return the facts of a run; of one that goes on, what was `saved` of its first start."""
     given = {name: value for name, value in saved.get("given", given).items() if name in given}
@@ -38,7 +31,6 @@ def collect(
         "command": f"{recipe}.py {flags_given(config, given, all_of_them=True)}",
         # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
         "wandb_run_id": saved.get("wandb_run_id", secrets.token_hex(4)),
-        "environment": environment(config, accelerator, placement),
         **others,
     }
 

@@ -15,7 +15,7 @@ from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.track import report
-from common.track.names import STEP
+from common.track.names import STEP, Facts
 from common.track.trackers import TensorBoard, WandB
 from common.training.evaluation import Best
 
@@ -34,13 +34,8 @@ class Log:
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
         self.latest: dict[str, Any] = {}
 
-    def start(
-        self, config: TrainingConfig, facts: Mapping[str, Any], position: Callable[[], Any]
-    ) -> None:
-        """Open `metrics.jsonl`, cut back to where the run stands, `output.log` and the tracker.
-
-        `position` returns the ``progress/`` metrics and the time of the present step.
-        """
+    def start(self, config: TrainingConfig, facts: Facts, position: Callable[[], Any]) -> None:
+        """Open `metrics.jsonl`, cut back to where `position()` stands, and the tracker."""
         self.position, self.total_steps = position, facts["plan"]["total_steps"]
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
@@ -77,11 +72,7 @@ class Log:
         return int(position[STEP]), position["progress/epoch"]
 
     def evaluation(
-        self,
-        figures: Mapping[str, Any],
-        split: str,
-        best: Best,
-        position: Mapping[str, Any] | None = None,
+        self, figures: Facts, split: str, best: Best, position: Facts | None = None
     ) -> dict[str, float]:
         """Add an evaluation, show it, and return its figures by their full names.
 
@@ -105,7 +96,7 @@ class Log:
             self.add(named)
         return named
 
-    def add(self, values: Mapping[str, Any]) -> None:
+    def add(self, values: Facts) -> None:
         self.pending |= {**values, **self.position()}
         self.latest |= self.pending
 
@@ -120,12 +111,9 @@ class Log:
             with contextlib.suppress(OSError):  # it tries to write again
                 self.file.close()
             self.file = None
-            raise TrainingError(
-                f"{self.directory}/metrics.jsonl can't be written ({problem}): free some space, "
-                f"then go on with --resume {self.directory}",
-                every_rank=True,
-                resumable=True,
-            ) from None
+            what = f"{self.directory}/metrics.jsonl can't be written ({problem})"
+            advice = f"free some space, then go on with --resume {self.directory}"
+            raise TrainingError(f"{what}: {advice}", every_rank=True, resumable=True) from None
         if self.tracker is not None:
             with self.tracking():
                 self.tracker.log(row)
@@ -145,30 +133,24 @@ class Log:
             if self.tracker is not None and self.tracker.run is not None:
                 self.tracker.run.write_logs(line)
 
-    def finish(self, summary: Mapping[str, Any] | None = None, exit_code: int = 0) -> list[str]:
-        """Close file and tracker, which gets the summary; return what to type or open to see it.
-
-        The latest values stand for the summary of a run that did not come to its end.
-        """
+    def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[str]:
+        """Close all, with the summary or the latest values; return what to type or open."""
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.flush()
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-        if self.output is not None:
+        if self.keep_line in TOLD:
             TOLD.remove(self.keep_line)
-            self.output.close()
-            self.output = None
-        commands: list[str] = []
-        if self.tracker is not None:
-            commands = self.tracker.commands
-            with self.tracking():
-                self.tracker.finish(self.latest if summary is None else summary, exit_code)
-            self.tracker = None
-        return commands
+        for file in filter(None, (self.file, self.output)):
+            file.close()
+        tracker, self.tracker = self.tracker, None
+        self.file = self.output = None
+        if tracker is None:
+            return []
+        with self.tracking():
+            tracker.finish(self.latest if summary is None else summary, exit_code)
+        return tracker.commands
 
     def state_dict(self) -> dict[str, Any]:
         return {"latest": self.latest, "pending": self.pending}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Facts) -> None:
         self.latest, self.pending = state["latest"], state["pending"]

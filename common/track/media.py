@@ -1,6 +1,6 @@
 """What a W&B run shows besides curves: confusion, classes, mistakes, memory, profile, model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from common.data.loader import Loader
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
+from common.track.names import Facts
 
 MOST_CLASSES = 40  # in a matrix; of more classes, those pairs are listed that are confused most
 MOST_PAIRS = 100
@@ -16,17 +17,9 @@ MOST_MISTAKES = 32
 
 
 def results(
-    wandb_run: Any,
-    evaluation: Mapping[str, float],
-    prefix: str,
-    loader: Loader,
-    data: Any,
-    memory: MemoryRows,
+    wandb_run: Any, evaluation: Facts, prefix: str, loader: Loader, data: Any, memory: MemoryRows
 ) -> None:
-    """Show the memory and the final evaluation: of a `Classified`, more than its figures.
-
-    In the summary: of a table among the rows, W&B draws the numbers of its rows and columns.
-    """
+    """Show memory and evaluation, in the summary: of tables among rows W&B draws their sizes."""
     panels: dict[str, Any] = {}
     if isinstance(evaluation, Classified):
         chart = confusion(evaluation.confusion, evaluation.class_names)
@@ -72,10 +65,7 @@ def table(columns: str, rows: Iterable[Iterable[Any]]) -> Any:
 
 
 def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
-    """Return W&B's chart of a confusion matrix, or a table of the pairs confused most.
-
-    `counts` is [classes, classes], by true class, then predicted class.
-    """
+    """Return W&B's chart of counts [true class, predicted], or a table of the worst pairs."""
     import wandb
 
     columns, size = "Actual Predicted nPredictions", len(class_names)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+Facts = Mapping[str, Any]  # by name: of a run, or figures
 STEP = "progress/global_step"
 PEAK = "memory/peak_mib"  # of the device or the host, where runs stand side by side
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over that of processes
@@ -95,7 +96,7 @@ def precision_name(mixed_precision: Any) -> Any:
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 
-def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+def flat(facts: Facts) -> dict[str, Any]:
     """Return a run's facts for W&B's table, one a column: flags by name, ``group/name``."""
     found, groups = dict(facts["config"]), [(n, facts[n]) for n in GROUPS if n in facts]
     for name, value in groups:  # it grows
@@ -106,7 +107,7 @@ def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def unflat(config: Mapping[str, Any]) -> dict[str, Any]:
+def unflat(config: Facts) -> dict[str, Any]:
     """Return the facts that `flat` was given, without what it leaves out."""
     facts: dict[str, Any] = {"config": {}}
     for path, value in config.items():

@@ -1,8 +1,6 @@
 """What a run says at its beginning, at an evaluation and at its end."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.table import Column, Table
 
@@ -11,7 +9,7 @@ from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
-from common.track.names import METRICS, STEP, describe, precision_name
+from common.track.names import METRICS, STEP, Facts, describe, precision_name
 
 OF_THE_RUN = (
     *("time/total_seconds", "time/train_seconds", "time/compile_seconds"),
@@ -19,7 +17,7 @@ OF_THE_RUN = (
 )
 
 
-def show_plan(facts: Mapping[str, Any], logs: str) -> None:
+def show_plan(facts: Facts, logs: str) -> None:
     """Print what will run, on what, and why; `logs`: where the metrics go."""
     config, environment, data = facts["config"], facts["environment"], facts["data"]
     model, plan, processes = facts["architecture"], facts["plan"], environment["world_size"]
@@ -45,9 +43,7 @@ def show_plan(facts: Mapping[str, Any], logs: str) -> None:
         say(line)
 
 
-def rate_lines(
-    config: Mapping[str, Any], environment: Mapping[str, Any], plan: Mapping[str, Any]
-) -> list[str]:
+def rate_lines(config: Facts, environment: Facts, plan: Facts) -> list[str]:
     """Say how the rate follows the update, or that it does not where processes made it larger."""
     asked, scale = config["scale_learning_rate"], plan["rate_scale"]
     processes, update = environment["world_size"], environment["effective_batch_size"]
@@ -69,7 +65,7 @@ def figure(name: str, value: float) -> str:
     return f"{metric.label} {metric.text(value)}"
 
 
-def interval_text(row: Mapping[str, Any]) -> str:
+def interval_text(row: Facts) -> str:
     # What is learned: the loss and the recipe's own metrics, not the rate or the norm.
     learned = [figure(n, v) for n, v in row.items() if n.startswith("train/") and n not in METRICS]
     speed = row.get("perf/samples_per_second")
@@ -77,7 +73,7 @@ def interval_text(row: Mapping[str, Any]) -> str:
     return "  ".join([*learned, rate, f"{peak_memory(row):,.0f} MiB"])
 
 
-def evaluation_text(values: Mapping[str, float], split: str, position: Mapping[str, float]) -> str:
+def evaluation_text(values: Facts, split: str, position: Facts) -> str:
     figures = [figure(name, value) for name, value in values.items() if name != "count"]
     samples = f" of {values['count']:,.0f}" if "count" in values else ""
     where = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}"
@@ -85,12 +81,7 @@ def evaluation_text(values: Mapping[str, float], split: str, position: Mapping[s
 
 
 def show_summary(
-    facts: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    split: str,
-    directory: Path,
-    commands: list[str],
-    memory: MemoryRows,
+    facts: Facts, summary: Facts, split: str, folder: Path, commands: list[str], memory: MemoryRows
 ) -> None:
     """Print the table that ends a run; `split` is what the final evaluation read."""
     table = Table(
@@ -112,7 +103,7 @@ def show_summary(
         table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
     if memory:
         table.add_row("planned → taken", f"MiB: {comparison_text(memory)}")
-    table.add_row("files", str(directory))
+    table.add_row("files", str(folder))
     if is_main_rank():
         CONSOLE.print(table, markup=False)
     for command in commands:

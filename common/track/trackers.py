@@ -12,7 +12,7 @@ from accelerate.tracking import filter_trackers
 
 from common.config import TrainingConfig
 from common.objective import PREFIXES, Objective
-from common.track.names import METRICS, SPLITS, STEP, flat, precision_name
+from common.track.names import METRICS, SPLITS, STEP, Facts, flat, precision_name
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
 SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
@@ -34,7 +34,7 @@ class TensorBoard:
     def log(self, row: Mapping[str, float]) -> None:
         self.accelerator.log(dict(row), step=int(row[STEP]))
 
-    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+    def finish(self, summary: Facts, exit_code: int) -> None:
         self.accelerator.end_training()
 
 
@@ -45,14 +45,11 @@ class WandB:
         self,
         accelerator: Accelerator,
         config: TrainingConfig,
-        facts: Mapping[str, Any],
+        facts: Facts,
         directory: Path,
-        earlier: Sequence[Mapping[str, Any]],
+        earlier: Sequence[Facts],
     ) -> None:
-        """Start it: online when a key is there and the server takes it, else offline.
-
-        Of `earlier`, the rows of `metrics.jsonl`, those are logged again that W&B lost.
-        """
+        """Start it, online if the server takes the key; log those rows that it lost again."""
         # What W&B sends home of itself can hold up the end of a run, and prints.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
@@ -106,7 +103,7 @@ class WandB:
         # Committed at once: W&B would hold the last row back, over the summary.
         self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
 
-    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+    def finish(self, summary: Facts, exit_code: int) -> None:
         """Close the run with its own summary, and the best value as W&B does: ``val/loss.min``."""
         for name, kind in self.best.items():
             value = self.run.summary.get(name)
@@ -116,9 +113,7 @@ class WandB:
         self.run.finish(exit_code=exit_code)
 
 
-def init_arguments(
-    config: TrainingConfig, facts: Mapping[str, Any], directory: Path
-) -> dict[str, Any]:
+def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dict[str, Any]:
     """Return what `wandb.init` is told of the run; a flag counts more than a `WANDB_*` variable."""
     said, environment = os.environ.get, facts["environment"]
     tags = [
@@ -154,13 +149,8 @@ def wandb_mode() -> tuple[str, str]:
     if auth is None:
         return "offline", "no API key"
     try:
-        answer = requests.post(
-            f"{settings.base_url}/graphql",
-            json=question,
-            auth=auth,
-            headers=settings.x_extra_http_headers,
-            timeout=SERVER_SECONDS,
-        )
+        url, more = f"{settings.base_url}/graphql", settings.x_extra_http_headers
+        answer = requests.post(url, json=question, auth=auth, headers=more, timeout=SERVER_SECONDS)
     except requests.RequestException:
         return "offline", "the server does not answer"
     if not answer.ok:

@@ -59,10 +59,8 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
         raise UserError(f"the launcher started {counts}: pass it --num_processes {devices}")
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
     if use_cpu and config.gradient_compression == "bf16":
-        raise UserError(
-            "gradients can't travel as bf16 between processes on a CPU: pass "
-            "--gradient-compression fp16"
-        )
+        advice = "pass --gradient-compression fp16"
+        raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
     if use_cpu:
         torch.set_num_threads(cpu_threads(config.num_threads))
         limit_memory()

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from rich.table import Table
 from torch import nn
+from torch.optim import Optimizer
 
 from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
@@ -73,10 +74,8 @@ def fit_batch_size(
     if is_main_rank():
         CONSOLE.print(table)
     if not same:
-        raise TrainingError(
-            "out of memory with one sample a batch: try --gradient-checkpointing, or a smaller "
-            "model or sample"
-        )
+        advice = "try --gradient-checkpointing, or a smaller model or sample"
+        raise TrainingError(f"out of memory with one sample a batch: {advice}")
     chosen = fastest(fits, same, asked if asked in fits else same[-1])
     best = fastest(fits, fits, chosen)
     accumulation = max(1, per_update // best)
@@ -129,11 +128,7 @@ def fastest(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int
 
 
 def attempt(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Loader,
-    compute_loss: ComputeLoss,
-    size: int,
+    model: nn.Module, optimizer: Optimizer, loader: Loader, compute_loss: ComputeLoss, size: int
 ) -> Trial:
     """Time forward and backward passes over the longest samples, as the model is written."""
     device, states = loader.device, 2 if "betas" in optimizer.param_groups[0] else 0
@@ -168,20 +163,16 @@ def attempt(
         gc.collect()
         torch.cuda.empty_cache()  # does nothing without a GPU
     free = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
-    has_room = rate > 0 and 2 * taken.delta_mib * memory.MEBIBYTE < free
-    return Trial(rate, taken.peak_mib, has_room)
+    return Trial(rate, taken.peak_mib, rate > 0 and 2 * taken.delta_mib * memory.MEBIBYTE < free)
 
 
 def out_of_memory_advice(
     config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
 ) -> str:
-    """Return the command that makes the same updates from half the batch, in the run's directory.
-
-    It goes on where there is a checkpoint. Data that lie on a GPU are named, too: on a CPU they are
-    mapped from a file, or in its memory anyway.
-    """
+    """Return the command that makes the same updates from half the batch, from a checkpoint."""
     peak = memory.peak_memory(memory.memory_used(device))
     said = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
+    # On a CPU they are mapped from a file, or in its memory anyway.
     if device.type == "cuda" and (placed := sum(loader.placed_bytes for loader in loaders)):
         elsewhere = "none with --data-placement workers"
         said += f" The data take {placed / memory.MEBIBYTE:,.0f} of them, and {elsewhere}."

@@ -18,10 +18,7 @@ from common.objective import Objective
 def evaluation_mode(
     accelerator: Any, model: nn.Module, random: RandomState
 ) -> Iterator[Callable[[], None]]:
-    """Have a bare model evaluate, with the mean of the ranks' buffers; give what undoes that.
-
-    Random generators are left as they were.
-    """
+    """Let a bare model evaluate with the ranks' mean buffers; give what puts its own back."""
     drawn, training = random.state_dict(), model.training
     undo = average_buffers(accelerator, model)
     model.eval()

@@ -28,13 +28,8 @@ class GradientGuard:
     recipes' are. Averaged gradients are the same on all ranks, and so is the decision.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, max_grad_norm: float, by_layer: bool = False
-    ) -> None:
-        """Clip to a norm, unless it is 0; `by_layer` keeps the norms of the first network's layers.
-
-        That costs one more reading of its gradients an update, and no synchronisation.
-        """
+    def __init__(self, accelerator: Accelerator, max_grad_norm: float, by_layer: bool = False):
+        """Clip to a norm, unless it is 0; `by_layer` reads gradients once more, for their norms."""
         self.accelerator = accelerator
         self.max_grad_norm = max_grad_norm
         self.is_fp16 = accelerator.scaler is not None

@@ -39,10 +39,7 @@ class Plan:
         self.warmup_steps = 0
 
     def schedule(self, optimizer: Any, warmup_share: float) -> LambdaLR:
-        """Return the rates of `--schedule`, after `--warmup-steps` or else a share of the run.
-
-        Their peak is what the optimizer has, scaled by `--scale-learning-rate`.
-        """
+        """Return the rates of `--schedule` and its warm-up, up to the optimizer's own, scaled."""
         warmup = self.config.warmup_steps
         self.warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
         for group in optimizer.param_groups:

@@ -121,10 +121,7 @@ class ShardingAccelerator(Accelerator):
         refuse_other_weights(model)
 
     def twin(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a sharded network, with rows of its own, that is sharded once called.
-
-        Until then it can be changed as any network: an average begins with it, and LoRA merges it.
-        """
+        """Return a copy of a sharded network, open to changes, as LoRA's, until it is called."""
         if model not in self.skeletons:
             raise UserError("a part of a network in shards can't be copied: copy the whole")
 

@@ -94,12 +94,9 @@ class Agreement:
             flags = self.ask_all(flags, global_step)
         self.stopping, failed = flags
         if failed:
-            raise TrainingError(
-                f"a checkpoint could not be written ({failure or 'on another rank'}): free some "
-                f"space, then go on from the one before with --resume {self.directory}",
-                every_rank=failure is not None,
-                resumable=True,
-            )
+            what = f"a checkpoint could not be written ({failure or 'on another rank'})"
+            then = f"free some space, then go on from the one before with --resume {self.directory}"
+            raise TrainingError(f"{what}: {then}", every_rank=failure is not None, resumable=True)
 
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
         """Return which flags are set on any rank; and settle the update to ask at next."""
@@ -113,10 +110,7 @@ class Agreement:
         return [value > 0 for value in sums]
 
     def is_announced(self) -> bool:
-        """Whether any rank was asked to stop, as one that was tells in the process group's store.
-
-        For evaluations, where ranks may have different numbers of batches, and can't be asked.
-        """
+        """Whether any rank was asked to stop: one that was tells in the process group's store."""
         requested = self.request.reason is not None
         if getattr(self.accelerator, "mesh", None) is not None:  # all ranks ask before each batch
             flag = torch.tensor(float(requested), device=self.accelerator.device)
@@ -136,10 +130,8 @@ class Agreement:
         self.check(global_step)
         end_collectives(self.accelerator)
         reason = self.request.reason or "a signal to another rank"
-        raise Preempted(
-            f"stopped after update {global_step} by {reason}; everything is saved: go on with "
-            f"--resume {self.directory}"
-        )
+        what = f"stopped after update {global_step} by {reason}; everything is saved"
+        raise Preempted(f"{what}: go on with --resume {self.directory}")
 
 
 def end_collectives(accelerator: Accelerator) -> None:

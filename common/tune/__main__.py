@@ -63,10 +63,9 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         before = (settings.recipe, settings.flags, settings.config_file)
         asked = (recipe, tuple(flags) or None, given.config_file)
         if any(new not in (None, old) for new, old in zip(asked, before, strict=True)):
-            raise UserError(
-                f"--study {study} searches {settings.recipe} {' '.join(settings.flags)}: "
-                "leave recipe and flags out to go on, or name another directory"
-            )
+            searched = f"{settings.recipe} {' '.join(settings.flags)}"
+            advice = "leave recipe and flags out to go on, or name another directory"
+            raise UserError(f"--study {study} searches {searched}: {advice}")
     elif recipe is None:
         where = f"{study} holds no search: " if study is not None else ""
         raise UserError(f"{where}name a recipe first, such as recipes/resnet.py")
@@ -75,7 +74,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     else:
         settings = SearchSettings(recipe, tuple(flags), given.config_file)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
-        raise UserError(f"--config-file {settings.config_file} does not exist")
+        raise UserError(f"--config-file {settings.config_file} is no file")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     trials, prune = given.trials or settings.trials, settings.prune and not given.no_pruning

@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +21,7 @@ from common.files import read_json_if_there
 from common.flags import from_json
 from common.objective import Objective
 from common.track.names import describe, duration
-from common.tune.space import Distribution, command_words
+from common.tune.space import Space, command_words
 from common.tune.trial import TrialRun, launched
 
 # Trials are judged at the same share of their training: evaluations fall on other updates where
@@ -54,9 +54,7 @@ class SearchSettings:
         return cls(**from_json(cls, {name: kept[name] for name in names}, str(path)))
 
 
-def open_study(
-    directory: Path, objective: Objective, prune: bool, space: Mapping[str, Distribution]
-) -> Study:
+def open_study(directory: Path, objective: Objective, prune: bool, space: Space) -> Study:
     """Open the study of a directory, or begin one; a `UserError` if it is damaged or another's."""
     path = directory / "study.db"
     if not path.exists() and any(directory.glob(f"{TRIAL}*")):
@@ -105,7 +103,7 @@ class Search:
 
     directory: Path  # absolute
     settings: SearchSettings
-    space: Mapping[str, Distribution]
+    space: Space
     shared: Sequence[str]  # words that all trials have on their command line
     objective: Objective
     study: Study

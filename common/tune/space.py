@@ -14,20 +14,15 @@ from common.flags import role_of, spelled
 from common.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Space = dict[str, Distribution]  # by name of a flag
 # The search gives these itself, or they make no sense in one.
 TAKEN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
 
 
-def parse_space(
-    words: Sequence[str], recipe: Recipe, least: int = 1
-) -> tuple[dict[str, Distribution], list[str]]:
-    """Split a recipe's flags into those to search, by name, and those that all trials share.
-
-    The recipe's own parser ends this command (SystemExit) where it would not take a choice, or a
-    range's end.
-    """
+def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[Space, list[str]]:
+    """Split flags into those to search, by name, and shared ones; the recipe's parser judges."""
     hints = typing.get_type_hints(recipe.config_class)
-    space: dict[str, Distribution] = {}
+    space: Space = {}
     shared: list[str] = []
     for given, values in grouped(words).items():
         name = given.removeprefix("--").replace("-", "_")
@@ -97,7 +92,7 @@ def parse_values(flag: str, value: str, kind: Any) -> Distribution | None:
     return CategoricalDistribution(choices) if len(choices) > 1 else None
 
 
-def command_words(space: Mapping[str, Distribution], values: Mapping[str, Any]) -> list[str]:
+def command_words(space: Space, values: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, distribution in space.items():
         value = values[name]

@@ -27,10 +27,7 @@ STOP_SECONDS = 120.0  # in which a recipe finishes its update and saves; then it
 def launched(
     options: Sequence[str], recipe: str, words: Sequence[str], directory: Path
 ) -> list[str]:
-    """Return what starts a run in its directory, or goes on with what that holds.
-
-    By `accelerate launch` if there are options for it.
-    """
+    """Return what starts a run, or goes on with it: by `accelerate launch` if that has options."""
     launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"] if options else []
     place = ["--output-dir", str(directory), "--resume", "auto"]
     return [sys.executable, *launcher, *options, recipe, *words, *place]
