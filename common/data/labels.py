@@ -46,7 +46,9 @@ class Labelled:
 
         A `UserError`: there is none, they are too many, or one is not of those that fit by type.
         """
-        there = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in self.features.items())
+        kinds = {name: type(kind).__name__ for name, kind in self.features.items()}
+        kinds |= {n: self.features[n].dtype for n, kind in kinds.items() if kind == "Value"}
+        there = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         columns = [asked] if isinstance(asked, str) else [*(asked or found)]
         for column in columns:
             if column not in fits:

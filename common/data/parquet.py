@@ -69,8 +69,7 @@ class ParquetRows:
             with opened(self.shards[shard]) as file:
                 if place >= file.num_row_groups or group_facts(file, place)[-1] != checksum:
                     raise ValueError("it has changed since the run began")
-                table = file.read_row_group(place, columns=self.columns)
-            table = table.select(self.columns)
+                table = file.read_row_group(place, columns=self.columns).select(self.columns)
         self.held[block] = table
         return table
 
@@ -171,5 +170,5 @@ def opened(path: str) -> Iterator[Any]:
         with fsspec.open(path) as raw, parquet.ParquetFile(raw, pre_buffer=True) as file:
             yield file
     except Exception as problem:
-        found = f"{type(problem).__name__}: {problem!s:.300}"
+        found = f"{type(problem).__name__}: {' '.join(str(problem).split()):.300}"
         raise UserError(f"{path} can't be read ({found})", resumable="://" in path) from None

@@ -43,7 +43,7 @@ def prepare_text(
     from datasets import Value
 
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
-    strings = [Value("string"), Value("large_string")]
+    strings = [*map(Value, ("string", "large_string", "string_view"))]
     fits = [column for column, kind in table.features.items() if kind in strings]
     found = [column for column in fits if column not in (table.label, "id", "idx")]
     columns = table.find("--text-columns", text_columns, found, fits, most=2)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
@@ -110,6 +112,25 @@ def test_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "data" / "train-0.parquet", tmp_path / "data" / "test-0.parquet")
     with pytest.raises(UserError, match=r"test-0\.parquet can't be read \(.*it has changed"):
         samples.read(torch.arange(4), 0)
+
+
+def test_odd_columns_are_read_or_named(tmp_path: Path) -> None:
+    """Two of one name can't be told apart; views of text, as other programs write it, are text."""
+    labels, texts = pa.array(["a", "b"] * 20), pa.array(["one two", "three"] * 20)
+    views = texts.cast(pa.string_view())
+    tables = {
+        "twice": pa.Table.from_arrays([texts, texts, labels], names=["text", "text", "label"]),
+        "views": pa.Table.from_arrays([views, labels], names=["text", "label"]),
+    }
+    for name, table in tables.items():
+        (tmp_path / name).mkdir()
+        pq.write_table(table, tmp_path / name / "train.parquet", row_group_size=GROUP)
+    flags: dict[str, Any] = {"checkpoint": "scratch", "text_columns": (), "label_column": None}
+    for streaming in (True, False):
+        twice, views = (source_of(tmp_path / name, streaming) for name in tables)
+        message = refusal(lambda: load_text(twice, max_length=8, **flags))  # noqa: B023
+        assert "train.parquet" in message
+        assert len(load_text(views, max_length=8, **flags).splits["train"]) in (GROUP, 36)
 
 
 def test_few_row_groups_are_held_and_none_is_read_twice(
