@@ -44,11 +44,9 @@ def weights_file(path: str | Path) -> Path:
 
 def initial_facts(path: str | None) -> dict[str, Any]:
     """Return what is known of how weights were trained: mean, std, channels, class_names …"""
-    if path is None:
+    if path is None or os.path.isfile(path):
         return {}
     folder = weights_file(path).parent
-    if os.path.isfile(path):
-        return {}
     if (own := read_json_if_there(folder / FACTS)) is not None:
         return own
     published = read_json_if_there(folder / PUBLISHED) or {}

@@ -34,10 +34,9 @@ class IterableSamples(Samples):
         self.is_split = inner is not None  # one of `datasets`
         while inner is not None:
             if type(inner).__name__ == SHUFFLED:
+                found = f"a {kind} with a shuffle buffer can't be resumed exactly"
                 advice = "shuffle the shards, or read parquet files with --streaming"
-                raise UserError(
-                    f"a {kind} with a shuffle buffer can't be resumed exactly: {advice}"
-                )
+                raise UserError(f"{found}: {advice}")
             inner = getattr(inner, "ex_iterable", None)
         if self.is_split:
             from datasets.distributed import split_dataset_by_node
@@ -90,9 +89,8 @@ class IterableSamples(Samples):
         self.position = dict(state)
 
     def load_from_ranks(self, states: list[Any]) -> None:
-        raise UserError(
-            f"the position in an IterableDataset is of each process: resume on {len(states)}"
-        )
+        what = "the position in an IterableDataset is of each process"
+        raise UserError(f"{what}: resume on {len(states)}")
 
 
 @dataclass(frozen=True)

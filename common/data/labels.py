@@ -56,9 +56,8 @@ class Labelled:
                 raise UserError(f"{flag} {column}: data set {self.name} has {held}: {there}")
         if not 1 <= len(columns) <= most:
             count, few = len(columns) or "no", "one" if most == 1 else f"one to {most}"
-            raise UserError(
-                f"data set {self.name} has {count} columns for {flag}, name {few}: {there}"
-            )
+            what = f"data set {self.name} has {count} columns for {flag}"
+            raise UserError(f"{what}, name {few}: {there}")
         return columns
 
     def find_classes(self, values: Iterable[Any]) -> None:

@@ -111,9 +111,8 @@ class ParquetTables(Labelled):
                 for path in files[name]:
                     features, groups = footers[path]
                     if features != self.features:
-                        raise UserError(
-                            f"{path} has other columns than {paths[0]}: make them alike"
-                        )
+                        odd = f"{path} has other columns than {paths[0]}"
+                        raise UserError(f"{odd}: make them alike")
                     rows += [[len(self.shards), *group] for group in groups if group[1]]
                     self.shards.append(path)
                 if not rows:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,6 @@ from common.machine import STOP_SIGNALS
 
 GONE = "DataLoader worker (pid"  # as it says that one was killed, or has exited
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
-
-
-class Mistake(NamedTuple):
-    """A `UserError`, which would end a worker, in place of a batch."""
-
-    message: str
-    resumable: bool
 
 
 @dataclass
@@ -50,8 +43,8 @@ class Reader:
     def __getitem__(self, asked: tuple[np.ndarray, int | None]) -> Batch:
         try:
             return self.samples.read(torch.from_numpy(asked[0]), asked[1])
-        except UserError as error:
-            return Mistake(error.message, error.resumable)
+        except UserError as error:  # which would end a worker: in place of a batch
+            return UserError(error.message, resumable=error.resumable)
 
 
 class Workers:
@@ -91,7 +84,7 @@ class Workers:
         self.asked.micro_batches, self.asked.epoch = micro_batches, epoch
         try:
             for batch in self.processes:
-                if isinstance(batch, Mistake):
+                if isinstance(batch, UserError):
                     raise UserError(batch.message, every_rank=True, resumable=batch.resumable)
                 yield batch
         except Exception as error:
