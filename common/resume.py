@@ -89,10 +89,8 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     """Read what this version of the recipe knows of a run's flags; a `UserError` if it can't."""
     path = directory / "config.json"
     saved = read_json(path)
-    if saved.get("recipe") != recipe:
-        raise UserError(
-            f"{directory} is a run of {saved.get('recipe')!s:.50}, and this is {recipe}"
-        )
+    if (other := saved.get("recipe")) != recipe:
+        raise UserError(f"{directory} is a run of {other!s:.50}, and this is {recipe}")
     groups = [saved.get(name) for name in ("config", "given", "environment")]
     config, given, environment = (one if isinstance(one, dict) else {} for one in groups)
     effective, identifier = environment.get("effective_batch_size"), saved.get("wandb_run_id", "")
@@ -126,11 +124,9 @@ def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:
     if asked or (batch, accumulation) == before:
         return accumulated(config, effective)
     if (product := batch * accumulation * processes) != effective:
-        raise UserError(
-            f"the run has an effective batch of {effective}, and {batch} × {accumulation} "
-            f"accumulated × {processes} processes is {product}: choose --batch-size and "
-            f"--gradient-accumulation-steps to make {effective}"
-        )
+        now = f"{batch} × {accumulation} accumulated × {processes} processes is {product}"
+        advice = f"choose --batch-size and --gradient-accumulation-steps to make {effective}"
+        raise UserError(f"the run has an effective batch of {effective}, and {now}: {advice}")
     return config
 
 

@@ -58,11 +58,7 @@ class Run:
     """
 
     def __init__(self, config: TrainingConfig, recipe_file: str, objective: str) -> None:
-        """Build the Accelerator, and take the run's directory.
-
-        `objective` is a metric of the evaluation, and whether more or less of it is better, as in
-        ``"accuracy:max"``.
-        """
+        """Build the Accelerator, take the directory; an objective is as in ``"accuracy:max"``."""
         DISPLAY.begin("starting")
         self.config, self.given = config, dict(vars(config))
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
@@ -96,11 +92,7 @@ class Run:
     # Before the loop
 
     def loaders(self, data: Data) -> tuple[Loader, Loader, Loader]:
-        """Return the loaders for training, evaluation during it, and the final evaluation.
-
-        The second reads the validation split, the third the test split; each stands in for the
-        other where there is only one.
-        """
+        """Return loaders: for training, validation and test; one may stand in for the other."""
         refuse_unread(self.config, data)
         self.data: Any = data
         names = [name for name in PREFIXES if name in data.splits]

@@ -46,11 +46,9 @@ def find_checkpoint(config: Any, is_accelerated: bool) -> str:
             return str(Path(name).resolve())
     if name == "scratch" or hub_commit(name, "models"):
         return name
-    raise UserError(
-        f"--model {name} can't be had: there is no such folder, it is not cached, and the Hub has "
-        "no such model or does not answer. Pass a local folder, or --model scratch to train a "
-        "small one"
-    )
+    why = "no such folder, it is not cached, and the Hub has no such model or does not answer"
+    advice = "pass a local folder, or --model scratch to train a small one"
+    raise UserError(f"--model {name} can't be had: {why}: {advice}")
 
 
 def check_checkpoint(name: str, max_length: int) -> None:
@@ -67,14 +65,12 @@ def check_checkpoint(name: str, max_length: int) -> None:
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
     for field, (least, most) in limits.items():
         if not isinstance(value := facts[field], int) or not least <= value <= most:
-            raise UserError(
-                f"--model {name} has {field} {value!r}, and needs {least} to {most:,} for "
-                f"--max-length {max_length}, in batches padded to a multiple of {PAD_MULTIPLE}"
-            )
+            needs = f"{least} to {most:,} for --max-length {max_length}"
+            padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
+            raise UserError(f"--model {name} has {field} {value!r}, and needs {needs}, {padded}")
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        raise UserError(
-            f"--model {name} has no weights in safetensors: pickled ones are not loaded"
-        )
+        why = "pickled ones are not loaded"
+        raise UserError(f"--model {name} has no weights in safetensors: {why}")
 
 
 def load_pretrained(kind: str, name: Any, what: str, **others: Any) -> tuple[Any, dict[str, Any]]:

@@ -105,9 +105,8 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     if shards and accelerator.num_processes > 1:
         if config.auto_batch_size:
-            raise UserError(
-                "--auto-batch-size has each rank try alone, and shards can't: pass a --batch-size"
-            )
+            why = "has each rank try alone, and shards can't"
+            raise UserError(f"--auto-batch-size {why}: pass a --batch-size")
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
@@ -148,11 +147,7 @@ def left_out(accelerator: Any, named: Iterable[Any]) -> str | None:
 
 
 def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
-    """Return the precision that will run: "no" (fp32), "tf32", "bf16" or "fp16".
-
-    ``auto`` is what the launcher asked for; else fp16 on CUDA, bf16 on a CPU that has bf16
-    instructions, and fp32 elsewhere. A run that is resumed asks for what it ran in.
-    """
+    """Return what will run, "no" (fp32) to "fp16"; ``auto``: the launcher's, or the best here."""
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     has_cuda = torch.cuda.is_available() and not use_cpu
     best = "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"

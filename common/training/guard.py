@@ -90,24 +90,16 @@ class GradientGuard:
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skips else 0
 
     def check(self, global_step: int, loss: float = 0.0) -> None:
-        """See that training may go on: no update was skipped but for fp16's loss scale.
-
-        A cap on skips in a row keeps that scale from reaching 0, after which the next healthy
-        update would write NaN into the weights.
-        """
+        """See that no update was skipped, or in fp16 not so many that its loss scale becomes 0."""
         self.count_skipped()
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
-            raise TrainingError(
-                f"a gradient or the loss was not finite by update {global_step}; that update was "
-                "not applied. Try a lower --learning-rate, a lower --max-grad-norm, or "
-                "--mixed-precision no; and look for broken samples"
-            )
-        if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:
-            raise TrainingError(
-                f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "
-                f"{global_step} and were not applied. Try --mixed-precision bf16, or a lower "
-                "--learning-rate"
-            )
+            what = f"a gradient or the loss was not finite by update {global_step}, not applied"
+            advice = "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no"
+            raise TrainingError(f"{what}: {advice}; and look for broken samples")
+        if (skips := self.skipped_in_a_row) >= MOST_SKIPS_IN_A_ROW:
+            what = f"{skips} fp16 updates in a row overflowed by update {global_step}"
+            advice = "try --mixed-precision bf16, or a lower --learning-rate"
+            raise TrainingError(f"{what} and were not applied: {advice}")
 
     def figures(self) -> dict[str, float]:
         """Return ``train/`` metrics; after `check`."""
