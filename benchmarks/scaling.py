@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -82,6 +83,7 @@ def predict(model: StepTime, job: Job, options: Options) -> dict[str, dict[str, 
 
 def main(options: Options) -> None:
     """Measure, fit, predict, and write what was found."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces are removed then, too
     use_own_cache()
     from benchmarks.results import describe_machine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,3 +36,20 @@ class Options:
     """Share of a data sheet's rate that gradients get (assumed)."""
     overlap: float = 0.5
     """Share of computing that communication hides behind, of published speeds (assumed)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would end it after measuring."""
+        counts = (self.batch, self.updates, self.rounds, *self.processes, *self.devices)
+        if not self.processes or min(counts) < 1:
+            flags = "--batch, --updates, --rounds, --processes and --devices"
+            raise SystemExit(f"error: {flags} take 1 or more")
+        if not (0 < self.link_efficiency <= 1 and 0 <= self.overlap <= 1):
+            raise SystemExit("error: --link-efficiency and --overlap are shares, of 1 at most")
+        number = r"\d+(\.\d+)?"
+        for given, form, meant in (
+            (self.fit_links + self.check_links, f"{number}:{number}", "Mbit/s:milliseconds"),
+            (self.links, f".+:{number}:{number}", "name:GB/s:microseconds"),
+        ):
+            for link in given:
+                if not re.fullmatch(form, link):
+                    raise SystemExit(f"error: {link} is no link: write {meant}")

@@ -29,6 +29,7 @@ from benchmarks.isolation import default_device, synchronize
 from common.machine import device_name
 
 MEGABYTE = 10**6
+MOST_MEGABYTES = 10**5
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,17 @@ class Options:
     """JSON file to write."""
     plot: Path | None = None
     """Picture to draw, as .png or .svg."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would end it after measuring."""
+        if not 1 <= self.largest <= MOST_MEGABYTES or self.repeats < 1:
+            most = f"1 to {MOST_MEGABYTES:,}"
+            raise SystemExit(f"error: --largest takes {most} megabytes, and --repeats 1 or more")
+        if self.plot is not None and self.plot.suffix not in (".png", ".svg"):
+            raise SystemExit(f"error: --plot {self.plot}: its name must end in .png or .svg")
+        for path in (self.output, self.plot):
+            if path is not None and not path.parent.is_dir():
+                raise SystemExit(f"error: there is no folder {path.parent} for {path.name}")
 
 
 def kinds(device: torch.device) -> list[tuple[str, bool, bool]]:

@@ -44,9 +44,12 @@ def write_profile(
     draw_memory(folder / "memory.png", profile, device, before)
     called = [row for row in rows if row.device_type.name == "CPU" and not row.is_user_annotation]
     total = max(sum(getattr(row, key) for row in called), 1e-9)
-    names = [f"{row.key} {row.input_shapes}" if by_shape else row.key for row in called[:3]]
+    shapes = [[s for s in row.input_shapes if s] if by_shape else [] for row in called[:3]]
     shares = [f"{getattr(row, key) / total:.0%}" for row in called[:3]]
-    return [*map(" ".join, zip(names, shares, strict=True))]
+    parts = zip((row.key for row in called[:3]), shapes, shares, strict=True)
+    return [
+        f"{name} {shape} {share}" if shape else f"{name} {share}" for name, shape, share in parts
+    ]
 
 
 def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:

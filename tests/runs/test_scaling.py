@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import distributed
 
-from benchmarks import step_time
+from benchmarks import step_time, transfer
 from benchmarks.link import ADDRESSES, Link, LinkError
+from benchmarks.scaling_options import Options
 from benchmarks.scaling_rank import shares_of_communication
 from benchmarks.step_time import Job, StepTime, buckets_of, error, fit
 from tests.launch import REPOSITORY, clean_environment, run_command
@@ -119,6 +120,37 @@ SEND = (
     "import socket, time; c = socket.create_connection(('{address}', 5000)); t = time.time();"
     "c.sendall(bytes({size})); c.recv(1); print(time.time() - t)"
 )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"processes": ()}, {"processes": (1, 0)}, {"rounds": 0}, {"updates": 0}, {"batch": -1}),
+        *({"devices": (0,)}, {"fit_links": ("foo",)}, {"check_links": ("5",)}, {"links": ("a:1",)}),
+        *({"overlap": 2.0}, {"link_efficiency": 0.0}),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(wrong: dict[str, Any]) -> None:
+    """In one sentence."""
+    with pytest.raises(SystemExit, match=r"error: .* (take 1 or more|no link|of 1 at most)"):
+        Options(**wrong)
+    assert Options()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"largest": 0},
+        {"largest": 10**9},
+        {"repeats": 0},
+        {"plot": "x.txt"},
+        {"output": "no/x.json"},
+    ],
+)
+def test_mistakes_of_the_transfer_too(wrong: dict[str, Any]) -> None:
+    """Also of places that are none."""
+    with pytest.raises(SystemExit, match="error: "):
+        transfer.Options(**{n: Path(v) if isinstance(v, str) else v for n, v in wrong.items()})
 
 
 def test_link_is_as_slow_as_it_is_asked_to_be() -> None:
