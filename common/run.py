@@ -111,13 +111,10 @@ class Run:
         DISPLAY.doing = "building the model"
 
     def keep(self, *, model: nn.Module, optimizer: Any, scheduler: Any, **others: Any) -> None:
-        """Name what a checkpoint holds.
+        """Name what a checkpoint holds; a `UserError` if not all that the Accelerator prepared.
 
         Others are whatever has ``state_dict`` and ``load_state_dict``: a second network, its
         optimizer, an average of the weights. Each is put back under its name.
-
-        Raises:
-            UserError: when what the Accelerator has prepared is left out, and would begin anew.
         """
         self.model, self.optimizer = model, optimizer
         self.unwrapped = self.evaluated = self.accelerator.unwrap_model(model)
@@ -362,15 +359,14 @@ class Run:
         """Export the model evaluated last, show the summary; a TrainingError: `--target` missed."""
         config, directory, step = self.config, self.directory, self.progress.global_step
         trained, sharded = not config.evaluate_only, self.accelerator.mesh is not None
-        stopwatch = self.meters.stopwatch
+        stopwatch, split = self.meters.stopwatch, self.test_split
         stopwatch.stop()
         self.checkpoints.wait()
         self.agreement.check(step)
         if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
             self.log_training()
         kept = step if self.kept_step is None else self.kept_step
-        at = self.plan.position(kept)
-        final = self.logs.evaluation(evaluation, self.test_split, self.best, at)
+        final = self.logs.evaluation(evaluation, split, self.best, self.plan.position(kept))
         DISPLAY.doing = "finishing"
         self.logs.flush()
         memory = self.memory_plan.finish() if trained else []
@@ -382,30 +378,26 @@ class Run:
             summary["time/compile_seconds"] = compile_seconds()
         summary["time/train_seconds"] = stopwatch.total.seconds
         summary["time/total_seconds"] = self.progress.seconds
-
-        def save_model() -> None:
-            model, folder = self.evaluated, directory.path / "model"
-            bare = self.accelerator.bare(model)
+        end_collectives(self.accelerator)  # no rank waits while rank 0 writes a whole model
+        if trained and (sharded or self.accelerator.is_main_process):
+            bare = self.accelerator.bare(self.evaluated)
             described = {"recipe": self.recipe, "class": type(bare).__name__, "update": kept}
             described |= self.description
-            card = model_card(config, self.facts, described, self.data, self.test_split, summary)
-            export.save_model(folder, model, described, card, bare if sharded else None)
-
-        if trained and sharded:
-            save_model()
-        end_collectives(self.accelerator)
-        if trained and not sharded and self.accelerator.is_main_process:
-            save_model()
+            card = model_card(config, self.facts, described, self.data, split, summary)
+            written = directory.path / "model", self.evaluated, described, card
+            export.save_model(*written, bare if sharded else None)
+        if sharded:
+            end_collectives(self.accelerator)
         directory.write("summary.json", summary)
         if memory:
             named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}
             directory.write("memory.json", named)
-        prefix, loader = PREFIXES[self.test_split], self.all_loaders[self.test_split]
+        prefix, loader = PREFIXES[split], self.all_loaders[split]
         self.logs.attach(media.results, evaluation, prefix, loader, self.data, memory)
         if trained and config.log_model:
             self.logs.attach(media.artifact, directory.path / "model", "model")
         commands = self.logs.finish(summary)
-        report.show_summary(self.facts, summary, self.test_split, directory.path, commands, memory)
+        report.show_summary(self.facts, summary, split, directory.path, commands, memory)
         if sentence := self.meters.idle_sentence():
             say(sentence)
         self.objective.require(final[f"{prefix}/{self.objective.metric}"], config.target)
