@@ -52,11 +52,13 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     def parse(defaults: ConfigType | None) -> ConfigType:
         import tyro
 
-        groups = grouped(config_class, defaults or saved or config_class())
+        kind, *groups = groups_of(config_class)  # type: ignore[arg-type]
+        values = defaults or saved or config_class()
+        filled = (one(*(getattr(values, each.name) for each in fields(one))) for one in groups)
         given = tyro.cli(
-            type(groups),
+            kind,
             description=(description or "").split("\n\n")[0],
-            default=groups,
+            default=kind(*filled),
             console_outputs=is_main_rank(),
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
         )
@@ -101,8 +103,9 @@ def tool_parser(name: str, text: str | None, usage: str | None = None) -> argpar
     )
 
 
-def grouped(config_class: type, values: Any) -> Any:
-    """Return the flags in the groups that `--help` shows, each a dataclass for the parser alone."""
+@functools.cache  # tyro, too, remembers what it has found out of a type
+def groups_of(config_class: type) -> list[Any]:
+    """Return a dataclass of the groups that `--help` shows, and each of them, for the parser."""
     import tyro
 
     hints, shared = get_type_hints(config_class), config_class.__mro__[-2].__annotations__
@@ -122,9 +125,7 @@ def grouped(config_class: type, values: Any) -> Any:
         )
         groups[title if name in shared else own].append((name, Annotated[kind, shown]))
     made = {title: make_dataclass(title, flags) for title, flags in groups.items() if flags}
-    return make_dataclass("Flags", made.items())(
-        *(kind(*(getattr(values, one.name) for one in fields(kind))) for kind in made.values())
-    )
+    return [make_dataclass("Flags", made.items()), *made.values()]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as tree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from common.config import TrainingConfig
 from common.data.batch import Data, DatasetSamples, Samples, TensorSamples, Work, refuse_unread
 from common.data.loader import Loader, make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
@@ -211,9 +212,8 @@ def test_lengths_group_samples_and_count_tokens() -> None:
     """Samples with lengths are batched by them, and their tokens are counted."""
     samples = Own()
     samples.lengths = np.random.default_rng(0).integers(3, 40, COUNT)
-    config: Any = SimpleNamespace(
-        batch_size=5, gradient_accumulation_steps=2, seed=1, data_placement="auto", num_workers=0
-    )
+    flags = {"batch_size": 5, "gradient_accumulation_steps": 2, "seed": 1, "num_workers": 0}
+    config = TrainingConfig(**flags)  # type: ignore[arg-type]
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU)
     loader = make_loaders(config, accelerator, {"train": samples})["train"]
     made = list(loader.epoch(0))
