@@ -26,11 +26,7 @@ def show_plan(facts: Facts, logs: str) -> None:
     precision = environment["mixed_precision"]
     count = f"{processes} process{'es' if processes > 1 else ''}"
     cut = f", cut at {config['max_steps']:,}" if config["max_steps"] else ""
-    for line in (
-        f"recipe  {facts['recipe']}: {model['name']}, {model['parameters']:,} parameters",
-        f"data    {data['name']} ({data['reason']}): {sizes}{classes}",
-        *(f"        {note}" for note in data["notes"]),
-        f"device  {environment['device']}; {count}; {precision_name(precision)}",
+    training = (
         f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
         f"{processes} processes = {environment['effective_batch_size']}",
         *rate_lines(config, environment, plan),
@@ -38,6 +34,13 @@ def show_plan(facts: Facts, logs: str) -> None:
         f"{plan['updates_per_epoch']:,}{cut}; logged every {plan['log_every']:,}, evaluated every "
         f"{plan['eval_every']:,}",
         f"memory  {plan_text(facts['memory_plan'])}",
+    )
+    for line in (
+        f"recipe  {facts['recipe']}: {model['name']}, {model['parameters']:,} parameters",
+        f"data    {data['name']} ({data['reason']}): {sizes}{classes}",
+        *(f"        {note}" for note in data["notes"]),
+        f"device  {environment['device']}; {count}; {precision_name(precision)}",
+        *(() if config["evaluate_only"] else training),
         f"logs    {logs}",
     ):
         say(line)

@@ -19,11 +19,8 @@ from common.checkpoints.finished import MANIFEST
 from common.errors import UserError
 from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
 
-FAULTS = [
-    errno.ENOSPC,
-    pytest.param(errno.EIO, marks=pytest.mark.slow),
-    pytest.param(errno.EACCES, marks=pytest.mark.slow),
-]
+# The first for every call; of the others each call gets one, of its neighbours another.
+FAULTS = [(errno.ENOSPC,), pytest.param((errno.EIO, errno.EACCES), marks=pytest.mark.slow)]
 # What a run's files are made, changed and removed by; `open` and `write` come besides.
 CALLS: list[tuple[Any, str]] = [
     *((os, n) for n in ("open", "mkdir", "fsync", "replace", "rename", "unlink", "rmdir")),
@@ -129,15 +126,20 @@ def cut_off(whole: Path, directory: Path) -> None:
     (directory / "status.json").write_text(json.dumps(status))
 
 
-@pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "numbers", FAULTS, ids=lambda numbers: "-".join(map(errno.errorcode.__getitem__, numbers))
+)
 @pytest.mark.parametrize("begins", ["with a model", "resumed"])
-def test_each_call_fails_once(tmp_path: Path, whole: Path, number: int, begins: str) -> None:
+def test_each_call_fails_once(
+    tmp_path: Path, whole: Path, numbers: tuple[int, ...], begins: str
+) -> None:
     """Then the same command goes on from the newest whole checkpoint, to the same weights."""
     model, seen = Path("model", "model.safetensors"), set()
     final = "" if begins == "with a model" else digest(whole / model)
     reference: dict[int, dict[str, str]] = {}
     for fails_at in range(10_000):
         directory, least = tmp_path / str(fails_at) / "run", 0
+        number = numbers[fails_at % len(numbers)]
         if begins == "resumed":
             cut_off(whole, directory)
             least = STEPS[0]

@@ -105,7 +105,7 @@ def go_on(directory: Path, *flags: object) -> bool:
     return False
 
 
-SHARES = [29, pytest.param(5, marks=pytest.mark.slow)]  # one in so many is tried
+SHARES = [29, pytest.param(11, marks=pytest.mark.slow)]  # one in so many is tried
 
 
 def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:

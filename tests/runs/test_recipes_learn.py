@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from pathlib import Path
 from statistics import mean
 
@@ -243,6 +244,7 @@ def test_evaluate_only_reproduces_figures(learned: Finished, runner: Runner) -> 
         name = prefixes_of(learned)[1] + metric
         assert again.summary[name] == pytest.approx(learned.summary[name], rel=1e-6), name
     assert "perf/samples_per_second" not in again.summary
+    assert not re.search(r"^(batch|plan|memory) ", again.output, re.MULTILINE)
     assert again.config["config"]["dataset"] == learned.config["config"]["dataset"]
 
 
