@@ -234,7 +234,7 @@ def identity_at(step: int) -> dict[str, Any]:
 SHOWN: dict[str, Any] = {
     **run_folders.FACTS,
     "config": {"batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": None, "epochs": 3}
-    | {"scale_learning_rate": "no", "base_batch_size": None},
+    | {"scale_learning_rate": "no", "base_batch_size": None, "evaluate_only": False},
     "plan": {**run_folders.FACTS["plan"], "rate_scale": 1.0, "log_every": 1, "eval_every": 10},
     "data": {**run_folders.FACTS["data"], "reason": "", "notes": []},
     "memory_plan": {"total_mib": 1.0, "device_mib": 2.0},

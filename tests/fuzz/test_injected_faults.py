@@ -129,7 +129,9 @@ def cut_off(whole: Path, directory: Path) -> None:
 @pytest.mark.parametrize(
     "numbers", FAULTS, ids=lambda numbers: "-".join(map(errno.errorcode.__getitem__, numbers))
 )
-@pytest.mark.parametrize("begins", ["with a model", "resumed"])
+@pytest.mark.parametrize(
+    "begins", [pytest.param("with a model", marks=pytest.mark.slow), "resumed"]
+)
 def test_each_call_fails_once(
     tmp_path: Path, whole: Path, numbers: tuple[int, ...], begins: str
 ) -> None:

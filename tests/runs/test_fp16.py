@@ -92,7 +92,7 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
     assert all((values == weights[1][name]).all() for name, values in weights[0].items())
 
 
-@pytest.mark.parametrize("recipe", ["mnist_mlp", "bert"])
+@pytest.mark.parametrize("recipe", ["mnist_mlp", pytest.param("bert", marks=pytest.mark.slow)])
 def test_killed_and_resumed_it_ends_bit_equal(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
-@pytest.mark.parametrize("launcher", ["two", "shards"])
+@pytest.mark.parametrize("launcher", ["two", pytest.param("shards", marks=pytest.mark.slow)])
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Runner
 
@@ -22,6 +24,7 @@ def one_by_one():
 class Digits("""
 
 
+@pytest.mark.slow
 def test_iterable_dataset_is_gone_on_with(runner: Runner, tmp_path: Path) -> None:
     """Two processes are killed, and end with the same bits; on one the run is refused."""
     source = COPY.read_text()

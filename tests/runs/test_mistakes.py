@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.launch import (
     RECIPES,
     REPOSITORY,
@@ -70,6 +72,7 @@ def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
     assert "ylecun/mnist" in run.status["reason"]
 
 
+@pytest.mark.slow
 def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(tmp_path: Path) -> None:
     """`--cpu --num_processes 2` starts one, which would train on half of each batch."""
     words = [*launch_command("accelerate"), "--cpu", "--num_processes", "2", "--num_machines", "1"]

@@ -78,7 +78,9 @@ def test_four_shards_are_the_mlp(
     assert_same_run(accumulated_mlp, four, weights_within=1e-5)
 
 
-@pytest.mark.parametrize("checkpointing", [(), ("--gradient-checkpointing",)])
+@pytest.mark.parametrize(
+    "checkpointing", [(), pytest.param(("--gradient-checkpointing",), marks=pytest.mark.slow)]
+)
 def test_bert_in_shards_is_the_bert(
     checkpointing: tuple[str, ...], runner: Runner, distributed_bert: Finished
 ) -> None:
@@ -95,6 +97,7 @@ def test_bert_in_shards_is_the_bert(
     assert_same_weights(dict(model.named_parameters()), run.weights(), within=0)
 
 
+@pytest.mark.slow
 def test_resnet_in_shards_is_the_resnet(runner: Runner, distributed_resnet: Finished) -> None:
     """Batch norm, momentum, and stages in shards; and half of the memory."""
     flags = ("--config", distributed_resnet.directory)
@@ -193,7 +196,7 @@ COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 @pytest.mark.parametrize(
     "copy",
     [
-        pytest.param(copy, marks=() if copy.name in COPIED[:3] else pytest.mark.slow)
+        pytest.param(copy, marks=() if copy.name in COPIED[:2] else pytest.mark.slow)
         for copy in COPIES
         if copy.name in COPIED
     ],

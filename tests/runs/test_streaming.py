@@ -19,7 +19,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.parametrize("launcher", ["two", pytest.param("python", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["python", pytest.param("two", marks=pytest.mark.slow)])
 def test_each_sample_once_an_epoch_after_a_kill(
     runner: Runner, tmp_path: Path, launcher: str
 ) -> None:

@@ -149,6 +149,7 @@ def test_wait_raises_what_popen_raises(runner: Runner, tmp_path: Path) -> None:
     assert process.wait(20) == process.poll() == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_fork_trains_as_a_fresh_interpreter_does(runner: Runner, unbroken: Finished) -> None:
     """The same bits: shared pages, threads and hashes change nothing."""
     fresh = runner.run("mnist_mlp", *MLP, launcher="fresh")

@@ -120,7 +120,10 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize(
+    "kind",
+    [*list(UNUSABLE)[:2], *(pytest.param(k, marks=pytest.mark.slow) for k in list(UNUSABLE)[2:])],
+)
 def test_unusable_server_means_an_offline_run(kind: str, runner: Runner) -> None:
     """Whatever it answers: one run, offline, with every row, and the reason on the terminal."""
     with unusable_server(kind) as (address, asked):
