@@ -110,4 +110,4 @@ def show_summary(
     if is_main_rank():
         CONSOLE.print(table, markup=False)
     for command in commands:
-        say(f"view    {command}")
+        say(f"{'upload' if ' sync ' in command else 'view':8}{command}")
