@@ -1,7 +1,7 @@
 """Tensors of which each rank holds some rows, as FSDP2's DTensors: here, and in files."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from types import EllipsisType
@@ -47,12 +47,12 @@ def rows_file(name: str, rank: int, ranks: int) -> str:
     return f"{name}-{rank}-of-{ranks}.safetensors"
 
 
-def read_parts(folder: Path, name: str, files: Iterable[str]) -> dict[str, Any]:
-    """Return the tensors that all ranks wrote as `parts_of`; one of their `files` is enough."""
+def read_parts(folder: Path, name: str, files: Collection[str]) -> dict[str, Any]:
+    """Return the tensors that all ranks wrote as `parts_of`; of rows one of `files` is enough."""
     rows = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
     ranks = max((int(found[1]) for found in map(rows.fullmatch, files) if found), default=0)
-    whole = folder / f"{name}.safetensors"
-    tensors = read_tensors(whole) if whole.exists() else {}
+    whole = f"{name}.safetensors"
+    tensors = read_tensors(folder / whole) if whole in files else {}
     if ranks:
         tensors |= read_rows(folder / rows_file(name, rank, ranks) for rank in range(ranks))
     return tensors

@@ -77,9 +77,9 @@ class Checkpoints:
 
     def read_best(self, step: int) -> tuple[Path, dict[str, Any]]:
         """Return where the model is that `save_best` wrote, and its tensors."""
-        name = f"best-{step:08d}"
-        path = self.folder / f"{name}.safetensors"
-        return path, read_parts(self.folder, name, self.once) or read_tensors(path)
+        path = self.folder / f"best-{step:08d}.safetensors"
+        files = {*self.once} | ({path.name} if path.exists() else set())  # rank 0 alone wrote it
+        return path, read_parts(self.folder, path.stem, files) or read_tensors(path)
 
     def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
         once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}

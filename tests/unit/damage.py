@@ -1,10 +1,12 @@
-"""Damage to what a program wrote: JSON with wrong content at every place, and broken bytes."""
+"""Damage to what a program wrote: wrong content at every place, broken bytes, a pickle."""
 
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MISSING = object()
@@ -53,3 +55,13 @@ def broken(whole: bytes, count: int) -> Iterator[bytes]:
                 yield whole[:start] + whole[end:]
             case _:
                 yield whole[:end] + whole[start:]
+
+
+class Payload:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mknod, (str(self.marker),)

@@ -19,7 +19,7 @@ from common.checkpoints.finished import newest_whole, read_manifest
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
-from common.checkpoints.tensors import read_tensors
+from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
 
 CPU = torch.device("cpu")
@@ -284,6 +284,24 @@ def test_frozen_weights_are_not_written_at_each_step(tmp_path: Path) -> None:
         assert frozen.stat().st_mtime_ns == written
         assert newest_whole(tmp_path) == (later, [])
         assert not parts.collect().files["model.safetensors"].keys() & {"0.weight", "0.bias"}
+
+
+def test_file_that_the_manifest_does_not_name_is_not_read(tmp_path: Path) -> None:
+    """Nothing says that it is whole, or of this model: as of an earlier start with frozen ones."""
+    model, parts = frozen_model(), Parts(0)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    parts.add("model", model)
+    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints.save(1, parts.collect(), {})
+    checkpoints.wait()
+    write_tensors(tmp_path / "frozen-model.safetensors", {"of another": torch.zeros(3)})
+    with torch.no_grad():
+        before = {name: value.clone() for name, value in weights_of(model).items()}
+        for value in model.parameters():
+            value.zero_()
+    restore(tmp_path / "step-00000001", parts)
+    assert_equal(weights_of(model), before)
 
 
 def test_unfrozen_weights_are_written_from_then_on(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from common.checkpoints.finished import choose, damage, newest_whole, read_manif
 from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
+from tests.unit.damage import Payload
 
 
 def contents_of(step: int, rank: int = 0) -> Contents:
@@ -376,16 +377,6 @@ def test_after_a_failure_elsewhere_nobody_is_waited_for_long(
     checkpoints.hurry()
     with pytest.raises(LostProcessError):
         checkpoints.wait()
-
-
-class Payload:
-    """A pickle of this creates a file when it is loaded."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return os.mknod, (str(self.marker),)
 
 
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:

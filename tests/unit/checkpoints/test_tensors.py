@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
 from common.files import sync, write_json
+from tests.unit.damage import Payload
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -47,16 +48,6 @@ def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
         read_tensors(path)
-
-
-class Payload:
-    """A pickle of this creates a file when it is loaded."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return os.mknod, (str(self.marker),)
 
 
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
