@@ -31,6 +31,7 @@ from common.flags import flag
 from common.initial import initial_shapes
 from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
+from common.models.convolution import Convolution
 from common.models.recompute import recompute
 from common.run import Run
 from common.training.optim import decay_groups
@@ -102,7 +103,7 @@ class Block(nn.Module):
 
 
 def convolve(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    convolution = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution, nn.BatchNorm2d(outputs)
 

@@ -25,7 +25,9 @@ from common.measure.sums import Metrics, TrainingSums
 LEAST_SECONDS = 2  # that are judged
 SMALL_SHARE = 0.7  # of the time that threads ask for: alone they get 0.9 or more
 HIGH_LOAD = 1.5  # programs that want to run, for each core
-RISES = 10  # log lines in a row at which more memory is held, and that by as much:
+# Log lines in a row at which more memory is held, by the share below. As many at the beginning say
+# nothing: libraries fill what they keep.
+RISES = 10
 LEAST_RISE = 0.05
 BUSY_SHARE = 0.8  # of the time, that a GPU has something to do where nothing holds it up
 
@@ -129,11 +131,11 @@ class Meters:
         if self.device.type == "cuda":
             now["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in now.items():
-            held = self.held.setdefault(owner, deque(maxlen=RISES))
-            if len(held) < RISES or held[-1] > 0:  # else it was said
+            held = self.held.setdefault(owner, deque(maxlen=2 * RISES))
+            if not held or held[-1] > 0:  # else it was said
                 held.append(size)
-            if sentence := rising_sentence(owner, [*held]):
-                held.extend([0.0] * RISES)
+            if sentence := rising_sentence(owner, [*held][RISES:]):
+                held.append(0.0)
                 warn(sentence)
 
     def goodput(self) -> float:

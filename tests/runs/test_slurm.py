@@ -108,8 +108,8 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def whole(runner: Runner) -> Finished:
-    """The run that nothing stops."""
-    return runner.shared("mnist_mlp", *FLAGS)
+    """The run that nothing stops, on as many threads: where a sum is cut depends on them."""
+    return runner.shared("mnist_mlp", *FLAGS, all_cores=True)
 
 
 @pytest.fixture

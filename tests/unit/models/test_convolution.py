@@ -1,0 +1,57 @@
+"""Convolutions as products of matrices: torch's own, but for rounding."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from common.models.convolution import MOST_PIXELS, Convolution
+
+Pair = tuple[int, int]
+KERNELS = [((1, 1), (0, 0)), ((3, 3), (1, 1)), ((7, 7), (3, 3)), ((2, 3), (1, 0))]  # and padding
+SIZES = itertools.product(range(1, 4), repeat=2)  # of images, on both sides of the limit
+STRIDES = [(1, 1), (2, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"),
+    [
+        case
+        for case in itertools.product(SIZES, KERNELS, STRIDES)
+        if all(n + 2 * p >= k for n, k, p in zip(case[0], *case[1], strict=True))
+    ],
+)
+def test_outputs_and_gradients_are_those_of_conv2d(
+    size: Pair, kernel: tuple[Pair, Pair], stride: Pair, bias: bool
+) -> None:
+    """And they are laid out as theirs."""
+    (shape, padding), kind = kernel, {"dtype": torch.float64, "bias": bias}
+    torch.manual_seed(0)
+    ours = Convolution(5, 4, shape, stride, padding, **kind).to(memory_format=torch.channels_last)
+    theirs = nn.Conv2d(5, 4, shape, stride, padding, **kind)
+    theirs.load_state_dict(ours.state_dict())
+    found = []
+    for layer in (ours, theirs):
+        images = torch.ones(3, 5, *size, dtype=torch.float64).cumsum(0).cumsum(1).cumsum(3)
+        images = images.to(memory_format=torch.channels_last).requires_grad_()
+        outputs = layer(images)
+        outputs.square().sum().backward()
+        found.append([outputs, images.grad, *(p.grad for p in layer.parameters())])
+        assert outputs.is_contiguous(memory_format=torch.channels_last)
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize(("side", "expected"), [(2, "linear"), (3, "conv2d")])
+def test_few_pixels_make_a_product(side: int, expected: str) -> None:
+    """And more of them a convolution."""
+    assert (side**2 <= MOST_PIXELS) == (expected == "linear")
+    with torch.profiler.profile() as profile:
+        Convolution(2, 2, 3, padding=1)(torch.zeros(1, 2, side, side))
+    names = {event.name for event in profile.events()}
+    assert f"aten::{expected}" in names
+    assert not {"aten::linear", "aten::conv2d"} - {f"aten::{expected}"} & names
