@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from benchmarks.isolation import default_device, synchronize
 from benchmarks.rounds import Training
-from benchmarks.textbook import AUTOCAST_TYPES, Task
+from benchmarks.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
 
 Batch = dict[str, torch.Tensor]
 MAX_GRADIENT_NORM = 1.0  # the recipes' default
@@ -42,7 +42,8 @@ class BareLoop:
     def with_accelerate(self, steps: int, seed: int) -> Training:
         """`prepare`, `accumulate`, backward, step."""
         cpu = default_device().type == "cpu"
-        accelerator = Accelerator(cpu=cpu, mixed_precision=self.precision)
+        precision = ACCELERATE_PRECISIONS.get(self.precision, self.precision)
+        accelerator = Accelerator(cpu=cpu, mixed_precision=precision)
         set_seed(seed)
         model = self.task.build_model()
         optimizer = self.task.build_optimizer(model)

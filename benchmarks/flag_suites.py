@@ -66,7 +66,7 @@ def flag_suite(
         workload={
             "data": Path(task["dataset"]).name,
             "batch_size": task["batch_size"],
-            "precision": options.half,
+            "precision": options.precision,
         },
         contestants=contestants,
         comparisons=[Comparison(f"{recipe}: {flag} / default", flag, DEFAULT) for flag in flags],

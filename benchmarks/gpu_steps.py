@@ -59,6 +59,9 @@ def precisions(step: Step, recipe: str) -> None:
     settings = step.data_of(recipe) | ({"batch_size": 4} if step.tiny else {})
     for compiled in (False, True):
         for precision in PRECISIONS:
+            # bf16 is emulated where a CPU does not choose it, at a hundredth of the speed.
+            if step.tiny and precision == "bf16" != step.options.precision:
+                continue
             # Compiling takes half a minute on a CPU, so it is tried with the smallest model.
             if compiled and step.tiny and (recipe, precision) != ("mnist_mlp", "no"):
                 continue
@@ -116,7 +119,7 @@ def resnet50(step: Step) -> None:
     size, batch = (32, 4) if step.tiny else (224, 128)
     settings = {"dataset": "synthetic", "model": "resnet50", "image_size": size}
     peak = {}
-    for precision in ("bf16", "no") if step.tiny else PRECISIONS:
+    for precision in ("no",) if step.tiny else PRECISIONS:
         name, chosen = f"resnet50 {precision.replace('no', 'fp32')}", {"mixed_precision": precision}
         figures = step.cell(
             name, "resnet", 6 if step.tiny else 30, False, batch_size=batch, **settings, **chosen
@@ -134,7 +137,7 @@ def bert_base(step: Step) -> None:
 
     checkpoint = random_bert("tiny" if step.tiny else "base", step.tokenizer)
     step.options.bert_checkpoint = checkpoint
-    compare(step, bert(step.options), "recipe", f"HF Trainer dynamic {step.options.half}")
+    compare(step, bert(step.options), "recipe", f"HF Trainer dynamic {step.options.precision}")
 
 
 def bert_large(step: Step) -> None:
@@ -143,7 +146,7 @@ def bert_large(step: Step) -> None:
     settings = {"dataset": str(long_texts(64 if step.tiny else 8192)), "max_length": 128}
     settings["model"] = str(random_bert(size, step.tokenizer))
     cells = [("fp16", False), ("tf32", False), ("fp16", True)]
-    for precision, compiled in [("bf16", False)] if step.tiny else cells:
+    for precision, compiled in [("no", False)] if step.tiny else cells:
         name = f"BERT-large {precision}{' compiled' if compiled else ''}"
         chosen = {**settings, "batch_size": batch, "mixed_precision": precision}
         figures = step.cell(name, "bert", steps, compiled, **chosen)
@@ -161,8 +164,8 @@ def mnist(step: Step) -> None:
     """MNIST against the textbook loops."""
     from benchmarks.mlp_suites import mnist as suite_of
 
-    half = step.options.half
-    compare(step, suite_of(step.options), "recipe", f"Accelerate {half}", f"PyTorch {half}")
+    chosen = step.options.precision
+    compare(step, suite_of(step.options), "recipe", f"Accelerate {chosen}", f"PyTorch {chosen}")
 
 
 def cifar10(step: Step) -> None:

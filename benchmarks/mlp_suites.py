@@ -63,15 +63,18 @@ def adamw(**settings: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
 def mnist(options: Options) -> Suite:
     """The MNIST recipe at its default settings against textbook loops, an epoch a round."""
     batch_size = load_recipe("mnist_mlp").Config().batch_size
-    goals: dict[str, float | None] = {"fp32": 4.0, options.half: 2.3}
+    goals: dict[str, float | None] = {"fp32": 4.0, options.precision: 2.3}
     if options.on_gpu:
-        goals = {"fp32": None, options.half: 5.0}
+        goals = {"fp32": None, options.precision: 5.0}
+    if not options.has_goals:
+        goals = {}
     return mnist_suite("mnist", options, batch_size, goals, None)
 
 
 def mnist_128(options: Options) -> Suite:
     """The same in batches of 128, which the textbooks take, and against its matrix products."""
-    return mnist_suite("mnist_128", options, BATCH_SIZE, {}, None if options.on_gpu else 0.70)
+    goal = 0.70 if options.has_goals and not options.on_gpu else None
+    return mnist_suite("mnist_128", options, BATCH_SIZE, {}, goal)
 
 
 def mnist_suite(
@@ -86,10 +89,10 @@ def mnist_suite(
     Args:
         goals: of the ratios to the textbook loop on Accelerate, by precision.
     """
-    half, dataset = options.half, image_dataset(options.data, "mnist")
+    chosen, dataset = options.precision, image_dataset(options.data, "mnist")
     data = read_images(dataset)
     epoch = len(data.splits["train"]) // batch_size
-    judge = Judge(load_recipe("mnist_mlp"), held_out(data), half, limit=10_000)
+    judge = Judge(load_recipe("mnist_mlp"), held_out(data), chosen, limit=10_000)
     arrays = ImageArrays.read(decoded_folder(data))
     config = load_recipe("mnist_mlp").Config()
     task = Task(
@@ -103,36 +106,40 @@ def mnist_suite(
     sizes = [data.channels * data.image_size**2, *config.hidden_sizes, len(data.class_names)]
     products = {
         precision: roofs.linear_products(sizes, batch_size, roofs.DTYPES[precision])
-        for precision in ("fp32", half)
+        for precision in ("fp32", chosen)
     }
     settings = {"dataset": dataset, "batch_size": batch_size}
     split = data.splits["train"]
-    split.dtype = roofs.DTYPES[half]
+    split.dtype = roofs.DTYPES[chosen]
     split.place(default_device())
     batch = split.gather(torch.arange(batch_size), None)
     fused = replace(task, build_optimizer=adamw(fused=True))
-    bare = BareLoop(fused, lambda seed: itertools.repeat(batch), half, same_work=False)
+    bare = BareLoop(fused, lambda seed: itertools.repeat(batch), chosen, same_work=False)
 
     def recipe(**others: Any) -> Contestant:
         return recipe_contestant("mnist_mlp", options, MLP_WARMUP, judge, **settings, **others)
 
     contestants = {
         "recipe": recipe(),
-        "Accelerate fp32": contestant(lambda n, seed: train_accelerate(task, "no", n, seed), judge),
-        f"Accelerate {half}": contestant(
-            lambda n, seed: train_accelerate(task, half, n, seed), judge
+        "Accelerate fp32": contestant(
+            lambda n, seed: train_accelerate(task, "fp32", n, seed), judge
         ),
-        "PyTorch fp32": contestant(lambda n, seed: train_pytorch(task, "no", n, seed), judge),
-        f"PyTorch {half}": contestant(lambda n, seed: train_pytorch(task, half, n, seed), judge),
-        f"Accelerate, TensorDataset, {half}": contestant(
-            lambda n, seed: train_accelerate(ready, half, n, seed), judge
+        f"Accelerate {chosen}": contestant(
+            lambda n, seed: train_accelerate(task, chosen, n, seed), judge
         ),
-        f"Lightning Fabric {half}": contestant(
-            lambda n, seed: train_fabric(task, half, n, seed), judge
+        "PyTorch fp32": contestant(lambda n, seed: train_pytorch(task, "fp32", n, seed), judge),
+        f"PyTorch {chosen}": contestant(
+            lambda n, seed: train_pytorch(task, chosen, n, seed), judge
         ),
-        f"PyTorch, one ready batch, {half}": contestant(bare.without_accelerate),
+        f"Accelerate, TensorDataset, {chosen}": contestant(
+            lambda n, seed: train_accelerate(ready, chosen, n, seed), judge
+        ),
+        f"Lightning Fabric {chosen}": contestant(
+            lambda n, seed: train_fabric(task, chosen, n, seed), judge
+        ),
+        f"PyTorch, one ready batch, {chosen}": contestant(bare.without_accelerate),
         "recipe fp32": recipe(mixed_precision="no"),
-        f"matrix products {half}": roof(products[half], batch_size),
+        f"matrix products {chosen}": roof(products[chosen], batch_size),
         "matrix products fp32": roof(products["fp32"], batch_size),
     }
     peers = [one for one in contestants if not one.startswith(("recipe", "matrix"))]
@@ -150,7 +157,7 @@ def mnist_suite(
         Comparison(
             "recipe / its own matrix products",
             "recipe",
-            f"matrix products {half}",
+            f"matrix products {chosen}",
             goal_of_products,
         ),
         Comparison("recipe fp32 / its own products", "recipe fp32", "matrix products fp32"),
@@ -164,7 +171,7 @@ def mnist_suite(
             "data": data.source.name,
             "layers": sizes,
             "batch_size": batch_size,
-            "recipe": f"default settings ({half})",
+            "recipe": f"default settings ({chosen})",
         },
         contestants=contestants,
         comparisons=comparisons,
@@ -180,10 +187,10 @@ def mnist_suite(
 
 def loop(options: Options) -> Suite:
     """The MNIST recipe's loop, logging on, against bare loops of 1 ms steps."""
-    half, dataset = options.half, image_dataset(options.data, "mnist")
+    chosen, dataset = options.precision, image_dataset(options.data, "mnist")
     data = read_images(dataset)
     split = data.splits["train"]
-    split.dtype = roofs.DTYPES[half]
+    split.dtype = roofs.DTYPES[chosen]
     kept: dict[int, list[dict[str, torch.Tensor]]] = {}
 
     def epochs(seed: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -213,7 +220,7 @@ def loop(options: Options) -> Suite:
             BATCH_SIZE,
             MLP_WARMUP,
         )
-        return BareLoop(task, batches, half, same_work)
+        return BareLoop(task, batches, chosen, same_work)
 
     def recipe(width: int, tracker: str) -> Contestant:
         return recipe_contestant(

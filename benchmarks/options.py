@@ -8,6 +8,9 @@ from typing import Literal
 
 import torch
 
+from common.track.names import precision_name
+from common.training.accelerator import choose_precision
+
 SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "flags", "quality"]
 
 
@@ -36,9 +39,14 @@ class Options:
         return torch.accelerator.is_available()
 
     @property
-    def half(self) -> str:
-        """The 16-bit precision of this machine's kind: what the recipes choose by themselves."""
-        return "fp16" if torch.cuda.is_available() else "bf16"
+    def precision(self) -> str:
+        """What the recipes choose by themselves on this machine: fp16, bf16 or fp32."""
+        return precision_name(choose_precision("auto", not self.on_gpu))
+
+    @property
+    def has_goals(self) -> bool:
+        """Whether goals are for such a machine: a GPU, or a CPU with bf16 arithmetic."""
+        return self.precision != "fp32"
 
     def scaled(self, steps: int) -> int:
         """Return a number of updates, scaled; at least 2."""

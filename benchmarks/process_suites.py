@@ -136,10 +136,11 @@ def start(options: Options) -> Suite:
 
 def memory(options: Options) -> Suite:
     """Peak resident memory of a fresh process that trains, on data cached before."""
-    half = options.half
+    chosen = options.precision
     contestants: dict[str, Contestant] = {}
     comparisons = []
     workload: dict[str, Any] = {}
+    peers = dict.fromkeys((("accelerate", chosen), ("pytorch", chosen), ("accelerate", "fp32")))
     for recipe, name in DATASET_OF.items():
         dataset = image_dataset(options.data, name)
         data = read_images(dataset)
@@ -154,8 +155,8 @@ def memory(options: Options) -> Suite:
         ours = f"{recipe} recipe"
         command = recipe_command(recipe, options, steps, dataset=dataset, batch_size=BATCH_SIZE)
         contestants[ours] = fresh_contestant(command, f"step {steps}/{steps} ", peak_mebibytes)
-        for framework, precision in (("accelerate", half), ("pytorch", half), ("accelerate", "no")):
-            theirs = f"{recipe} {framework} {precision.replace('no', 'fp32')}"
+        for framework, precision in peers:
+            theirs = f"{recipe} {framework} {precision}"
             command = peer_command(
                 "textbook",
                 **model_arguments(recipe, data),
@@ -177,8 +178,8 @@ def memory(options: Options) -> Suite:
         "bert", options, steps, dataset=folder, model=checkpoint, batch_size=TEXT_BATCH_SIZE
     )
     contestants["bert recipe"] = fresh_contestant(command, f"step {steps}/{steps} ", peak_mebibytes)
-    theirs = f"bert HF Trainer dynamic {half}"
-    task = {"folder": folder, "checkpoint": checkpoint, "padded": False, "precision": half}
+    theirs = f"bert HF Trainer dynamic {chosen}"
+    task = {"folder": folder, "checkpoint": checkpoint, "padded": False, "precision": chosen}
     contestants[theirs] = fresh_contestant(
         peer_command("trainer", steps=steps, task=task), "trained", peak_mebibytes
     )
@@ -237,7 +238,7 @@ def ddp(options: Options) -> Suite:
         # An update takes batch × accumulation × processes samples, and the digits are few.
         "batch_size": BATCH_SIZE if dataset != "digits" else BATCH_SIZE // 4,
         "accumulation": 4,
-        "precision": "bf16",
+        "precision": options.precision,
         "tracker": options.tracker,
     }
     return DistributedSuite(

@@ -58,7 +58,7 @@ def resnet_task(data: ImageData, model_name: str = "resnet18") -> Task:
 
 def resnet(options: Options) -> Suite:
     """The ResNet-18 recipe on CIFAR-10 against textbook loops, and its own convolutions."""
-    half, dataset = options.half, image_dataset(options.data, "cifar10")
+    chosen, dataset = options.precision, image_dataset(options.data, "cifar10")
     data = read_images(dataset)
     task = resnet_task(data)
     shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
@@ -66,24 +66,29 @@ def resnet(options: Options) -> Suite:
         precision: roofs.convolution_products(
             task.build_model(), shape, roofs.DTYPES[precision], torch.channels_last
         )
-        for precision in ("fp32", half)
+        for precision in ("fp32", chosen)
     }
     # Once is enough: no contestant is compared with it.
     fp32_roof = BATCH_SIZE / roofs.seconds_per_call(convolutions["fp32"])
 
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, dataset=dataset),
-        "Accelerate fp32": contestant(lambda n, seed: train_accelerate(task, "no", n, seed)),
-        f"Accelerate {half}": contestant(lambda n, seed: train_accelerate(task, half, n, seed)),
-        f"PyTorch {half}": contestant(lambda n, seed: train_pytorch(task, half, n, seed)),
-        f"convolutions {half}": roof(convolutions[half], BATCH_SIZE),
+        "Accelerate fp32": contestant(lambda n, seed: train_accelerate(task, "fp32", n, seed)),
+        f"Accelerate {chosen}": contestant(lambda n, seed: train_accelerate(task, chosen, n, seed)),
+        f"PyTorch {chosen}": contestant(lambda n, seed: train_pytorch(task, chosen, n, seed)),
+        f"convolutions {chosen}": roof(convolutions[chosen], BATCH_SIZE),
     }
-    goals = (None, None, None) if options.on_gpu else (2.5, 1.2, 0.85)
+    goals = (2.5, 1.2, 0.85) if options.has_goals and not options.on_gpu else (None, None, None)
     comparisons = [
-        Comparison("ResNet-18: recipe / Accelerate fp32", "recipe", "Accelerate fp32", goals[0]),
-        Comparison(f"recipe / Accelerate {half}", "recipe", f"Accelerate {half}", goals[1]),
-        Comparison(f"recipe / PyTorch {half}", "recipe", f"PyTorch {half}"),
-        Comparison("recipe / its own convolutions", "recipe", f"convolutions {half}", goals[2]),
+        *(
+            Comparison(f"ResNet-18: recipe / {peer}", "recipe", peer, goal)
+            for peer, goal in {
+                "Accelerate fp32": goals[0],
+                f"Accelerate {chosen}": goals[1],
+            }.items()
+        ),
+        Comparison(f"recipe / PyTorch {chosen}", "recipe", f"PyTorch {chosen}"),
+        Comparison("recipe / its own convolutions", "recipe", f"convolutions {chosen}", goals[2]),
     ]
     return Suite(
         "resnet",
@@ -94,7 +99,7 @@ def resnet(options: Options) -> Suite:
             "model": "resnet18",
             "image_size": data.image_size,
             "batch_size": BATCH_SIZE,
-            "recipe": f"default settings ({half})",
+            "recipe": f"default settings ({chosen})",
             "convolutions fp32, samples/s": round(fp32_roof, 1),
         },
         contestants=contestants,
@@ -112,13 +117,13 @@ def resnet(options: Options) -> Suite:
 
 def resnet_quality(options: Options) -> Suite:
     """ResNet-18 for eight epochs of the digits, to compare accuracies."""
-    half, data = options.half, read_images("digits")
+    chosen, data = options.precision, read_images("digits")
     task = resnet_task(data)
-    judge = Judge(load_recipe("resnet"), held_out(data), half, limit=10_000)
-    title = f"Accelerate {half}"
+    judge = Judge(load_recipe("resnet"), held_out(data), chosen, limit=10_000)
+    title = f"Accelerate {chosen}"
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, judge, dataset="digits"),
-        title: contestant(lambda n, seed: train_accelerate(task, half, n, seed), judge),
+        title: contestant(lambda n, seed: train_accelerate(task, chosen, n, seed), judge),
     }
     epoch = len(data.splits["train"]) // BATCH_SIZE
     return Suite(
@@ -134,7 +139,7 @@ def resnet_quality(options: Options) -> Suite:
 
 def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SIZE) -> Suite:
     """ResNet-50 on random images in each precision, and against timm's, for GPUs."""
-    half = options.half
+    chosen = options.precision
     recipe_module = load_recipe("resnet")
     data = read_images("synthetic", image_size)
 
@@ -143,12 +148,12 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
         from benchmarks.timm_side import train_timm_resnet50
 
         classes = len(data.class_names)
-        return train_timm_resnet50(steps, seed, batch_size, half, classes, image_size)
+        return train_timm_resnet50(steps, seed, batch_size, chosen, classes, image_size)
 
     convolutions = roofs.convolution_products(
         recipe_module.build_model(recipe_module.Config(model="resnet50"), data)[0],
         (batch_size, 3, image_size, image_size),
-        roofs.DTYPES[half],
+        roofs.DTYPES[chosen],
         torch.channels_last,
     )
     settings: dict[str, Any] = {"dataset": "synthetic", "model": "resnet50"}
@@ -157,9 +162,9 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
     others = [one for one in ("no", "tf32") if one in offered and options.on_gpu]
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, **settings),
-        f"convolutions {half}": roof(convolutions, batch_size),
+        f"convolutions {chosen}": roof(convolutions, batch_size),
     }
-    comparisons = [Comparison("recipe / its own convolutions", "recipe", f"convolutions {half}")]
+    comparisons = [Comparison("recipe / its own convolutions", "recipe", f"convolutions {chosen}")]
     for precision in others:
         title = f"recipe {precision.replace('no', 'fp32')}"
         contestants[title] = recipe_contestant(

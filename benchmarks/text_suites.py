@@ -32,16 +32,18 @@ def recipe_task(options: Options, steps: int) -> dict[str, Any]:
 def bert(options: Options) -> Suite:
     """The BERT recipe against HF Trainer, each over the same samples once."""
     steps = options.scaled(256 if options.on_gpu else 12)
-    kinds = [("dynamic", options.half, 2.0)]
+    kinds = [("dynamic", options.precision, 2.0)]
     if not options.on_gpu:
         kinds = [("padded", "fp32", 9.0), ("dynamic", "fp32", 2.6), ("dynamic", "bf16", 1.8)]
+    if not options.has_goals:
+        kinds = [("padded", "fp32", 0.0), ("dynamic", "fp32", 0.0)]
     return compare_bert(options, "bert", steps, kinds)
 
 
 def bert_quality(options: Options) -> Suite:
     """The BERT recipe against HF Trainer over more samples, for accuracy's sake."""
     return compare_bert(
-        options, "quality: bert", options.scaled(100), [("dynamic", options.half, 0.0)]
+        options, "quality: bert", options.scaled(100), [("dynamic", options.precision, 0.0)]
     )
 
 
@@ -64,7 +66,7 @@ def compare_bert(
         text_columns=(),
         label_column=None,
     )
-    judge = Judge(recipe, data.splits["validation"], options.half, limit=1024)
+    judge = Judge(recipe, data.splits["validation"], options.precision, limit=1024)
     contestants = {
         "recipe": recipe_contestant("bert", options, WARMUP, judge, **recipe_task(options, steps))
     }
@@ -74,7 +76,7 @@ def compare_bert(
             folder,
             str(checkpoint),
             padded=padding == "padded",
-            precision="no" if precision == "fp32" else precision,
+            precision=precision,
             batch_size=BATCH_SIZE,
             max_length=MAX_LENGTH,
             weight_decay=config.weight_decay,
@@ -98,7 +100,7 @@ def compare_bert(
             "longest_tokens": int(lengths.max()),
             "batch_size": BATCH_SIZE,
             "max_length": MAX_LENGTH,
-            "recipe": f"default settings ({options.half})",
+            "recipe": f"default settings ({options.precision})",
         },
         contestants=contestants,
         comparisons=comparisons,

@@ -30,7 +30,12 @@ from benchmarks.isolation import default_device, synchronize
 from benchmarks.rounds import Training
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LIGHTNING_PRECISIONS: dict[str, Any] = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+LIGHTNING_PRECISIONS: dict[str, Any] = {
+    "fp32": "32-true",
+    "bf16": "bf16-mixed",
+    "fp16": "16-mixed",
+}
+ACCELERATE_PRECISIONS = {"fp32": "no"}  # others by their own names
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,8 @@ def train_pytorch(task: Task, precision: str, steps: int, seed: int) -> Training
 
 def train_accelerate(task: Task, precision: str, steps: int, seed: int) -> Training:
     """Train as Accelerate's `complete_cv_example.py` does."""
-    accelerator = Accelerator(cpu=default_device().type == "cpu", mixed_precision=precision)
+    named = ACCELERATE_PRECISIONS.get(precision, precision)
+    accelerator = Accelerator(cpu=default_device().type == "cpu", mixed_precision=named)
     set_seed(seed)
     model = task.build_model()
     optimizer = task.build_optimizer(model)

@@ -23,7 +23,7 @@ class TrainerTask:
     Args:
         folder: has `train.parquet` with one column of text and one called ``label``.
         padded: pad every sentence to `max_length`, not each batch to its longest.
-        precision: "no", "bf16" or "fp16".
+        precision: "fp32", "bf16" or "fp16".
     """
 
     folder: Path

@@ -25,7 +25,13 @@ from benchmarks.mlp_suites import MLP_WARMUP, adamw, mlp_builder
 from benchmarks.process_suites import measurements_as_json
 from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Contestant, Measurement, Round, Suite, Training
-from benchmarks.textbook import AUTOCAST_TYPES, ImageArrays, Task, ready_tensors
+from benchmarks.textbook import (
+    ACCELERATE_PRECISIONS,
+    AUTOCAST_TYPES,
+    ImageArrays,
+    Task,
+    ready_tensors,
+)
 
 
 def train_by_hand(
@@ -107,7 +113,7 @@ def main(request: dict[str, Any]) -> None:
             dataset=request["dataset"],
             batch_size=request["batch_size"],
             gradient_accumulation_steps=request["accumulation"],
-            mixed_precision=request["precision"],
+            mixed_precision=ACCELERATE_PRECISIONS.get(request["precision"], request["precision"]),
             warmup_steps=int(MLP_WARMUP * steps),
             tracker=request["tracker"],
             seed=seed,

@@ -161,17 +161,18 @@ class Forked:
         self.pid = int(self.told.readline())
         self.returncode: int | None = None
 
-    def poll(self, timeout: float = 0) -> int | None:
+    def poll(self, timeout: float | None = 0) -> int | None:
         """Return the status if the process ended: below 0, the signal that ended it."""
         if self.returncode is None and select.select([self.told], [], [], timeout)[0]:
             self.returncode = int(self.told.readline())
             self.told.close()
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; raise `subprocess.TimeoutExpired` if it does not come in time."""
         status = self.poll(timeout)
         if status is None:
+            assert timeout is not None
             raise subprocess.TimeoutExpired(self.args, timeout)
         return status
 
