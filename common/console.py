@@ -1,6 +1,7 @@
 """What the terminal shows, on rank 0 only."""
 
 import atexit
+import gc
 import io
 import os
 import signal
@@ -132,6 +133,8 @@ def begin() -> None:
         raise SystemExit(message if is_main_rank() else 1)
 
     signal.signal(signal.SIGINT, stop)
+    # Python would end by looking through all that the libraries hold, for a second and in vain.
+    atexit.register(gc.freeze)
     DISPLAY.begin()
 
 

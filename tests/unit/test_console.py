@@ -134,3 +134,11 @@ def test_native_messages_are_kept_from_the_terminal(capfd: pytest.CaptureFixture
         os.write(2, b"from C++\n")
     os.write(2, b"from Python\n")
     assert capfd.readouterr().err == "from Python\n"
+
+
+def test_end_of_a_recipe_is_not_spent_on_looking_for_garbage() -> None:
+    """What is there then is left out of Python's last collection."""
+    first = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
+    code = f"{first}; from common.console import begin; begin()"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(said.stdout) > 10_000
