@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.isolation import default_device, synchronize
+from common.training.accelerator import cpu_has_bf16
 
 MATRIX_SIZE = 2048
 COPY_BYTES = 256 * 2**20
@@ -134,8 +135,10 @@ def convolution_products(
 
 
 def measure_machine() -> dict[str, float]:
-    """Return the machine's rates, by name with unit."""
-    precisions = ["fp32", "bf16"] + (["fp16"] if torch.cuda.is_available() else [])
+    """Return the machine's rates, by name with unit; none of what it emulates."""
+    offered = {"bf16": torch.cuda.is_available() or cpu_has_bf16()}
+    offered["fp16"] = torch.cuda.is_available()
+    precisions = ["fp32", *(name for name, is_offered in offered.items() if is_offered)]
     rates = {
         f"matrix product {name}, GFLOP/s": matrix_rate(DTYPES[name]) / 1e9 for name in precisions
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.training.accelerator import choose_precision
 from tests.launch import REPOSITORY, Finished
 from tests.local_data import write_odd_text
 
@@ -34,8 +35,8 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def half() -> str:
-    """The 16-bit precision of this machine."""
-    return "fp16" if HAS_GPU else "bf16"
+    """The 16-bit precision of this machine, or fp32 where it has none."""
+    return choose_precision("auto", not HAS_GPU)
 
 
 @pytest.fixture
