@@ -116,7 +116,7 @@ def resnet50(step: Step) -> None:
     """ResNet-50 at 224: precisions, memory, timm."""
     from benchmarks.resnet_suites import resnet50 as suite_of
 
-    size, batch = (32, 4) if step.tiny else (224, 128)
+    size, batch = (8, 4) if step.tiny else (224, 128)
     settings = {"dataset": "synthetic", "model": "resnet50", "image_size": size}
     peak = {}
     for precision in ("no",) if step.tiny else PRECISIONS:
@@ -171,7 +171,7 @@ def mnist(step: Step) -> None:
 def cifar10(step: Step) -> None:
     """CIFAR-10 to 94 %."""
     dataset = image_dataset(step.options.data, "cifar10")
-    small = ("--image-size", 32, "--max-steps", 4, "--batch-size", 4)
+    small = ("--image-size", 8, "--max-steps", 4, "--batch-size", 4)
     tiny = ("--dataset", "synthetic", *small)
     if dataset == "digits" and not step.tiny:
         raise RuntimeError("there is no cifar10/ in --data")
