@@ -145,8 +145,7 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     *_, kernel = initial_shapes(config.init_from).get("conv1.weight", (kernel,))
     shape = {"channels": data.channels, "kernel": kernel}
     arguments: dict[str, Any] = {"name": config.model, **shape, "classes": len(data.class_names)}
-    model = ResNet(**arguments)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = ResNet(**arguments).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.gradient_checkpointing = config.gradient_checkpointing
     return model, {"name": config.model, "arguments": arguments, **data.preprocessing()}
 

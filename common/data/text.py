@@ -148,7 +148,7 @@ def load_text(
     """
     if source.location == "synthetic":
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
-    with reading(f"--model {checkpoint}"):
+    with reading(f"checkpoint {checkpoint}"):
         files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
         contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
     version = f"text-8-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"

@@ -66,7 +66,7 @@ def prepare_text(
     if isinstance(table, Tables):
         say(f"tokenising {len(table):,} texts once, for this and later runs")
         for name, split_texts in texts.items():
-            with reading(f"--model {checkpoint}: its tokenizer"):
+            with reading(f"checkpoint {checkpoint}: its tokenizer"):
                 encoded = encode(encoder, split_texts, max_length)
             for what, array in zip(ARRAYS, [*encoded, table.labels[name]], strict=True):
                 write_array(folder / f"{name}_{what}.npy", [array], len(array))
@@ -99,8 +99,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
 
     folder, files = Path(name), ("tokenizer.json", "vocab.txt")
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
-        raise UserError(f"--model {name}: no tokenizer can be loaded: it has no {files[0]}")
-    with reading(f"--model {name}: its tokenizer", "pass a Hub id in reach, or a local folder"):
+        raise UserError(f"checkpoint {name}: no tokenizer can be loaded: it has no {files[0]}")
+    with reading(f"checkpoint {name}: its tokenizer", "pass a Hub id in reach, or a local folder"):
         if (folder / files[0]).is_file():
             held = read_json(folder / files[0])
             ids = {*held["model"]["vocab"].values(), *(t["id"] for t in held["added_tokens"])}

@@ -56,21 +56,21 @@ def check_checkpoint(name: str, max_length: int) -> None:
     if name != "scratch":
         from transformers import BertConfig
 
-        with reading(f"--model {name}: its config.json"):
+        with reading(f"checkpoint {name}: its config.json"):
             found, _ = BertConfig.get_config_dict(name)
             facts = {**SMALL, "model_type": found["model_type"], **found}
-    if facts["model_type"] != "bert":
-        raise UserError(f"--model {name} is a {facts['model_type']} model: this recipe trains BERT")
+    if (kind := facts["model_type"]) != "bert":
+        raise UserError(f"checkpoint {name} is a {kind} model: this recipe trains BERT")
     length = padded_length(max_length)
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
     for field, (least, most) in limits.items():
         if not isinstance(value := facts[field], int) or not least <= value <= most:
             needs = f"{least} to {most:,} for --max-length {max_length}"
             padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
-            raise UserError(f"--model {name} has {field} {value!r}, and needs {needs}, {padded}")
+            raise UserError(f"checkpoint {name} has {field} {value!r}, and needs {needs}, {padded}")
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         why = "pickled ones are not loaded"
-        raise UserError(f"--model {name} has no weights in safetensors: {why}")
+        raise UserError(f"checkpoint {name} has no weights in safetensors: {why}")
 
 
 def load_pretrained(kind: str, name: Any, what: str, **others: Any) -> tuple[Any, dict[str, Any]]:
@@ -87,18 +87,18 @@ def load_pretrained(kind: str, name: Any, what: str, **others: Any) -> tuple[Any
 
 def load_bert(name: str, data: TextData, dropout: float) -> Any:
     model, loaded = load_pretrained(
-        *("BertForSequenceClassification", name, f"--model {name}"),
+        *("BertForSequenceClassification", name, f"checkpoint {name}"),
         ignore_mismatched_sizes=True,  # the head's: it is for other classes
         **settings(data, dropout),
     )
     # What doesn't fit is drawn at random: as it should be of the head and the pooler.
     for key in [str(key) for keys in loaded.values() for key in keys]:
         if ".layer." in key or "_embeddings." in key:
-            raise UserError(f"--model {name}: its weights don't fit its config.json: {key}")
+            raise UserError(f"checkpoint {name}: its weights don't fit its config.json: {key}")
     here, there = data.vocabulary_size, model.config.vocab_size
     if here > there:
         sizes = f"its tokenizer has {here:,} tokens and its weights {there:,}"
-        raise UserError(f"--model {name}: {sizes}: they don't belong together")
+        raise UserError(f"checkpoint {name}: {sizes}: they don't belong together")
     return model
 
 

@@ -19,7 +19,9 @@ class Convolution(nn.Conv2d):
         patches = F.pad(images, (left, left, above, above)).permute(0, 2, 3, 1)
         for dimension, size, step in zip((1, 2), self.kernel_size, self.stride, strict=True):
             patches = patches.unfold(dimension, size, step)
-        patches = patches.permute(0, 1, 2, 4, 5, 3).flatten(3)
-        # As the weight lies in memory, with its channels last.
-        products = F.linear(patches, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
-        return products.permute(0, 3, 1, 2)
+        # As the weight lies in memory, so that it is not copied: in shards its channels come first.
+        is_last = self.weight.is_contiguous(memory_format=torch.channels_last)
+        order = (2, 3, 1) if is_last else (1, 2, 3)
+        patches = patches.permute(0, 1, 2, *(2 + place for place in order)).flatten(3)
+        weight = self.weight.permute(0, *order).flatten(1)
+        return F.linear(patches, weight, self.bias).permute(0, 3, 1, 2)

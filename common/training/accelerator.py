@@ -16,6 +16,7 @@ from accelerate import Accelerator, utils
 from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
+from common.console import warn
 from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
@@ -61,6 +62,9 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     if use_cpu and config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16"
         raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
+    if use_cpu and precision == "bf16" and not cpu_has_bf16():
+        slow = "this processor emulates bf16, which takes many times as long as fp32"
+        warn(f"{slow}: pass --mixed-precision no")
     if use_cpu:
         torch.set_num_threads(cpu_threads(config.num_threads))
         limit_memory()

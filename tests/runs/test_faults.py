@@ -59,6 +59,7 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
         (
             *("--epochs", 3, "--gradient-accumulation-steps", 2, "--log-every", 3),
             *("--data-placement", "workers", "--num-workers", 2, "--tracker", "none"),
+            *("--image-size", 4),
         ),
     ),
     "bert": (

@@ -11,7 +11,7 @@ import pytest
 from tests.launch import REPOSITORY
 
 COMMON = REPOSITORY / "common"
-MOST_LINES = 10663  # of `common` in all
+MOST_LINES = 10699  # of `common` in all
 MOST_LINES_OF_A_RECIPE = 223
 
 # From the ground up: a room may import those below it, and within a package its neighbours.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -31,19 +32,20 @@ def test_outputs_and_gradients_are_those_of_conv2d(
     """And they are laid out as theirs."""
     (shape, padding), kind = kernel, {"dtype": torch.float64, "bias": bias}
     torch.manual_seed(0)
-    ours = Convolution(5, 4, shape, stride, padding, **kind).to(memory_format=torch.channels_last)
+    ours = Convolution(5, 4, shape, stride, padding, **kind)
     theirs = nn.Conv2d(5, 4, shape, stride, padding, **kind)
     theirs.load_state_dict(ours.state_dict())
     found = []
-    for layer in (ours, theirs):
+    for layer in (theirs, ours, copy.deepcopy(ours).to(memory_format=torch.channels_last)):
         images = torch.ones(3, 5, *size, dtype=torch.float64).cumsum(0).cumsum(1).cumsum(3)
         images = images.to(memory_format=torch.channels_last).requires_grad_()
         outputs = layer(images)
         outputs.square().sum().backward()
         found.append([outputs, images.grad, *(p.grad for p in layer.parameters())])
         assert outputs.is_contiguous(memory_format=torch.channels_last)
-    for mine, other in zip(*found, strict=True):
-        torch.testing.assert_close(mine, other)
+    for expected, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, expected)
 
 
 @pytest.mark.parametrize(("side", "expected"), [(2, "linear"), (3, "conv2d")])
