@@ -46,6 +46,7 @@ def test_images(
     assert found == pytest.approx(run.summary["test/accuracy"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_text(learned_bert: Finished, tmp_path: Path, capsys: Captured) -> None:
     """The paragraphs that were held out, each in one line.
 
