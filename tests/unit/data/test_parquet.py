@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,8 @@ def every_batch(samples: Any, workers: int = 0, world: int = 1) -> list[Any]:
     """Return the evaluation's batches of all ranks."""
     order = EvaluationOrder(len(samples), 16, world, 0, blocks=samples.blocks)
     loader = Loader(samples, order, torch.device("cpu"), num_workers=workers)
-    batches = [*loader]
-    loader.close()
-    return batches
+    with contextlib.closing(loader):
+        return [*loader]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
