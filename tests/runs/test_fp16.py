@@ -20,8 +20,7 @@ EACH = [r if r == "mnist_mlp" else pytest.param(r, marks=pytest.mark.slow) for r
 def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
     """Return flags for a few updates of two micro-batches each."""
     data = odd_text if recipe == "bert" else odd_images
-    models = {"mnist_mlp": ("--hidden-sizes", 64, 48), "resnet": ("--image-size", 4)}
-    model = models.get(recipe, ())
+    model = ("--hidden-sizes", 64, 48) if recipe == "mnist_mlp" else ()
     rate = ("--learning-rate", 0.01 if recipe == "resnet" else 1e-3)
     flags = ("--dataset", data, *model, *rate, "--max-steps", 12, "--epochs", 9)
     return (*flags, "--batch-size", 8, "--gradient-accumulation-steps", 2, *QUIET)
