@@ -43,16 +43,27 @@ SHARED_RUNS |= {"accumulated_bert", "distributed_bert", "distributed_mlp", "dist
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the runs that others share, lest a worker waits for them, and with slow tests."""
+    """Begin with the runs that others share, lest a worker waits for them, and with slow tests.
+
+    Each worker: at first, it gets an equal part of what follows here, and what is left of another's
+    only when it is done with that.
+    """
+    first: list[pytest.Item] = []
+    slow: list[pytest.Item] = []
+    rest: list[pytest.Item] = []
     known: set[str] = set()
-
-    def order(item: pytest.Item) -> tuple[bool, bool]:
+    for item in items:
         names = {*item.fixturenames} & SHARED_RUNS  # type: ignore[attr-defined]
-        is_first = not names <= known
+        is_slow = item.get_closest_marker("slow") is not None
+        (first if names - known else slow if is_slow else rest).append(item)
         known.update(names)
-        return not is_first, item.get_closest_marker("slow") is None
-
-    items.sort(key=order)
+    long, workers = [*first, *slow], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ends = [number * len(rest) // workers for number in range(workers + 1)]
+    items[:] = [
+        item
+        for number in range(workers)
+        for item in (*long[number::workers], *rest[ends[number] : ends[number + 1]])
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

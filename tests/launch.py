@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import psutil
 from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -477,14 +478,17 @@ def usable_cores() -> set[int]:
 
 
 def own_core() -> set[int]:
-    """Return the core of this worker of pytest, so that each has another.
+    """Return the core of this worker of pytest, or one that is idle now.
 
     Where other programs use the cores too, threads that wait for each other after each operation
     are many times slower than one.
     """
     cores = sorted(usable_cores())
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return {cores[worker % len(cores)]}
+    busy = psutil.cpu_percent(0.05, percpu=True)
+    idle = [core for core in cores if busy[core] < 50]
+    mine = cores[worker % len(cores)]
+    return {mine if mine in idle or not idle else idle[0]}
 
 
 def stay_on_one_core() -> None:

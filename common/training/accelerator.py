@@ -62,7 +62,7 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     if use_cpu and config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16"
         raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
-    if use_cpu and precision == "bf16" and not cpu_has_bf16():
+    if precision == "bf16" and use_cpu and not (cpu_has_bf16() or config.resume):
         slow = "this processor emulates bf16, which takes many times as long as fp32"
         warn(f"{slow}: pass --mixed-precision no")
     if use_cpu:

@@ -111,17 +111,18 @@ def test_fp32_is_fp32_and_tf32_is_asked_for(
         torch.backends.cudnn.benchmark = before
 
 
+@pytest.mark.parametrize("resume", [None, "auto"])
 @pytest.mark.parametrize("has_bf16", [False, True])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_bf16_that_a_processor_emulates_is_warned_of(
-    precision: Any, has_bf16: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    precision: Any, has_bf16: bool, resume: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """It is right, and so slow that nobody wants it."""
+    """It is right, and so slow that nobody wants it; a run that goes on has no choice."""
     alone = SimpleNamespace(num_processes=1, mixed_precision=precision)
     monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: has_bf16)
-    accelerator.build_accelerator(TrainingConfig(mixed_precision=precision))
-    is_slow = precision == "bf16" and not has_bf16
+    accelerator.build_accelerator(TrainingConfig(mixed_precision=precision, resume=resume))
+    is_slow = precision == "bf16" and not has_bf16 and resume is None
     assert ("emulates bf16" in capsys.readouterr().out) == is_slow
 
 
