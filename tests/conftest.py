@@ -89,6 +89,15 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether slow tests run, too: all cases of a test that makes them are tried then, else some.
+
+    Some are what its default run takes; whoever changes what they are about runs all.
+    """
+    return "not slow" not in request.config.option.markexpr
+
+
+@pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Pretend that there is a GPU."""
     from tests.cuda_stand_in import Cuda
@@ -177,7 +186,7 @@ def learned_resnet(runner: Runner) -> Finished:
 @pytest.fixture(scope="session")
 def learned_bert(runner: Runner) -> Finished:
     """A small BERT from scratch on the beginnings of docstrings, for few epochs at a high rate."""
-    flags = ("--epochs", 3, "--learning-rate", 2e-3, "--dropout", 0, "--max-length", 16)
+    flags = ("--epochs", 2, "--learning-rate", 2e-3, "--dropout", 0, "--max-length", 16)
     return runner.shared("bert", *flags, "--log-every", 40, "--dataset", "docstrings")
 
 

@@ -105,7 +105,10 @@ def go_on(directory: Path, *flags: object) -> bool:
     return False
 
 
-SHARES = [29, pytest.param(11, marks=pytest.mark.slow)]  # one in so many is tried
+@pytest.fixture
+def share(thorough: bool) -> int:
+    """Of how many cases one is tried."""
+    return 11 if thorough else 29
 
 
 def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:
@@ -114,7 +117,6 @@ def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:
     return (case for case in cases if chance.random() < 1 / share)
 
 
-@pytest.mark.parametrize("share", SHARES)
 def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
     """Each value of `config.json` is left out or of another kind."""
     directory = tmp_path / "run"
@@ -128,7 +130,6 @@ def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
     assert min(ends) > 0, ends
 
 
-@pytest.mark.parametrize("share", SHARES)
 def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
     """And signed again: its digest is right, and its content is not."""
     directory = tmp_path / "run"
@@ -144,7 +145,6 @@ def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
     assert min(ends) > 0, ends
 
 
-@pytest.mark.parametrize("share", SHARES)
 def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> None:
     """They say how far a run came, and are not needed to go on."""
     directory, rows = tmp_path / "run", (killed / "metrics.jsonl").read_text().splitlines()
@@ -187,7 +187,6 @@ def test_pipe_in_the_place_of_a_file(killed: Path, tmp_path: Path) -> None:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("share", SHARES)
 def test_broken_bytes(killed: Path, tmp_path: Path, share: int) -> None:
     """Cut, flipped and replaced, each file: a checkpoint that is broken is passed over."""
     directory = tmp_path / "run"

@@ -73,7 +73,7 @@ def raw() -> DatasetDict:
 
 
 def test_bert_learns_docstrings(learned_bert: Finished, raw: DatasetDict) -> None:
-    """Three epochs from scratch beat by far what a majority guess reaches, which is said."""
+    """Two epochs from scratch beat by far what a majority guess reaches, which is said."""
     guess = np.bincount(raw["train"]["label"]).argmax()
     majority = float((np.array(raw["test"]["label"]) == guess).mean())
     assert majority < 0.35
@@ -104,7 +104,7 @@ def test_config_says_what_ran(learned: Finished) -> None:
     assert environment["versions"]["torch"] == torch.__version__
     assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
     assert "git_commit" in environment
-    assert config["epochs"] in (1, 3, 15)
+    assert config["epochs"] in (1, 2, 15)
     assert learned.config["architecture"]["parameters"] > 100_000
     assert learned.config["data"]["reason"]
 

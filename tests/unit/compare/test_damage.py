@@ -42,11 +42,14 @@ def sources(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_file_is_named_or_borne(name: str, sources: list[str], tmp_path: Path) -> None:
+def test_damaged_file_is_named_or_borne(
+    name: str, sources: list[str], tmp_path: Path, thorough: bool
+) -> None:
     """Whatever stands in a run's files, as the baseline and beside one; some with pictures."""
     path = Path(sources[0]) / name
     refused = taken = 0
-    for number, (what, content) in enumerate(changed(name, path.read_bytes())):
+    cases = [*changed(name, path.read_bytes())][:: 1 if thorough else 5]
+    for number, (what, content) in enumerate(cases):
         path.write_bytes(content)
         form = [*reversed(sources)] if number % 2 else [*sources, "--markdown"]
         forms = [[*sources, "--json"], form]
@@ -57,8 +60,8 @@ def test_damaged_file_is_named_or_borne(name: str, sources: list[str], tmp_path:
         if problem is not None:
             assert str(path) in problem.message or "nothing to compare" in problem.message, what
             assert "\n" not in problem.message, what
-    assert refused > 20
-    assert taken > 20
+    assert refused > 10
+    assert taken > 10
 
 
 @pytest.mark.slow

@@ -226,6 +226,7 @@ def test_each_failure_to_write_is_a_sentence(
     write: Callable[[Path], Callable[[], Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    thorough: bool,
 ) -> None:
     """Each call fails in turn: the cache and what to do are named, and the next start works."""
     load_data, root = write(tmp_path / "mine"), tmp_path / "cache" / "accelerate-recipes"
@@ -250,6 +251,8 @@ def test_each_failure_to_write_is_a_sentence(
     assert {*called} == {name for _, name in POINTS}
     numbers = itertools.cycle([errno.ENOSPC, errno.EIO, errno.EACCES])
     for (fail_at[0], name), number in zip(enumerate(called), numbers, strict=False):
+        if not thorough and name in called[: fail_at[0]]:
+            continue  # of each kind, the first
         shutil.rmtree(root.parent)
         counts.clear()
         try:

@@ -69,12 +69,12 @@ def mutated(whole: bytes, draw: random.Random) -> bytes:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", FORMATS)
-def test_mutated_image_is_decoded_or_named(kind: str) -> None:
+def test_mutated_image_is_decoded_or_named(kind: str, thorough: bool) -> None:
     """Of every format and mode, mutated in many ways: pixels, or the image's name."""
     draw, refused = random.Random(kind), list[str]()
     whole = [data for mode in MODES if (data := encoded(kind, mode))]
     assert whole
-    for number in range(300):
+    for number in range(300 if thorough else 75):
         value = {"bytes": mutated(draw.choice(whole), draw), "path": f"{number}.img"}
         channels = draw.choice([1, 3])
         try:
@@ -83,7 +83,7 @@ def test_mutated_image_is_decoded_or_named(kind: str) -> None:
             refused.append(error.message)
             continue
         assert (pixels.shape, pixels.dtype) == ((8, 8, channels), np.uint8)
-    assert len(refused) > 20
+    assert len(refused) > 5
     assert all(message.startswith("image ") and ".img can't be" in message for message in refused)
     assert not any("\n" in message for message in refused)
 

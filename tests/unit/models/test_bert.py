@@ -177,12 +177,13 @@ def damages(folder: Path) -> Iterator[Callable[[Path], None]]:
 
 
 def test_broken_checkpoint_is_refused_in_a_sentence(
-    odd_text: Path, checkpoint: Path, tmp_path: Path
+    odd_text: Path, checkpoint: Path, tmp_path: Path, thorough: bool
 ) -> None:
     """Whatever is wrong with any file of it: the folder is named, and no weights are made up."""
     use(checkpoint, odd_text)
     passed, said = 0, []
-    for number, damage in enumerate(damages(checkpoint)):
+    every = [*damages(checkpoint)]
+    for number, damage in enumerate(every[:: 1 if thorough else 4]):
         folder = tmp_path / f"checkpoint-{number}"
         shutil.copytree(checkpoint, folder)
         damage(folder)
@@ -191,7 +192,7 @@ def test_broken_checkpoint_is_refused_in_a_sentence(
             passed += 1
         except UserError as error:
             said.append((str(folder), error.message))
-    assert len(said) > 60
+    assert len(said) > (60 if thorough else 15)
     assert passed <= 12, passed  # harmless ones: a tokenizer's added token or empty part
     for folder, message in said:
         assert folder in message

@@ -60,7 +60,11 @@ def searched(tmp_path: Path) -> Callable[[], Search]:
 
 @pytest.mark.parametrize("name", ["config.json", "status.json", "summary.json", "metrics.jsonl"])
 def test_damaged_trial_is_named_or_borne(
-    name: str, searched: Callable[[], Search], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    searched: Callable[[], Search],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    thorough: bool,
 ) -> None:
     """Whatever a trial's files hold; what its process can't tell any more is a failure."""
     (tmp_path / "trial-000.log").write_text("error: nothing\n")
@@ -72,7 +76,7 @@ def test_damaged_trial_is_named_or_borne(
     damaged = [(what, json.dumps(value).encode()) for what, value in wrong(json.loads(first))]
     damaged += [(f"broken {number}", part) for number, part in enumerate(broken(first, 100))]
     ends = []
-    for what, content in damaged:
+    for what, content in damaged[:: 1 if thorough else 3]:
         path.write_bytes(b"".join([content, b"\n", *others]))
         ends.append(ends_well(searched().run, f"{name}: {what}"))
     assert True in ends
@@ -99,8 +103,7 @@ def test_damaged_settings_are_named_or_borne(tmp_path: Path) -> None:
     assert False in ends
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
-def test_damaged_study_is_named_or_borne(count: int, tmp_path: Path) -> None:
+def test_damaged_study_is_named_or_borne(tmp_path: Path, thorough: bool) -> None:
     """Whatever `study.db` holds."""
     space, _ = parse_space(FLAGS, load_recipe(STUB))
     path = tmp_path / "study.db"
@@ -116,7 +119,7 @@ def test_damaged_study_is_named_or_borne(count: int, tmp_path: Path) -> None:
 
     texts = [b"text", b"", b"SQLite format 3\x00", whole[:100] + bytes(len(whole) - 100)]
     ends = []
-    for number, content in enumerate([whole, *texts, *broken(whole, count)]):
+    for number, content in enumerate([whole, *texts, *broken(whole, 300 if thorough else 30)]):
         path.write_bytes(content)
         ends.append(ends_well(go_on, f"{number}"))
     assert ends[0]
