@@ -105,6 +105,7 @@ def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guar
     assert "ZeroDivisionError: broken" in found["failed"]["failed"]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> Non
     assert summary == pytest.approx(ours.summary)
 
 
+@pytest.mark.slow
 def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: Path) -> None:
     """As a kill leaves it: the rows that it holds, or a sentence that names it."""
     (file,) = runs["fp32"].wandb_folder.glob("wandb/offline-run-*/*.wandb")

@@ -98,7 +98,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "asked"), [("python", None), ("two", None), ("two", 0), ("two", 1)]
+    ("launcher", "asked"),
+    [
+        ("python", None),
+        ("two", None),
+        *(pytest.param("two", rank, marks=pytest.mark.slow) for rank in (0, 1)),
+    ],
 )
 def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     runner: Runner, tmp_path: Path, launcher: Launcher, asked: int | None

@@ -18,7 +18,7 @@ from common.training.sharding import DONE, takes_fsdp
 from tests.conftest import SAME_UPDATES
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
-from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
+from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner, first
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
 
 LAUNCHERS: tuple[Launcher, Launcher] = ("two", "shards")
@@ -68,6 +68,7 @@ def test_same_updates_however_they_are_cut(
             assert_same_weights(other.weights(), sharded_mlp.weights(), within=1e-5)
 
 
+@pytest.mark.slow
 def test_four_shards_are_the_mlp(
     runner: Runner, odd_images: Path, accumulated_mlp: Finished
 ) -> None:
@@ -129,7 +130,7 @@ def broken_off(run: Finished, directory: Path) -> None:
     assert 0 < newest_step(directory) < run.summary["progress/global_step"]
 
 
-@pytest.mark.parametrize("launcher", [*RANKS, "two"])
+@pytest.mark.parametrize("launcher", first(2, ["shards", "python", "four shards", "two"]))
 def test_shards_resume_on_other_processes(
     launcher: Launcher, runner: Runner, odd_images: Path, sharded_mlp: Finished, tmp_path: Path
 ) -> None:
@@ -195,11 +196,7 @@ COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 
 @pytest.mark.parametrize(
     "copy",
-    [
-        pytest.param(copy, marks=() if copy.name in COPIED[:2] else pytest.mark.slow)
-        for copy in COPIES
-        if copy.name in COPIED
-    ],
+    first(1, [copy for copy in COPIES if copy.name in COPIED]),
     ids=lambda copy: copy.name,
 )
 def test_copy_in_shards_is_the_copy(
