@@ -198,23 +198,32 @@ class Forked:
 
 
 class Template:
-    """The process that has the libraries, made when it is first asked for."""
+    """A connection to the process that has the libraries, which pytest's workers share."""
 
-    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Start it with these variables, which the libraries may read while they are imported."""
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        script = REPOSITORY / "tests" / "template.py"
-        with theirs, log.open("w") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, str(script), str(theirs.fileno())],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                preexec_fn=stay_on_one_core,
-            )
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+        """Connect to the socket at `path`, or start the process that listens there.
+
+        The libraries may read these variables while they are imported.
+        """
+        kind = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control = socket.socket(*kind)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                with socket.socket(*kind) as listener, path.with_suffix(".log").open("a") as said:
+                    listener.bind(str(path))
+                    listener.listen()
+                    number, script = listener.fileno(), REPOSITORY / "tests" / "template.py"
+                    subprocess.Popen(
+                        [sys.executable, str(script), str(number), str(path)],
+                        env=dict(environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=said,
+                        stderr=said,
+                        pass_fds=[number],
+                        start_new_session=True,
+                        preexec_fn=stay_on_one_core,
+                    )
+            self.control.connect(str(path))
 
     def fork(
         self,
@@ -244,9 +253,11 @@ class Template:
         return Forked(words, reader)
 
     def close(self) -> None:
-        """End it, and what still runs of its forks."""
+        """End what still runs of this connection's forks, and wait for that."""
+        self.control.shutdown(socket.SHUT_WR)
+        self.control.settimeout(60)
+        self.control.recv(1)
         self.control.close()
-        self.process.wait(60)
 
 
 def libraries_of(words: list[str]) -> Iterator[str]:
@@ -273,8 +284,7 @@ class Runner:
     def template(self) -> Template:
         """The process whose forks run scripts."""
         if self._template is None:
-            log = self.folder / f"{self.worker}-template.log"
-            self._template = Template(clean_environment(self.folder), log)
+            self._template = Template(self.folder / "template", clean_environment(self.folder))
         return self._template
 
     def close(self) -> None:

@@ -6,10 +6,11 @@ is the script. What it shares with other forks is the seed of Python's hashes, s
 the order of a set looks the same in each: tests of resumed runs take a fresh interpreter once. And
 it ends without taking the libraries apart, which would copy all that it shares.
 
-python tests/template.py SOCKET
+python tests/template.py LISTENER PATH
 
-Requests come over the socket of that number, as JSON with the files for standard output and error
-and for the status; the answer is the process id, and later the status, in a line each.
+To the socket of that number, which lies at that path, each of pytest's workers connects. Requests
+come as JSON with the files for standard output and error and for the status; the answer is the
+process id, and later the status, in a line each. With the last connection it ends.
 """
 
 import atexit
@@ -17,6 +18,7 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -27,6 +29,8 @@ import time
 import weakref
 from types import CodeType
 from typing import Any
+
+from filelock import FileLock
 
 # What every recipe imports, and what the optimizer does. Nothing of `common`, nor what reads
 # variables that tests set.
@@ -52,56 +56,80 @@ class Children:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
 
-    def add(self, process: int, told: int) -> None:
+    def add(self, process: int, told: int, asked_by: socket.socket) -> None:
         """Watch a process, whose status is written to the file `told`."""
         descriptor = os.pidfd_open(process)
-        self.selector.register(descriptor, selectors.EVENT_READ, (process, told))
+        self.selector.register(descriptor, selectors.EVENT_READ, (process, told, asked_by))
 
     def tell(self, descriptor: int) -> None:
         """Tell the status of a process that ended."""
-        process, told = self.selector.unregister(descriptor).data
+        process, told, _ = self.selector.unregister(descriptor).data
         os.close(descriptor)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         with contextlib.suppress(BrokenPipeError):
             os.write(told, f"{status}\n".encode())
         os.close(told)
 
-    def end(self) -> None:
-        """Kill what still runs."""
+    def end(self, control: socket.socket) -> None:
+        """Kill what was asked for by a connection and still runs, and close it."""
+        self.selector.unregister(control)
         for key in [*self.selector.get_map().values()]:
-            if key.data is not None:
+            if key.data is not None and key.data[2] is control:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(key.data[0], signal.SIGKILL)
+                self.tell(key.fd)
+        control.close()
+
+    def sockets(self) -> list[socket.socket]:
+        """Return the listener, and the connections."""
+        found = [key.fileobj for key in self.selector.get_map().values()]
+        return [one for one in found if isinstance(one, socket.socket)]
 
 
-def serve(control: socket.socket) -> dict[str, Any]:
-    """Fork as asked for, until the socket is closed; in the fork, return what to run."""
+def serve(listener: socket.socket, path: str) -> dict[str, Any]:
+    """Fork as asked for, until nobody is connected; in the fork, return what to run."""
     children = Children()
-    children.selector.register(control, selectors.EVENT_READ, None)
+    children.selector.register(listener, selectors.EVENT_READ, None)
     while True:
-        for key, _ in children.selector.select():
-            if key.data is not None:
-                children.tell(key.fd)
-                continue
-            words, files, _, _ = socket.recv_fds(control, 1 << 20, 3)
-            if not words:
-                children.end()
-                sys.exit()
-            request = json.loads(words)
-            for name in request["libraries"]:
-                importlib.import_module(name)
-            output, errors, told = files
-            process = os.fork()
-            if process == 0:
-                control.close()
-                children.selector.close()
-                os.close(told)
-                become(request, output, errors)
-                return request
-            os.close(output)
-            os.close(errors)
-            os.write(told, f"{process}\n".encode())
-            children.add(process, told)
+        key, _ = children.selector.select()[0]  # one: it may take others away
+        if key.data is not None:
+            children.tell(key.fd)
+            continue
+        control = key.fileobj
+        assert isinstance(control, socket.socket)
+        if control is listener:
+            children.selector.register(listener.accept()[0], selectors.EVENT_READ, None)
+            continue
+        words, files, _, _ = socket.recv_fds(control, 1 << 20, 3)
+        if not words:
+            children.end(control)
+            if len(children.sockets()) == 1:
+                end_unless_asked(listener, path)
+            continue
+        request = json.loads(words)
+        for name in request["libraries"]:
+            importlib.import_module(name)
+        output, errors, told = files
+        process = os.fork()
+        if process == 0:
+            for one in children.sockets():
+                one.close()
+            children.selector.close()
+            os.close(told)
+            become(request, output, errors)
+            return request
+        os.close(output)
+        os.close(errors)
+        os.write(told, f"{process}\n".encode())
+        children.add(process, told, control)
+
+
+def end_unless_asked(listener: socket.socket, path: str) -> None:
+    """End, but for somebody who has connected by now; who comes later starts another one."""
+    with FileLock(f"{path}.lock"):
+        if not select.select([listener], [], [], 0)[0]:
+            os.unlink(path)
+            os._exit(0)
 
 
 def become(request: dict[str, Any], output: int, errors: int) -> None:
@@ -180,7 +208,7 @@ def main() -> dict[str, Any]:
 
     gc.collect()
     gc.freeze()
-    return serve(socket.socket(fileno=int(sys.argv[1])))
+    return serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
 
 
 def run(code: CodeType, names: dict[str, Any]) -> int:

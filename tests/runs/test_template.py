@@ -28,7 +28,7 @@ class Pickled:
 print(json.dumps({
     "words": sys.argv, "name": __name__, "file": __file__, "path": sys.path,
     "folder": os.getcwd(), "environment": dict(os.environ), "executable": sys.executable,
-    "main": sys.modules["__main__"].Pickled is Pickled, "cores": sorted(os.sched_getaffinity(0)),
+    "main": sys.modules["__main__"].Pickled is Pickled, "cores": len(os.sched_getaffinity(0)),
     "leads": os.getsid(0) == os.getpgid(0), "input": sys.stdin.read(), "flags": str(sys.flags),
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE)],
     "tasks": len(os.listdir("/proc/self/task")), "threads": torch.get_num_threads(),
