@@ -149,6 +149,7 @@ def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
         assert status_of(directory)["status"] == "preempted"
 
 
+@pytest.mark.slow
 def test_plain_python_outlives_the_shell_that_started_it(runner: Runner, directory: Path) -> None:
     """`nohup python recipe &`: only the end of a launcher is a request to stop."""
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"

@@ -75,6 +75,7 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     assert modes[-1] == "default"
 
 
+@pytest.mark.slow
 def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_kills_at_random_moments_change_nothing(
     assert middle >= 1
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
     runner: Runner, directory: Path
 ) -> None:

@@ -254,6 +254,7 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
     assert learned(directory) == learned(whole.directory)
 
 
+@pytest.mark.slow
 def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> None:
     """One value, which is in the rows of one rank alone: all stop, and nothing of it is saved."""
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
