@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner
+from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner, first
 
 SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
 QUIET = ("--tracker", "none", "--log-every", 1)
 # A scale that nothing overflows under; and one that overflows at once, and grows soon.
 STEADY, WILD = (1024, 10**6), (2**24, 4)
 # In fp16 convolutions take many times as long on a CPU, and BERT's products some.
-EACH = [r if r == "mnist_mlp" else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES]
+EACH = first(1, RECIPES)
 
 
 def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
@@ -92,7 +92,7 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
     assert all((values == weights[1][name]).all() for name, values in weights[0].items())
 
 
-@pytest.mark.parametrize("recipe", ["mnist_mlp", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recipe", first(1, ["mnist_mlp", "bert"]))
 def test_killed_and_resumed_it_ends_bit_equal(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
-@pytest.mark.parametrize("launcher", ["two", pytest.param("shards", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", first(1, ["two", "shards"]))
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:

@@ -79,9 +79,7 @@ def test_four_shards_are_the_mlp(
     assert_same_run(accumulated_mlp, four, weights_within=1e-5)
 
 
-@pytest.mark.parametrize(
-    "checkpointing", [(), pytest.param(("--gradient-checkpointing",), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("checkpointing", first(1, [(), ("--gradient-checkpointing",)]))
 def test_bert_in_shards_is_the_bert(
     checkpointing: tuple[str, ...], runner: Runner, distributed_bert: Finished
 ) -> None:

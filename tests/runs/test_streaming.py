@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import RECORDED, Job, final_weights, learned, newest_step, recorded
-from tests.launch import REPOSITORY, Runner
+from tests.launch import REPOSITORY, Runner, first
 from tests.unit.data.test_parquet import images_folder
 
 RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
@@ -19,7 +19,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.parametrize("launcher", ["python", pytest.param("two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", first(1, ["python", "two"]))
 def test_each_sample_once_an_epoch_after_a_kill(
     runner: Runner, tmp_path: Path, launcher: str
 ) -> None:
