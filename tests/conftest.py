@@ -6,9 +6,9 @@ import json
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -40,6 +40,14 @@ SAME_UPDATES = (
 # The longest of the fixtures below.
 SHARED_RUNS = {"learned_mlp", "learned_resnet", "learned_bert", "whole_mlp", "whole_bert"}
 SHARED_RUNS |= {"accumulated_bert", "distributed_bert", "distributed_mlp", "distributed_resnet"}
+
+
+def first(count: int, values: Iterable[Any]) -> list[Any]:
+    """Return values for tests of which the first ones run by default, the others as slow ones."""
+    return [
+        value if number < count else pytest.param(value, marks=pytest.mark.slow)
+        for number, value in enumerate(values)
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -90,10 +98,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether slow tests run, too: all cases of a test that makes them are tried then, else some.
-
-    Some are what its default run takes; whoever changes what they are about runs all.
-    """
+    """Whether slow tests run, too: a test that makes its cases then tries all, else some."""
     return "not slow" not in request.config.option.markexpr
 
 

@@ -15,13 +15,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import psutil
-import pytest
 from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -57,14 +56,6 @@ FOREIGN = (
     "PYTHONDONTWRITEBYTECODE",  # with it each process compiles all that it imports
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_"),
 )
-
-
-def first(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return values for tests of which the first ones run by default, the others as slow ones."""
-    return [
-        value if number < count else pytest.param(value, marks=pytest.mark.slow)
-        for number, value in enumerate(values)
-    ]
 
 
 def clean_environment(folder: Path) -> dict[str, str]:

@@ -17,8 +17,8 @@ import safetensors.torch
 
 from common.checkpoints.finished import MANIFEST
 from common.errors import UserError
+from tests.conftest import first
 from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
-from tests.launch import first
 
 # Of each four calls those that fail, with the first; with the others all, each with one of them.
 FAULTS = [

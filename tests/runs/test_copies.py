@@ -18,9 +18,10 @@ from common.objective import Objective
 from common.recipe import load_recipe
 from common.tune.__main__ import main as search
 from common.tune.space import parse_space
+from tests.conftest import first
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import REPOSITORY, Finished, Runner, first
+from tests.launch import REPOSITORY, Finished, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)

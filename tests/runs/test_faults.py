@@ -21,6 +21,7 @@ import pytest
 from safetensors.torch import load_file
 
 from common.checkpoints.finished import damage, newest_whole, step_folders
+from tests.conftest import first
 from tests.jobs import (
     EVERY,
     MLP,
@@ -37,7 +38,6 @@ from tests.launch import (
     Launcher,
     Runner,
     clean_environment,
-    first,
     launch_command,
 )
 

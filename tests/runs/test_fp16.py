@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import first
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner, first
+from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner
 
 SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
 QUIET = ("--tracker", "none", "--log-every", 1)

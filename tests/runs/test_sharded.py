@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from common.checkpoints.finished import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import DONE, takes_fsdp
-from tests.conftest import SAME_UPDATES
+from tests.conftest import SAME_UPDATES, first
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
-from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner, first
+from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
 
 LAUNCHERS: tuple[Launcher, Launcher] = ("two", "shards")

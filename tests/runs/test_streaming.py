@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import first
 from tests.jobs import RECORDED, Job, final_weights, learned, newest_step, recorded
-from tests.launch import REPOSITORY, Runner, first
+from tests.launch import REPOSITORY, Runner
 from tests.unit.data.test_parquet import images_folder
 
 RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"

@@ -11,7 +11,8 @@ import pytest
 
 from common.track.names import unflat
 from tests import wandb_file
-from tests.launch import UNREACHABLE, Finished, Runner, first
+from tests.conftest import first
+from tests.launch import UNREACHABLE, Finished, Runner
 from tests.wandb_file import records
 from tests.wandb_server import unusable_server
 
