@@ -56,16 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Each worker: at first, it gets an equal part of what follows here, and what is left of another's
     only when it is done with that.
     """
-    first: list[pytest.Item] = []
+    shared: list[pytest.Item] = []
     slow: list[pytest.Item] = []
     rest: list[pytest.Item] = []
     known: set[str] = set()
     for item in items:
         names = {*item.fixturenames} & SHARED_RUNS  # type: ignore[attr-defined]
         is_slow = item.get_closest_marker("slow") is not None
-        (first if names - known else slow if is_slow else rest).append(item)
+        (shared if names - known else slow if is_slow else rest).append(item)
         known.update(names)
-    long, workers = [*first, *slow], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long, workers = [*shared, *slow], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ends = [number * len(rest) // workers for number in range(workers + 1)]
     items[:] = [
         item

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -212,7 +212,7 @@ class Template:
                         stderr=said,
                         pass_fds=[number],
                         start_new_session=True,
-                        preexec_fn=stay_on_one_core,
+                        preexec_fn=staying_on_one_core(),
                     )
             self.control.connect(str(path))
 
@@ -312,7 +312,7 @@ class Runner:
             stderr=errors,
             text=True,
             start_new_session=True,
-            preexec_fn=stay_on_one_core if one_core else None,
+            preexec_fn=staying_on_one_core() if one_core else None,
         )
 
     def shared(self, recipe: str | Path, *flags: object, **arguments: Any) -> Finished:
@@ -467,7 +467,7 @@ def run_command(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=stay_on_one_core if one_core else None,
+        preexec_fn=staying_on_one_core() if one_core else None,
     )
     try:
         output, errors = process.communicate(timeout=timeout)
@@ -501,10 +501,13 @@ def own_core() -> set[int]:
     return {mine if mine in idle or not idle else idle[0]}
 
 
-def stay_on_one_core() -> None:
-    """Let this process and its children run on this worker's core alone."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, own_core())
+def staying_on_one_core() -> Callable[[], None]:
+    """Return what lets a process, once it is forked, and its children run on one core alone.
+
+    The core is chosen by the parent: between fork and exec little may be done.
+    """
+    core = own_core()
+    return lambda: os.sched_setaffinity(0, core) if hasattr(os, "sched_setaffinity") else None
 
 
 def plain(text: str) -> str:

@@ -32,14 +32,7 @@ from tests.jobs import (
     newest_step,
     recorded,
 )
-from tests.launch import (
-    REPOSITORY,
-    Finished,
-    Launcher,
-    Runner,
-    clean_environment,
-    launch_command,
-)
+from tests.launch import REPOSITORY, Finished, Launcher, Runner, clean_environment, launch_command
 
 LONG = ("--epochs", 2000)  # longer than any test waits
 

@@ -193,7 +193,8 @@ def test_broken_checkpoint_is_refused_in_a_sentence(
         except UserError as error:
             said.append((str(folder), error.message))
     assert len(said) > (60 if thorough else 15)
-    assert passed <= 12, passed  # harmless ones: a tokenizer's added token or empty part
+    # Harmless ones: a tokenizer's added token or empty part.
+    assert passed <= (12 if thorough else 6), passed
     for folder, message in said:
         assert folder in message
         assert "\n" not in message
