@@ -1,4 +1,4 @@
-"""Each command that the README shows runs, and what it says of files is so."""
+"""Each command in the README and under docs/ runs, and each link there leads somewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ README = REPOSITORY / "README.md"
 TEXT = README.read_text() if README.exists() else ""
 MEASURED = (REPOSITORY / "benchmarks" / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = BLOCK.findall(TEXT)
+PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
+BLOCKS = [block for page in (README, *PAGES) for block in BLOCK.findall(page.read_text())]
 SHELL = [block for language, block in BLOCKS if language in ("bash", "sh", "console")]
 SHELL += [block for _, block in BLOCK.findall(MEASURED) if "peers.py" in block]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
@@ -426,10 +427,11 @@ def test_requirements_are_pinned_within_the_ranges() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Files that the README links to are there."""
-    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", TEXT)
-    for link in links:
-        assert (REPOSITORY / link).exists(), link
+    """Files that the README and the pages under docs/ link to are there."""
+    for page in (README, *PAGES):
+        links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
+        for link in links:
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
 def test_no_figure_is_left_open() -> None:
