@@ -25,6 +25,7 @@ from common.training.accelerator import cpu_has_bf16
 from common.tune.__main__ import read_command_line
 from common.tune.space import parse_space
 from common.vary import read_command_line as read_variants
+from tests.copies.listed import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
 
@@ -49,6 +50,8 @@ TOOLS = ("common.vary", "common.tune", "common.compare", "common.predict", "peer
 # What ends a command within a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
 TRAINING = ("accelerate", "torchrun")
+# How a line launches a script: the launcher with its own flags.
+LAUNCH = re.compile(r"((?:accelerate launch|torchrun|python(?! -m)).*) ?\b\S+\.py")
 EXECUTED = {"echo", "cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
 # Not run here: they install, upload, show, or need a cluster; these lines' files are looked at.
 LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "hf", "ruff", "mypy", "make"}
@@ -299,7 +302,9 @@ def marked_lines() -> Iterator[object]:
         if needs_gpu(line):
             continue
         is_slow = any(word in line for word in TOOLS)
-        launches = re.search(r"((?:accelerate launch|torchrun).*) \S+\.py", line)
+        launches = re.search(
+            r"((?:accelerate launch|torchrun|python\b).*) ?\brecipes/\S+\.py", line
+        )
         is_module = re.match(r"python -m common\.(predict|tune|vary) ", line)
         is_real = not is_module if launches is None else launches[1] not in seen
         is_real |= "--compile" in line or not re.fullmatch(r"[^;&|]+", line)
@@ -321,7 +326,8 @@ def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner)
     else:
         status, output = forked(shlex.split(command), workspace, runner)
         assert status == 0, output
-    if "launch" in line or "torchrun" in line:
+    is_training = "recipes/" in line and "-m common" not in line and "--help" not in line
+    if is_training or "train.py" in line:
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
@@ -396,7 +402,7 @@ def test_python_runs(block: str, workspace: Path, runner: Runner) -> None:
 
 def test_two_commands_install_run_and_test() -> None:
     """The README has the two commands of a fresh machine, and the flag that runs all tests."""
-    assert "pip install -r requirements.txt && accelerate launch recipes/mnist_mlp.py" in LINES
+    assert "pip install -r requirements.txt && python recipes/mnist_mlp.py" in LINES
     assert "pip install -r requirements-dev.txt && pytest" in LINES
     assert 'pytest -m ""' in TEXT
     script = REPOSITORY / ".ci" / "run"
@@ -452,12 +458,16 @@ def test_benchmark_tables_are_what_was_measured() -> None:
     assert {*ratios} <= {f"{float(ratio):.1f}" for ratio in measured}
 
 
-@pytest.mark.parametrize("name", ["regression", "averaged"])
-def test_diffs_are_those_of_the_copies(name: str) -> None:
-    """Each line that a diff in the README takes out, or puts in, is one that the copy does."""
-    origin = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text().splitlines()
-    copy = (REPOSITORY / "tests" / "copies" / f"{name}.py").read_text().splitlines()
-    (block,) = re.findall(rf"{name}\.py\).*?```diff\n(.*?)```", TEXT, re.DOTALL)
+DIFF = re.compile(r"tests/copies/(\w+)\.py\).*?```diff\n(.*?)```", re.DOTALL)
+DIFFS = [diff for page in (README, *PAGES) for diff in DIFF.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(("name", "block"), DIFFS)
+def test_diffs_are_those_of_the_copies(name: str, block: str) -> None:
+    """Each line that a diff takes out, or puts in, is one that the copy does."""
+    (example,) = [copy for copy in COPIES if copy.name == name]
+    origin = (REPOSITORY / "recipes" / f"{example.origin}.py").read_text().splitlines()
+    copy = example.path.read_text().splitlines()
     for line in block.splitlines():
         present, absent = (copy, origin) if line[0] == "+" else (origin, copy)
         assert line[1:] in present, line
