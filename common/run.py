@@ -57,15 +57,29 @@ class Run:
     Use it as a context manager: however the run ends, `status.json` says how.
     """
 
-    def __init__(self, config: TrainingConfig, recipe_file: str, objective: str) -> None:
-        """Build the Accelerator, take the directory; an objective is as in ``"accuracy:max"``."""
+    def __init__(
+        self,
+        config: TrainingConfig,
+        recipe_file: str,
+        objective: str,
+        *,
+        ddp: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build the Accelerator and take the directory.
+
+        Args:
+            config: the flags.
+            recipe_file: the recipe's ``__file__``.
+            objective: what the best model is best in, such as ``"accuracy:max"``.
+            ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
+        """
         DISPLAY.begin("starting")
         self.config, self.given = config, dict(vars(config))
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
         resumes, patience = config.resume is not None, config.collective_timeout
         try:
             self.objective = Objective.parse(objective)
-            self.accelerator = accelerator = build_accelerator(config)
+            self.accelerator = accelerator = build_accelerator(config, ddp)
             self.directory = RunDirectory(config.output_dir, self.recipe, resumes, patience / 2)
         except UserError as error:
             refuse_to_resume(config.output_dir, outcome_of(error), resumes)
@@ -122,9 +136,11 @@ class Run:
         for name, part in named.items():
             start_momentum(getattr(part, "optimizer", part))
             self.parts.add(name, part)
-        if kind := left_out(self.accelerator, named.values()):
-            what = f"{self.recipe} prepares another {kind} than run.keep(...) names"
-            raise UserError(f"{what}: name it there, or a run that is resumed begins it anew")
+        if left_out_kind := left_out(self.accelerator, named.values()):
+            raise UserError(
+                f"{left_out_kind} was prepared but not passed to run.keep(); it would be lost on "
+                "resume: name it there"
+            )
 
     def start(self, description: Facts, compute_loss: ComputeLoss | None = None) -> None:
         """Go on from a checkpoint if asked to, then open the logs and show what will run.
