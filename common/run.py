@@ -31,6 +31,7 @@ from common.errors import (
     outcome_of,
 )
 from common.files import read_json
+from common.flags import mark_read, record_reads, refuse_unread_flags
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan
@@ -44,6 +45,7 @@ from common.track.log import Log
 from common.track.names import Facts
 from common.training.accelerator import build_accelerator, compute_dtype, left_out
 from common.training.batch_size import attempt, fit_batch_size, out_of_memory_advice
+from common.training.drift import insist_on_equal_weights, networks_of
 from common.training.evaluation import Best, evaluation_mode
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
@@ -74,7 +76,9 @@ class Run:
             ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
         """
         DISPLAY.begin("starting")
+        record_reads(config)
         self.config, self.given = config, dict(vars(config))
+        self.are_flags_checked = False  # once, after the first update
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
         resumes, patience = config.resume is not None, config.collective_timeout
         try:
@@ -156,6 +160,7 @@ class Run:
             if config.auto_batch_size:
                 try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
                 fit_batch_size(try_size, self.all_loaders, config, accelerator)
+                mark_read(config, "auto_batch_size")
                 self.meters.accumulate(config.gradient_accumulation_steps)
             bare = accelerator.bare(model)
             self.meters.find_flops(bare, compute_loss, samples, self.compute_dtype)
@@ -230,7 +235,12 @@ class Run:
         self.agreement.stop(self.progress.global_step)
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Any) -> None:
-        """Clip the gradients' global norm, and see that non-finite ones are not applied."""
+        """Clip the gradients' global norm, and see that non-finite ones are not applied.
+
+        The gradients are clipped when this returns.
+        """
+        if not self.are_flags_checked:
+            mark_read(self.config, "max_grad_norm")
         self.guard.clip(model, optimizer)
 
     def record(self, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -244,6 +254,9 @@ class Run:
         if is_update:
             self.logs.flush()
             self.progress.global_step = step = self.progress.global_step + 1
+            if not self.are_flags_checked:
+                self.are_flags_checked = True
+                refuse_unread_flags(self.config, self.facts["given"], f"{self.recipe}.py")
             if self.plan.logs(step):
                 self.log_training()
             if self.guard.is_due:
@@ -274,6 +287,8 @@ class Run:
     @property
     def should_stop(self) -> bool:
         """Whether `--early-stopping` ends the run here."""
+        if not self.are_flags_checked:
+            mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping
         return patience is not None and self.best.later >= patience
 
@@ -291,8 +306,13 @@ class Run:
         with self.meters.stopwatch.stopped():
             # An update that was not finite would only end the run again, once it is resumed.
             self.guard.check(step)
+            self.insist_on_equal_weights()
             self.checkpoints.save(step, self.parts.collect(), self.identity())
         DISPLAY.doing = ""
+
+    def insist_on_equal_weights(self) -> None:
+        """Raise a `TrainingError` where ranks have other weights than each other."""
+        insist_on_equal_weights(self.accelerator, networks_of(self.parts.shared))
 
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint and the run that goes on from it must share, and are told by."""
@@ -345,6 +365,7 @@ class Run:
         self.logs.evaluation(evaluation, self.validation_split, self.best)
         if self.best.step == self.progress.global_step and self.best.is_kept:
             with self.meters.stopwatch.stopped():
+                self.insist_on_equal_weights()
                 self.checkpoints.save_best(self.best.step, export.weights_of(self.evaluated))
         if self.should_stop:
             none = f"no better {self.objective.metric} in {self.best.later} evaluations"
@@ -381,6 +402,8 @@ class Run:
         self.agreement.check(step)
         if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
             self.log_training()
+        if trained:
+            self.insist_on_equal_weights()
         kept = step if self.kept_step is None else self.kept_step
         final = self.logs.evaluation(evaluation, split, self.best, self.plan.position(kept))
         DISPLAY.doing = "finishing"

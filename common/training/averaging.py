@@ -59,16 +59,18 @@ class FreezableDDP(DistributedDataParallel):
     ranks do alike. The wrapper object, which a recipe holds, stays the same.
     """
 
+    handler: Any
+
     @classmethod
-    def adopt(cls, wrapped: DistributedDataParallel, handler: Any) -> None:
+    def adopt(cls, wrapped: Any, handler: Any) -> None:
         """Turn what Accelerate has wrapped into this class, in place.
 
         Args:
             handler: Accelerate's, which registers the communication hook.
         """
         wrapped.__class__ = cls
-        wrapped.handler = handler  # type: ignore[assignment]
-        wrapped.remember_parameters()  # type: ignore[operator]
+        wrapped.handler = handler
+        wrapped.remember_parameters()
 
     def remember_parameters(self) -> None:
         named = dict(self.module.named_parameters())
