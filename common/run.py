@@ -43,7 +43,14 @@ from common.track import facts, media, report
 from common.track.card import model_card
 from common.track.log import Log
 from common.track.names import Facts
-from common.training.accelerator import build_accelerator, compute_dtype, left_out
+from common.training.accelerator import (
+    build_accelerator,
+    compute_dtype,
+    forget_accelerator,
+    is_called_by_a_program,
+    left_out,
+    note_ranks_of_debug_launcher,
+)
 from common.training.batch_size import attempt, fit_batch_size, out_of_memory_advice
 from common.training.drift import insist_on_equal_weights, networks_of
 from common.training.evaluation import Best, evaluation_mode
@@ -75,6 +82,8 @@ class Run:
             objective: what the best model is best in, such as ``"accuracy:max"``.
             ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
         """
+        note_ranks_of_debug_launcher()
+        self.is_called_by_a_program = is_called_by_a_program(recipe_file)
         DISPLAY.begin("starting")
         record_reads(config)
         self.config, self.given = config, dict(vars(config))
@@ -467,6 +476,10 @@ class Run:
         if torch.distributed.is_initialized() and together:
             torch.distributed.destroy_process_group()
         self.directory.release()
+        if self.is_called_by_a_program:
+            self.agreement.request.release()
+            lift_limit()
+            forget_accelerator()
 
     def close_after(self, error: BaseException) -> None:
         """Keep what an unfinished run has logged; raise advice in place of out-of-memory errors."""

@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import accelerate.optimizer
 import torch
 from accelerate import Accelerator, utils
+from accelerate.state import AcceleratorState, GradientState
 from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
@@ -121,6 +123,26 @@ def build_accelerator(
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
+
+
+def note_ranks_of_debug_launcher() -> None:
+    """Put the ranks where a launcher puts them: `debug_launcher` tells them to torch alone."""
+    if "RANK" not in os.environ and torch.distributed.is_initialized():
+        own_rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        os.environ |= {"RANK": str(own_rank), "LOCAL_RANK": str(own_rank)}
+        os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+
+
+def is_called_by_a_program(recipe_file: str) -> bool:
+    """Whether a recipe was imported, as by a notebook, which goes on when the run has ended."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)
+
+
+def forget_accelerator() -> None:
+    """Let another run in this process have an Accelerator of its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def refuse_launchers_compiler() -> None:

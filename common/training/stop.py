@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -32,8 +34,13 @@ class StopRequest:
         self.since = 0.0
         self.at_once = False  # whether to end where the process stands, as nothing is to be saved
         self.terminals = [number for number in (1, 2) if os.isatty(number)]
+        self.handlers_before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python receives signals in its main thread alone, as of a notebook
         for number in STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            handler = signal.getsignal(number)
+            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
+                self.handlers_before[number] = handler
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
         # Set by `accelerate launch`, and by torchrun.
         is_launched = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & {*os.environ}
@@ -42,6 +49,12 @@ class StopRequest:
             signal_when_parent_ends(LAUNCHER_DIED)
             if is_orphan():
                 self.receive(LAUNCHER_DIED, None)
+
+    def release(self) -> None:
+        """Give signals back to who received them before, as a notebook does."""
+        for number, handler in self.handlers_before.items():
+            signal.signal(number, handler)
+        self.handlers_before.clear()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
