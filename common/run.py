@@ -26,6 +26,7 @@ from common.errors import (
     Preempted,
     TrainingError,
     UserError,
+    is_loss,
     is_out_of_memory,
     let_main_rank_exit_first,
     outcome_of,
@@ -51,7 +52,13 @@ from common.training.accelerator import (
     left_out,
     note_ranks_of_debug_launcher,
 )
-from common.training.batch_size import attempt, fit_batch_size, out_of_memory_advice
+from common.training.batch_size import (
+    attempt,
+    batch_norm_sentence,
+    fit_batch_size,
+    out_of_memory_advice,
+    refuse_unfit_loss,
+)
 from common.training.drift import insist_on_equal_weights, networks_of
 from common.training.evaluation import Best, evaluation_mode
 from common.training.guard import GradientGuard
@@ -155,11 +162,20 @@ class Run:
                 "resume: name it there"
             )
 
-    def start(self, description: Facts, compute_loss: ComputeLoss | None = None) -> None:
+    def start(
+        self,
+        description: Facts,
+        compute_loss: ComputeLoss | None = None,
+        *,
+        couples_samples: bool = False,
+    ) -> None:
         """Go on from a checkpoint if asked to, then open the logs and show what will run.
 
-        The description is of the model: its ``name``, and what else is needed to use it again.
-        Without `compute_loss`, it is not counted what a sample costs.
+        Args:
+            description: of the model: its ``name``, and what else is needed to use it again.
+            compute_loss: without it, it is not counted what a sample costs.
+            couples_samples: whether a sample's loss depends on the others of its micro-batch, as
+                in contrastive learning. Then `--auto-batch-size` is refused.
         """
         config, accelerator, self.description = self.config, self.accelerator, description
         self.agreement.request.obey_at_once(False)
@@ -167,9 +183,14 @@ class Run:
         samples: Any = train_loader.samples
         if compute_loss is not None and not config.evaluate_only:
             if config.auto_batch_size:
+                before = config.batch_size
+                checked = (model, train_loader, compute_loss)
+                refuse_unfit_loss(*checked, accelerator.num_processes, couples_samples)
                 try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
                 fit_batch_size(try_size, self.all_loaders, config, accelerator)
                 mark_read(config, "auto_batch_size")
+                if sentence := batch_norm_sentence(model, before, config.batch_size):
+                    say(sentence)
                 self.meters.accumulate(config.gradient_accumulation_steps)
             bare = accelerator.bare(model)
             self.meters.find_flops(bare, compute_loss, samples, self.compute_dtype)
@@ -496,10 +517,14 @@ class Run:
             return
         if not isinstance(error, UserError):
             self.checkpoints.hurry()
-        first = self.directory.write_failure(outcome, step)
+        first = self.directory.write_failure(outcome, step, is_loss(error))
+        now = read_status(self.directory.path)
+        is_lost_again = first and outcome.resumable and now.get("resumable") is False
         tell(f"{outcome.status}: {outcome.reason}")
         self.logs.finish(exit_code=1)
         self.directory.remove_if_unused()
+        if is_lost_again:
+            raise TrainingError(str(now["reason"]), every_rank=True) from None
         if outcome.resumable and not first and not isinstance(error, UserError):
             raise SystemExit(1) from None  # another rank was lost, and says why
         if is_out_of_memory(error) and first:
