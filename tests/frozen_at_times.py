@@ -3,6 +3,8 @@
 Each case is drawn from its number, alike on both ranks. The gradients of each update
 must be those of one process that trains on all samples, and the same bits on both ranks.
 
+Then a weight is changed on one rank alone, and a layer is left out of the loss: both must be told.
+
 python tests/frozen_at_times.py FIRST LAST
 """
 
@@ -11,10 +13,12 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from common.config import TrainingConfig
+from common.errors import TrainingError
 from common.training.accelerator import build_accelerator
 from common.training.drift import insist_on_equal_weights
 
@@ -82,6 +86,36 @@ def check(number: int, accelerator: Any) -> None:
     accelerator._optimizers.clear()
 
 
+def check_drift(accelerator: Any) -> None:
+    """Change one weight on rank 1, and look for the sentence."""
+    model = build()
+    torch.nn.init.ones_(model[1].weight)
+    with torch.no_grad():
+        model[1].weight[0, 0] += accelerator.process_index
+    other = nn.Linear(2, 2).requires_grad_(False)
+    torch.nn.init.zeros_(other.weight)
+    torch.nn.init.zeros_(other.bias)
+    for layer in (model[0], model[2]):
+        for parameter in layer.parameters():
+            torch.nn.init.ones_(parameter)
+    torch.nn.init.ones_(model[1].bias)
+    with pytest.raises(TrainingError) as error:
+        insist_on_equal_weights(accelerator, {"other": other, "model": model})
+    assert "first in model.1.weight (1 of 8 parameters)" in error.value.message
+
+
+def check_unused(accelerator: Any) -> None:
+    """Leave a layer out of the loss, which DDP notices in the next forward pass."""
+    model = build()
+    wrapper = accelerator.prepare(model)
+    model.forward = lambda samples: model[0](samples)  # type: ignore[assignment]
+    accelerator.backward(wrapper(torch.ones(2, WIDTHS[0])).sum())
+    with pytest.raises(TrainingError) as error:
+        wrapper(torch.ones(2, WIDTHS[0]))
+    assert "1.weight got no gradient" in error.value.message
+    assert 'ddp={"find_unused_parameters": True}' in error.value.message
+
+
 def main() -> None:
     """Check all cases, and say which one failed."""
     accelerator = build_accelerator(TrainingConfig(mixed_precision="no"))
@@ -91,6 +125,10 @@ def main() -> None:
             check(number, accelerator)
         except (Exception, SystemExit) as problem:
             raise AssertionError(f"case {number}: {problem}") from problem
+    check_drift(accelerator)
+    accelerator.gradient_accumulation_steps = 1
+    accelerator.gradient_state._set_sync_gradients(True)
+    check_unused(accelerator)
     accelerator.wait_for_everyone()
     print(f"{last - first} cases agree")
 
