@@ -16,7 +16,7 @@ from common.console import spare_output
 from common.directory import refuse_to_resume
 from common.errors import Outcome, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
-from common.flags import check_limits, from_json, role_of, spelled, stated
+from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
 from common.machine import is_main_rank
 from common.resume import accumulated, resumed_config
 
@@ -89,6 +89,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             refuse_to_resume(run, Outcome("failed", False, reason), resume is not None)
             let_main_rank_exit_first()
         raise
+    record_reads(config)
     return config
 
 

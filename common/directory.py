@@ -12,7 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import LETTING_GO, Outcome, UserError, ask_rank_zero, let_main_rank_exit_first
+from common.errors import (
+    LETTING_GO,
+    LOST_AGAIN,
+    Outcome,
+    UserError,
+    ask_rank_zero,
+    let_main_rank_exit_first,
+)
 from common.files import locked, read_json, write_json, writing
 from common.machine import is_main_rank, rank, several_machines
 
@@ -21,6 +28,7 @@ INITIAL = "initial"  # a copy of what `--init-from` named, for a resume to need 
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a model folder
 # Seconds to wait for another job to leave: as long as one may take to save after a signal.
 PATIENCE = 60.0
+MOST_LOSSES = 10  # of processes, whose updates `status.json` remembers
 
 
 class RunDirectory:
@@ -69,12 +77,23 @@ class RunDirectory:
             outcome = Outcome(status, status in ("running", "preempted"), reason)
             write_outcome(self.path, outcome, global_step)
 
-    def write_failure(self, outcome: Outcome, global_step: int) -> bool:
-        """Say in `status.json` why the run failed; return whether this rank was the first to."""
-        if read_status(self.path).get("status") == "failed":
+    def write_failure(self, outcome: Outcome, global_step: int, is_loss: bool = False) -> bool:
+        """Say in `status.json` why the run failed; return whether this rank was the first to.
+
+        The first loss of a process at an update may be an accident, which a restart mends. After
+        a second one at the same update the run is not resumable, or it would be restarted forever.
+        """
+        status = read_status(self.path)
+        if status.get("status") == "failed":
             return False
+        steps_of_losses = losses_in(status)
+        if is_loss:
+            if global_step in steps_of_losses:
+                again = LOST_AGAIN.format(step=global_step)
+                outcome = outcome._replace(resumable=False, reason=f"{outcome.reason}; {again}")
+            steps_of_losses = [*steps_of_losses, global_step][-MOST_LOSSES:]
         with contextlib.suppress(UserError):  # where the disk is full, it is printed all the same
-            write_outcome(self.path, outcome, global_step)
+            write_outcome(self.path, outcome, global_step, steps_of_losses)
         return True
 
     def remove_if_unused(self) -> None:
@@ -134,10 +153,28 @@ def read_status(path: Path) -> dict[str, Any]:
     return {}
 
 
-def write_outcome(path: Path, outcome: Outcome, global_step: int | None = None) -> None:
-    """Write `status.json`; without a step it keeps the one that an earlier attempt came to."""
-    step = read_status(path).get("global_step") if global_step is None else global_step
+def losses_in(status: Mapping[str, Any]) -> list[int]:
+    """Return at which updates attempts of a run lost a process, by its `status.json`."""
+    steps = status.get("lost_at_steps")
+    return [step for step in steps if isinstance(step, int)] if isinstance(steps, list) else []
+
+
+def write_outcome(
+    path: Path,
+    outcome: Outcome,
+    global_step: int | None = None,
+    steps_of_losses: list[int] | None = None,
+) -> None:
+    """Write `status.json`; without a step it keeps the one that an earlier attempt came to.
+
+    It also keeps at which updates earlier attempts lost a process, until the run is finished.
+    """
+    earlier = read_status(path)
+    step = earlier.get("global_step") if global_step is None else global_step
     facts = {**outcome._asdict(), "global_step": step if isinstance(step, int) else 0}
+    losses = losses_in(earlier) if steps_of_losses is None else steps_of_losses
+    if losses and outcome.status != "finished":
+        facts["lost_at_steps"] = losses
     write_json(path / STATUS, facts)
 
 

@@ -23,6 +23,21 @@ NO_MEMORY = (
 # What a system says of a disk that is full or fails, and of no mistake of the user's.
 NO_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EIO)))
 
+# What to do about an error of a file system, by how the system words it. Else: mend what it says.
+ADVICE = {
+    (errno.ENOSPC, errno.EDQUOT): "free some space",
+    (errno.EIO,): "free some space, or look for a failing disk",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
+    (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
+    (errno.ENOENT,): "put back the folder that was removed",
+}
+# A loss of a process at the same update again is no accident.
+LOST_AGAIN = (
+    "this is the second time at update {step}, so that a restart would not mend it: look for ranks "
+    "with other numbers of batches, a collective (gather, reduce) under a condition that not all "
+    "ranks meet, or a process that is killed for its memory"
+)
+
 Answer = TypeVar("Answer")
 
 
@@ -73,12 +88,26 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
         return Outcome("preempted", True, error.message)
     if isinstance(error, UserError):
         return Outcome("failed", error.resumable, error.message)
-    from torch.distributed import DistError
-
-    is_lost = isinstance(error, (LostProcessError, DistError)) or says(error, LOST)
-    is_mended = is_of_disk(error) or (is_lost and not is_out_of_memory(error))  # NCCL's own
+    is_mended = is_of_disk(error) or is_loss(error)
     where = "" if rank is None else f"rank {rank}: "
     return Outcome("failed", is_mended, f"{where}{type(error).__name__}: {error}")
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error says that another process is gone, or did not take part in a collective."""
+    if isinstance(error, (UserError, Preempted)) or is_out_of_memory(error):
+        return False
+    from torch.distributed import DistError
+
+    return isinstance(error, (LostProcessError, DistError)) or says(error, LOST)
+
+
+def advice_for(problem: str) -> str:
+    """Return what to do about an error of a file system, from its text."""
+    for numbers, advice in ADVICE.items():
+        if any(os.strerror(number) in problem for number in numbers):
+            return advice
+    return "mend that"
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import reprlib
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -32,6 +33,22 @@ ROLES = {
     "once": Role(repeated=False, free=True, compared=False, searched=False),  # of one run alone
     "kind": Role(repeated=False, free=False, compared=False, searched=False),  # of run
 }
+# Flags that have an effect only where a recipe makes a call: that the core reads them for other
+# ends says nothing. The call marks them, as `mark_read` does; a recipe may also read them itself.
+TAKES_EFFECT_IN = {
+    "schedule": "run.plan.schedule(...)",
+    "warmup_steps": "run.plan.schedule(...)",
+    "scale_learning_rate": "run.plan.schedule(...)",
+    "base_batch_size": "run.plan.schedule(...)",
+    "auto_batch_size": "run.start(description, compute_loss)",
+    "max_grad_norm": "run.clip_grad_norm_(model, optimizer)",
+    "early_stopping": "run.should_stop",
+}
+# Who reads flags to copy or show them all, and does nothing by them.
+MERELY_COPY = (
+    *("dataclasses", "common.flags", "common.command_line", "common.resume"),
+    *("common.track.", "common.profile."),
+)
 
 
 def flag(
@@ -103,3 +120,84 @@ def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dic
             shown = reprlib.repr(value)
             raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}")
     return found
+
+
+def record_reads(config: Any) -> None:
+    """Note from now on which flags code looks at, until `stop_recording`.
+
+    The object gets a class of its own, derived from its class, which it seems to be still.
+    """
+    config_class: Any = type(config)
+    if hasattr(config_class, "flags_read"):
+        return
+    names = frozenset(field.name for field in dataclasses.fields(config))
+    flags_read: set[str] = set()
+
+    def look_up(self: Any, name: str) -> Any:
+        if name in names and is_use(sys._getframe(1).f_globals.get("__name__", ""), name):
+            flags_read.add(name)
+        return config_class.__getattribute__(self, name)
+
+    body = {
+        "__getattribute__": look_up,
+        "__class__": property(lambda self: config_class),
+        "__reduce__": lambda self: (from_values, (config_class, dict(vars(self)))),
+        "__module__": config_class.__module__,
+        "__qualname__": config_class.__qualname__,
+        "flags_read": flags_read,
+    }
+    set_class(config, type(config_class.__name__, (config_class,), body))
+
+
+def is_use(module: str, name: str) -> bool:
+    """Whether a module that reads a flag does something by its value."""
+    is_core = module.startswith("common.")
+    return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
+
+
+def from_values(config_class: type, values: Mapping[str, Any]) -> Any:
+    return config_class(**values)
+
+
+def set_class(config: Any, config_class: type) -> None:
+    """Change an object's class, also where it hides that it has another one."""
+    vars(object)["__class__"].__set__(config, config_class)
+
+
+def mark_read(config: Any, *names: str) -> None:
+    """Note that flags have taken effect."""
+    flags_read: set[str] = getattr(type(config), "flags_read", set())
+    flags_read.update(names)
+
+
+def stop_recording(config: Any) -> set[str]:
+    """Return the flags that were read, and give the object its own class back."""
+    flags_read = getattr(type(config), "flags_read", None)
+    if flags_read is None:
+        return {field.name for field in dataclasses.fields(config)}
+    set_class(config, type(config).__mro__[1])
+    return flags_read
+
+
+def refuse_unread_flags(config: Any, stated_values: Mapping[str, Any], recipe: str) -> None:
+    """Stop recording, and raise a `UserError` for a flag that has no effect though it was stated.
+
+    Args:
+        config: the flags; `record_reads` was called on them.
+        stated_values: the flags as they were when the run was first started.
+        recipe: the name of its file, for the message.
+    """
+    flags_read = stop_recording(config)
+    for field in dataclasses.fields(config):
+        value = stated_values.get(field.name, field.default)
+        value = tuple(value) if isinstance(value, list) else value
+        role = stated(type(config), field.name)["role"]
+        is_fixed = role in ("learning", "size") and field.default is not dataclasses.MISSING
+        if not is_fixed or value == field.default or field.name in flags_read:
+            continue
+        call = TAKES_EFFECT_IN.get(field.name)
+        needs = f"it takes effect in {call}" if call else f"use config.{field.name} before the loop"
+        raise UserError(
+            f"{spelled(field.name)} was set to {value!s:.99}, and nothing in {recipe} has used it "
+            f"by the end of the first update: leave it out, or change the recipe ({needs})"
+        )

@@ -26,11 +26,13 @@ from common.errors import (
     Preempted,
     TrainingError,
     UserError,
+    is_loss,
     is_out_of_memory,
     let_main_rank_exit_first,
     outcome_of,
 )
 from common.files import read_json
+from common.flags import mark_read, record_reads, refuse_unread_flags
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan
@@ -42,8 +44,22 @@ from common.track import facts, media, report
 from common.track.card import model_card
 from common.track.log import Log
 from common.track.names import Facts
-from common.training.accelerator import build_accelerator, compute_dtype, left_out
-from common.training.batch_size import attempt, fit_batch_size, out_of_memory_advice
+from common.training.accelerator import (
+    build_accelerator,
+    compute_dtype,
+    forget_accelerator,
+    is_called_by_a_program,
+    left_out,
+    note_ranks_of_debug_launcher,
+)
+from common.training.batch_size import (
+    attempt,
+    batch_norm_sentence,
+    fit_batch_size,
+    out_of_memory_advice,
+    refuse_unfit_loss,
+)
+from common.training.drift import insist_on_equal_weights, networks_of
 from common.training.evaluation import Best, evaluation_mode
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
@@ -57,15 +73,33 @@ class Run:
     Use it as a context manager: however the run ends, `status.json` says how.
     """
 
-    def __init__(self, config: TrainingConfig, recipe_file: str, objective: str) -> None:
-        """Build the Accelerator, take the directory; an objective is as in ``"accuracy:max"``."""
+    def __init__(
+        self,
+        config: TrainingConfig,
+        recipe_file: str,
+        objective: str,
+        *,
+        ddp: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build the Accelerator and take the directory.
+
+        Args:
+            config: the flags.
+            recipe_file: the recipe's ``__file__``.
+            objective: what the best model is best in, such as ``"accuracy:max"``.
+            ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
+        """
+        note_ranks_of_debug_launcher()
+        self.is_called_by_a_program = is_called_by_a_program(recipe_file)
         DISPLAY.begin("starting")
+        record_reads(config)
         self.config, self.given = config, dict(vars(config))
+        self.are_flags_checked = False  # once, after the first update
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
         resumes, patience = config.resume is not None, config.collective_timeout
         try:
             self.objective = Objective.parse(objective)
-            self.accelerator = accelerator = build_accelerator(config)
+            self.accelerator = accelerator = build_accelerator(config, ddp)
             self.directory = RunDirectory(config.output_dir, self.recipe, resumes, patience / 2)
         except UserError as error:
             refuse_to_resume(config.output_dir, outcome_of(error), resumes)
@@ -122,15 +156,26 @@ class Run:
         for name, part in named.items():
             start_momentum(getattr(part, "optimizer", part))
             self.parts.add(name, part)
-        if kind := left_out(self.accelerator, named.values()):
-            what = f"{self.recipe} prepares another {kind} than run.keep(...) names"
-            raise UserError(f"{what}: name it there, or a run that is resumed begins it anew")
+        if left_out_kind := left_out(self.accelerator, named.values()):
+            raise UserError(
+                f"{left_out_kind} was prepared but not passed to run.keep(); it would be lost on "
+                "resume: name it there"
+            )
 
-    def start(self, description: Facts, compute_loss: ComputeLoss | None = None) -> None:
+    def start(
+        self,
+        description: Facts,
+        compute_loss: ComputeLoss | None = None,
+        *,
+        couples_samples: bool = False,
+    ) -> None:
         """Go on from a checkpoint if asked to, then open the logs and show what will run.
 
-        The description is of the model: its ``name``, and what else is needed to use it again.
-        Without `compute_loss`, it is not counted what a sample costs.
+        Args:
+            description: of the model: its ``name``, and what else is needed to use it again.
+            compute_loss: without it, it is not counted what a sample costs.
+            couples_samples: whether a sample's loss depends on the others of its micro-batch, as
+                in contrastive learning. Then `--auto-batch-size` is refused.
         """
         config, accelerator, self.description = self.config, self.accelerator, description
         self.agreement.request.obey_at_once(False)
@@ -138,8 +183,14 @@ class Run:
         samples: Any = train_loader.samples
         if compute_loss is not None and not config.evaluate_only:
             if config.auto_batch_size:
+                before = config.batch_size
+                checked = (model, train_loader, compute_loss)
+                refuse_unfit_loss(*checked, accelerator.num_processes, couples_samples)
                 try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
                 fit_batch_size(try_size, self.all_loaders, config, accelerator)
+                mark_read(config, "auto_batch_size")
+                if sentence := batch_norm_sentence(model, before, config.batch_size):
+                    say(sentence)
                 self.meters.accumulate(config.gradient_accumulation_steps)
             bare = accelerator.bare(model)
             self.meters.find_flops(bare, compute_loss, samples, self.compute_dtype)
@@ -214,7 +265,12 @@ class Run:
         self.agreement.stop(self.progress.global_step)
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Any) -> None:
-        """Clip the gradients' global norm, and see that non-finite ones are not applied."""
+        """Clip the gradients' global norm, and see that non-finite ones are not applied.
+
+        The gradients are clipped when this returns.
+        """
+        if not self.are_flags_checked:
+            mark_read(self.config, "max_grad_norm")
         self.guard.clip(model, optimizer)
 
     def record(self, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -228,6 +284,9 @@ class Run:
         if is_update:
             self.logs.flush()
             self.progress.global_step = step = self.progress.global_step + 1
+            if not self.are_flags_checked:
+                self.are_flags_checked = True
+                refuse_unread_flags(self.config, self.facts["given"], f"{self.recipe}.py")
             if self.plan.logs(step):
                 self.log_training()
             if self.guard.is_due:
@@ -258,6 +317,8 @@ class Run:
     @property
     def should_stop(self) -> bool:
         """Whether `--early-stopping` ends the run here."""
+        if not self.are_flags_checked:
+            mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping
         return patience is not None and self.best.later >= patience
 
@@ -275,8 +336,13 @@ class Run:
         with self.meters.stopwatch.stopped():
             # An update that was not finite would only end the run again, once it is resumed.
             self.guard.check(step)
+            self.insist_on_equal_weights()
             self.checkpoints.save(step, self.parts.collect(), self.identity())
         DISPLAY.doing = ""
+
+    def insist_on_equal_weights(self) -> None:
+        """Raise a `TrainingError` where ranks have other weights than each other."""
+        insist_on_equal_weights(self.accelerator, networks_of(self.parts.shared))
 
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint and the run that goes on from it must share, and are told by."""
@@ -329,6 +395,7 @@ class Run:
         self.logs.evaluation(evaluation, self.validation_split, self.best)
         if self.best.step == self.progress.global_step and self.best.is_kept:
             with self.meters.stopwatch.stopped():
+                self.insist_on_equal_weights()
                 self.checkpoints.save_best(self.best.step, export.weights_of(self.evaluated))
         if self.should_stop:
             none = f"no better {self.objective.metric} in {self.best.later} evaluations"
@@ -365,6 +432,8 @@ class Run:
         self.agreement.check(step)
         if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
             self.log_training()
+        if trained:
+            self.insist_on_equal_weights()
         kept = step if self.kept_step is None else self.kept_step
         final = self.logs.evaluation(evaluation, split, self.best, self.plan.position(kept))
         DISPLAY.doing = "finishing"
@@ -428,6 +497,10 @@ class Run:
         if torch.distributed.is_initialized() and together:
             torch.distributed.destroy_process_group()
         self.directory.release()
+        if self.is_called_by_a_program:
+            self.agreement.request.release()
+            lift_limit()
+            forget_accelerator()
 
     def close_after(self, error: BaseException) -> None:
         """Keep what an unfinished run has logged; raise advice in place of out-of-memory errors."""
@@ -444,10 +517,14 @@ class Run:
             return
         if not isinstance(error, UserError):
             self.checkpoints.hurry()
-        first = self.directory.write_failure(outcome, step)
+        first = self.directory.write_failure(outcome, step, is_loss(error))
+        now = read_status(self.directory.path)
+        is_lost_again = first and outcome.resumable and now.get("resumable") is False
         tell(f"{outcome.status}: {outcome.reason}")
         self.logs.finish(exit_code=1)
         self.directory.remove_if_unused()
+        if is_lost_again:
+            raise TrainingError(str(now["reason"]), every_rank=True) from None
         if outcome.resumable and not first and not isinstance(error, UserError):
             raise SystemExit(1) from None  # another rank was lost, and says why
         if is_out_of_memory(error) and first:

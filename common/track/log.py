@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.console import DISPLAY, TOLD, say, warn
-from common.errors import TrainingError, UserError
+from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import of_all_ranks
 from common.objective import PREFIXES, Objective
@@ -112,8 +112,9 @@ class Log:
                 self.file.close()
             self.file = None
             what = f"{self.directory}/metrics.jsonl can't be written ({problem})"
-            advice = f"free some space, then go on with --resume {self.directory}"
-            raise TrainingError(f"{what}: {advice}", every_rank=True, resumable=True) from None
+            advice = f"{advice_for(str(problem))}, then go on with --resume {self.directory}"
+            mended = is_of_disk(problem)  # by a restart
+            raise TrainingError(f"{what}: {advice}", every_rank=True, resumable=mended) from None
         if self.tracker is not None:
             with self.tracking():
                 self.tracker.log(row)

@@ -51,7 +51,10 @@ def rate_lines(config: Facts, environment: Facts, plan: Facts) -> list[str]:
     asked, scale = config["scale_learning_rate"], plan["rate_scale"]
     processes, update = environment["world_size"], environment["effective_batch_size"]
     if asked != "no":
-        rate = f"{config['learning_rate']:g} × {scale:.4g} = {config['learning_rate'] * scale:g}"
+        peak = plan["peak_learning_rate"]
+        if peak is None:  # the recipe has rates of its own, to which no scale is applied
+            return []
+        rate = f"{peak / scale:g} × {scale:.4g} = {peak:g}"
         warmup = f"after {plan['warmup_steps']:,} updates of warm-up"
         return [f"rate    {rate} ({asked} in the update's samples), {warmup}"]
     if processes == 1 or config["effective_batch_size"] is not None:

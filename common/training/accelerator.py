@@ -4,8 +4,9 @@ import functools
 import inspect
 import os
 import platform
+import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import accelerate.optimizer
 import torch
 from accelerate import Accelerator, utils
+from accelerate.state import AcceleratorState, GradientState
 from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
@@ -21,6 +23,7 @@ from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
 from common.measure.memory import limit_memory
+from common.training.averaging import ddp_options
 from common.training.sharding import ShardingAccelerator, takes_fsdp
 
 LAUNCH = (
@@ -46,8 +49,20 @@ def launching() -> Iterator[None]:
 
 
 @launching()
-def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
-    """Return what fits the hardware, or say what can't run on it."""
+def build_accelerator(
+    config: TrainingConfig, ddp: Mapping[str, Any] | None = None
+) -> ShardingAccelerator:
+    """Return what fits the hardware, or say what can't run on it.
+
+    Args:
+        config: the flags.
+        ddp: options of DistributedDataParallel that the recipe states.
+
+    Raises:
+        UserError: where the launcher, a flag or an option asks for what can't run here.
+    """
+    refuse_launchers_compiler()
+    options = ddp_options(ddp or {}, config.gradient_compression)
     if not 0 <= rank() < world_size():
         which = f"this is process {rank()} of {world_size()}, numbered from 0"
         raise UserError(f"by RANK and WORLD_SIZE {which}: {LAUNCH}", every_rank=True)
@@ -85,13 +100,7 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
             utils.InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
-            # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
-            # No static graph: it gained nothing, and fails under `no_sync` (torch 2.13).
-            utils.DistributedDataParallelKwargs(
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
-                comm_hook=utils.DDPCommunicationHookType(config.gradient_compression),
-            ),
+            options,
         ],
     )
     # Not to its constructor: a variable of the environment would override it.
@@ -114,6 +123,37 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
+
+
+def note_ranks_of_debug_launcher() -> None:
+    """Put the ranks where a launcher puts them: `debug_launcher` tells them to torch alone."""
+    if "RANK" not in os.environ and torch.distributed.is_initialized():
+        own_rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        os.environ |= {"RANK": str(own_rank), "LOCAL_RANK": str(own_rank)}
+        os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+
+
+def is_called_by_a_program(recipe_file: str) -> bool:
+    """Whether a recipe was imported, as by a notebook, which goes on when the run has ended."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)
+
+
+def forget_accelerator() -> None:
+    """Let another run in this process have an Accelerator of its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def refuse_launchers_compiler() -> None:
+    """Raise a `UserError` where the launcher asks for torch.compile, which is a recipe's flag.
+
+    Accelerate would wrap a network in a compiled one, besides the one that the recipe compiles.
+    """
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if backend.lower() not in ("", "no"):
+        asked = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
+        raise UserError(f"{asked}: leave that out, and pass --compile to the recipe")
 
 
 class SharedScaler(torch.amp.GradScaler):

@@ -8,20 +8,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from rich.table import Table
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
 from common.data.loader import Loader, free_memory
-from common.errors import TrainingError, is_out_of_memory
+from common.errors import TrainingError, UserError, is_out_of_memory
 from common.flags import spelled, stated
 from common.machine import is_main_rank
 from common.measure import memory
@@ -90,6 +92,69 @@ def fit_batch_size(
         accelerator.gradient_accumulation_steps = accumulation
         for loader in loaders.values():
             loader.cut_into(chosen, accumulation)
+
+
+class CollectiveFinder(TorchDispatchMode):
+    """Notes the first operation that asks other processes for something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        namespace = operation.namespace
+        if self.name is None and namespace in ("c10d", "_c10d_functional"):
+            self.name = str(operation).removesuffix(".default")
+        return operation(*args, **(kwargs or {}))
+
+
+def refuse_unfit_loss(
+    model: nn.Module, loader: Loader, compute_loss: ComputeLoss, processes: int, couples: bool
+) -> None:
+    """Raise a `UserError` where sizes can't be tried, or would make other updates.
+
+    Args:
+        model: bare, as sizes are tried on it.
+        loader: for training.
+        compute_loss: the recipe's; called once on all ranks alike, on two samples.
+        processes: how many ranks there are.
+        couples: whether a sample's loss depends on the other samples of its micro-batch.
+    """
+    if couples:
+        raise UserError(
+            "--auto-batch-size would change the updates: this recipe's loss depends on what else "
+            "is in a micro-batch (couples_samples=True); leave it out, and pass a --batch-size"
+        )
+    if processes == 1:
+        return
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
+    model.train()
+    with as_written(model), CollectiveFinder() as finder:
+        loss, _ = compute_loss(model, batch)
+        loss.backward()
+    model.zero_grad()
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    if finder.name is not None:
+        raise UserError(
+            f"compute_loss asks other processes ({finder.name}), and --auto-batch-size has each "
+            "process try sizes by itself: leave it out, and pass a --batch-size"
+        )
+
+
+def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
+    """Return what a changed micro-batch means for batch norm, or None where there is none."""
+    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    if before == now or not any(layer.training for layer in layers):
+        return None
+    return (
+        f"batch norm: its statistics are now those of {now} samples in place of {before}, so that "
+        f"updates are not quite the same; pass --batch-size {before} without --auto-batch-size "
+        "to keep them"
+    )
 
 
 def sizes_to_try(asked: int, per_update: int, most: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from common.checkpoints.shards import is_sharded
+from common.checkpoints.shards import is_sharded, local
 from common.errors import TrainingError
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
@@ -18,14 +18,14 @@ MOST_SKIPS_IN_A_ROW = 25
 # Updates after which gradients are looked at, where the log interval is longer: 166 overflows in
 # a row halve the loss scale to 0.
 MOST_UNCHECKED = 100
-LARGEST = torch.finfo(torch.float32).max  # a finite norm is no larger
 
 
 class GradientGuard:
     """Clips gradients, and keeps an update with a non-finite gradient from being applied.
 
-    All of it is decided on the device, without a synchronisation, for fused optimizers; the
-    recipes' are. Averaged gradients are the same on all ranks, and so is the decision.
+    Gradients are scaled in place. For fused optimizers, as the recipes' are, all of it is decided
+    on the device, without a synchronisation. Averaged gradients are the same on all ranks, and so
+    is the decision.
     """
 
     def __init__(self, accelerator: Accelerator, max_grad_norm: float, by_layer: bool = False):
@@ -41,11 +41,18 @@ class GradientGuard:
         self.unchecked: list[torch.Tensor] = []
         # Found once for each network: looking costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        # By optimizer: the hook that removes its mark once it has stepped.
+        self.unmarking: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
 
     def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the global norm of a network's gradients, and mark an update that is not finite."""
+        """Clip the global norm of a network's gradients, and mark an update that is not finite.
+
+        When this returns, the gradients are clipped. Whatever a recipe does to them next is
+        applied as it is. Only the decision to skip a non-finite update waits for the optimizer.
+        """
         self.accelerator.unscale_gradients(optimizer)
-        if (parameters := self.parameters.get(model)) is None:
+        parameters = self.parameters.get(model)
+        if parameters is None:
             parameters = self.parameters[model] = [*model.parameters()]
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm: Any = nn.utils.get_total_norm(gradients, foreach=True)
@@ -53,29 +60,61 @@ class GradientGuard:
             norm = norm.full_tensor()
         self.unchecked.append(norm)
         if model is next(iter(self.parameters)):
-            self.grad_norm = norm
-            if self.by_layer:
-                named = self.accelerator.unwrap_model(model).named_parameters()
-                names = [name for name, parameter in named if parameter.grad is not None]
-                norms: Any = torch._foreach_norm(gradients)
-                self.layers = dict(zip(names, norms, strict=True))
+            self.remember_norms(model, gradients, norm)
         bare: Any = getattr(optimizer, "optimizer", optimizer)
-        if not getattr(bare, "_step_supports_amp_scaling", False):  # at the price of a wait
-            if not norm.isfinite():
-                for parameter in parameters:
-                    parameter.grad = None  # which any optimizer passes over
-            elif self.max_grad_norm:
-                nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm, foreach=True)
-        elif self.looks and float(norm) <= (self.max_grad_norm or LARGEST):
-            bare.found_inf = bare.grad_scale = None
+        if not getattr(bare, "_step_supports_amp_scaling", False):
+            self.clip_unfused(bare, gradients, norm)
+        elif self.looks:
+            self.clip_by_looking(bare, gradients, norm)
         else:
-            # A fused optimizer skips what is not finite, and divides by `grad_scale` as it reads
-            # the gradients: as it does for `GradScaler`, which finds by itself what is not finite.
-            if not self.is_fp16:
-                # Of a norm, never negative, one comparison says what `isfinite` needs four for.
-                bare.found_inf = norm.lt(math.inf).logical_not_().float()
-            if self.max_grad_norm:
-                bare.grad_scale = (norm / self.max_grad_norm).clamp_(min=1.0)
+            self.clip_on_device(bare, gradients, norm)
+
+    def remember_norms(
+        self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor
+    ) -> None:
+        """Keep the norm before clipping for the log, and each layer's if it is asked for."""
+        self.grad_norm = norm
+        if self.by_layer:
+            named = self.accelerator.unwrap_model(model).named_parameters()
+            names = [name for name, parameter in named if parameter.grad is not None]
+            norms: Any = torch._foreach_norm(gradients)
+            self.layers = dict(zip(names, norms, strict=True))
+
+    def clip_on_device(self, optimizer: Any, gradients: list[Any], norm: torch.Tensor) -> None:
+        """Clip without waiting for the device; a fused optimizer reads there whether to skip."""
+        if not self.is_fp16:  # there, `GradScaler` finds out by itself what is not finite
+            # Of a norm, never negative, one comparison says what `isfinite` needs four for.
+            self.mark(optimizer, norm.lt(math.inf).logical_not_().float())
+        if self.max_grad_norm:
+            # Exactly 1 where the norm is small enough: such gradients keep their bits.
+            multiply(gradients, norm.div(self.max_grad_norm).clamp_(min=1.0).reciprocal_())
+
+    def clip_by_looking(self, optimizer: Any, gradients: list[Any], norm: torch.Tensor) -> None:
+        """Clip only where the norm is too large: a look at it costs nothing on a CPU."""
+        value = float(norm)
+        if not math.isfinite(value):
+            self.mark(optimizer, torch.ones_like(norm))
+        elif self.max_grad_norm and value > self.max_grad_norm:
+            multiply(gradients, self.max_grad_norm / value)
+
+    def clip_unfused(self, optimizer: Any, gradients: list[Any], norm: torch.Tensor) -> None:
+        """Clip for an optimizer that can't skip by itself, at the price of a wait."""
+        value = float(norm)
+        if math.isfinite(value):
+            if self.max_grad_norm and value > self.max_grad_norm:
+                multiply(gradients, self.max_grad_norm / value)
+        elif not self.is_fp16:  # there, `GradScaler` does not call `step`
+            drop_gradients_at_next_step(optimizer)
+
+    def mark(self, optimizer: Any, found_inf: torch.Tensor) -> None:
+        """Have a fused optimizer skip its next step where `found_inf` is 1.
+
+        A mark that another network of the same optimizer left in this update is kept.
+        """
+        earlier = getattr(optimizer, "found_inf", None)
+        optimizer.found_inf = found_inf if earlier is None else torch.maximum(earlier, found_inf)
+        if optimizer not in self.unmarking:
+            self.unmarking[optimizer] = optimizer.register_step_post_hook(remove_mark)
 
     @property
     def is_due(self) -> bool:
@@ -121,3 +160,26 @@ class GradientGuard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
         self.skipped, self.skipped_in_a_row = state["skipped"], state["skipped_in_a_row"]
+
+
+def multiply(gradients: list[Any], factor: float | torch.Tensor) -> None:
+    """Scale gradients in place; of sharded ones, the rows that are here."""
+    if any(map(is_sharded, gradients)):
+        gradients = [local(gradient) for gradient in gradients]
+    torch._foreach_mul_(gradients, factor)
+
+
+def remove_mark(optimizer: Any, *unused: Any) -> None:
+    optimizer.found_inf = None
+
+
+def drop_gradients_at_next_step(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer's next step find no gradients, which any optimizer passes over."""
+
+    def drop(optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+        handle.remove()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    handle = optimizer.register_step_pre_hook(drop)

@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import TrainingConfig
+from common.flags import mark_read
 from common.training.optim import SCALES, warmup_decay
 
 MOST_EVALUATIONS = 20  # of a run, where `--eval-every` does not say
@@ -35,15 +36,24 @@ class Plan:
         self.save_every = config.checkpoint_every or self.updates_per_epoch
         self.config = config
         base = config.base_batch_size or type(config).batch_size  # the default of the recipe
-        self.rate_scale = SCALES[config.scale_learning_rate](self.samples_per_update / base)
+        self.scale_to_apply = SCALES[config.scale_learning_rate](self.samples_per_update / base)
+        # As `schedule` applies them; a recipe may have rates of its own.
+        self.rate_scale = 1.0
         self.warmup_steps = 0
+        self.peak_learning_rate: float | None = None
 
     def schedule(self, optimizer: Any, warmup_share: float) -> LambdaLR:
         """Return the rates of `--schedule` and its warm-up, up to the optimizer's own, scaled."""
         warmup = self.config.warmup_steps
         self.warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
+        self.rate_scale = self.scale_to_apply
         for group in optimizer.param_groups:
             group["lr"] *= self.rate_scale
+        if self.peak_learning_rate is None:  # of the first optimizer, where there are several
+            self.peak_learning_rate = float(optimizer.param_groups[0]["lr"])
+        mark_read(
+            *(self.config, "schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
+        )
         return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)
 
     def ends(self, step: int) -> bool:
@@ -62,9 +72,10 @@ class Plan:
         by_updates = step % self.save_every == 0 or step % self.updates_per_epoch == 0
         return by_updates or self.ends(step)
 
-    def facts(self) -> dict[str, float]:
-        names = ("total_steps", "updates_per_epoch", "log_every", "eval_every")
-        return {name: getattr(self, name) for name in (*names, "rate_scale", "warmup_steps")}
+    def facts(self) -> dict[str, float | None]:
+        lengths = ("total_steps", "updates_per_epoch", "log_every", "eval_every")
+        rates = ("rate_scale", "warmup_steps", "peak_learning_rate")
+        return {name: getattr(self, name) for name in (*lengths, *rates)}
 
     def position(self, step: int) -> dict[str, float]:
         return {

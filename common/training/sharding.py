@@ -17,10 +17,12 @@ from weakref import WeakKeyDictionary
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from common.checkpoints.shards import is_sharded
 from common.errors import UserError
+from common.training.averaging import FreezableDDP, average_gradients
 
 # What a launcher may ask for, as recipes do it: but for the version, as it is where it asks not.
 DONE = {
@@ -49,9 +51,25 @@ def takes_fsdp() -> bool:
 
 
 class ShardingAccelerator(Accelerator):
-    """An Accelerator that shards the networks which it prepares, where it has a mesh of ranks."""
+    """An Accelerator whose networks may be frozen and unfrozen, and shared out over the ranks.
+
+    It shards the networks that it prepares where it has a mesh of ranks.
+    """
 
     mesh: Any = None
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        # Those without a trainable parameter when they were prepared: Accelerate wraps them in
+        # nothing, and a recipe may unfreeze them.
+        self.frozen_networks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+        super().__init__(*args, **named)
+
+    def backward(self, loss: Any, **named: Any) -> None:
+        """Compute gradients as ever, and average those that no wrapper averages."""
+        super().backward(loss, **named)
+        if self.sync_gradients:
+            for parameters in self.frozen_networks.values():
+                average_gradients(parameters)
 
     def shard_over_ranks(self, reduced: str) -> None:
         """Shard what is prepared from now on; gradients travel as `reduced`, "no" for fp32."""
@@ -87,7 +105,7 @@ class ShardingAccelerator(Accelerator):
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
         if self.mesh is None:
-            return super().prepare_model(model, device_placement, evaluation_mode)
+            return self.prepare_whole(model, device_placement, evaluation_mode)
         model = super().prepare_model(model, False, True)
         if model not in self.skeletons:
             for tensor in tensors_of(model):  # no shards of channels-last ones yet
@@ -95,6 +113,19 @@ class ShardingAccelerator(Accelerator):
                 torch.distributed.broadcast(tensor.data, 0)  # as DDP does
             self.shard(model)
         return model
+
+    def prepare_whole(
+        self, model: nn.Module, device_placement: bool | None, evaluation_mode: bool
+    ) -> Any:
+        """Prepare a network that each rank has whole, so that its gradients are averaged."""
+        is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+        # On a CPU, Accelerate 1.15 wraps also where DDP refuses: without a trainable parameter.
+        prepared = super().prepare_model(model, device_placement, evaluation_mode or is_frozen)
+        if isinstance(prepared, DistributedDataParallel):
+            FreezableDDP.adopt(prepared, self.ddp_handler)
+        elif self.num_processes > 1 and not evaluation_mode:
+            self.frozen_networks[prepared] = [*prepared.parameters()]
+        return prepared
 
     def shard(self, model: nn.Module) -> None:
         """Shard each layer by itself, then the rest; of parameters that are rows, nothing moves."""

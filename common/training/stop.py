@@ -3,16 +3,19 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
-from common.errors import LETTING_GO, Preempted, TrainingError
+from common.errors import LETTING_GO, Preempted, TrainingError, advice_for, is_of_disk
 from common.machine import STOP_SIGNALS, signal_when_parent_ends
 
 # From the kernel: `accelerate launch` has died, which with one process tells the recipe nothing.
@@ -21,6 +24,7 @@ LAUNCHER_DIED = signal.SIGUSR2
 SAME_REQUEST_SECONDS = 1.0
 LOOK_EVERY = 1.0  # seconds, at what other ranks announced where no collective can ask them
 ANNOUNCEMENT = "stop-requested"
+OTHERS_PART = "could not write its part"  # as `Checkpoints` says of another rank
 
 
 class StopRequest:
@@ -32,8 +36,13 @@ class StopRequest:
         self.since = 0.0
         self.at_once = False  # whether to end where the process stands, as nothing is to be saved
         self.terminals = [number for number in (1, 2) if os.isatty(number)]
+        self.handlers_before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python receives signals in its main thread alone, as of a notebook
         for number in STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            handler = signal.getsignal(number)
+            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
+                self.handlers_before[number] = handler
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
         # Set by `accelerate launch`, and by torchrun.
         is_launched = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & {*os.environ}
@@ -42,6 +51,12 @@ class StopRequest:
             signal_when_parent_ends(LAUNCHER_DIED)
             if is_orphan():
                 self.receive(LAUNCHER_DIED, None)
+
+    def release(self) -> None:
+        """Give signals back to who received them before, as a notebook does."""
+        for number, handler in self.handlers_before.items():
+            signal.signal(number, handler)
+        self.handlers_before.clear()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -94,9 +109,24 @@ class Agreement:
             flags = self.ask_all(flags, global_step)
         self.stopping, failed = flags
         if failed:
-            what = f"a checkpoint could not be written ({failure or 'on another rank'})"
-            then = f"free some space, then go on from the one before with --resume {self.directory}"
-            raise TrainingError(f"{what}: {then}", every_rank=failure is not None, resumable=True)
+            self.raise_failure(failure)
+
+    def raise_failure(self, failure: str | None) -> None:
+        """Raise the same `TrainingError` on all ranks: what kept one from writing, and what to do.
+
+        Only a disk that is full or fails may be better by itself, when the run is started again.
+        """
+        failures = [failure]
+        if self.accelerator.num_processes > 1:
+            failures = gather_object(failures)
+        texts = [text for text in failures if text is not None]
+        # Rank 0 also says that another one failed; that one says why.
+        text = next((text for text in texts if OTHERS_PART not in text), texts[0])
+        advice = f"{advice_for(text)}, then go on from the one before with"
+        raise TrainingError(
+            f"a checkpoint could not be written ({text}): {advice} --resume {self.directory}",
+            resumable=is_of_disk(OSError(text)),
+        )
 
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
         """Return which flags are set on any rank; and settle the update to ask at next."""

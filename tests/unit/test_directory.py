@@ -223,3 +223,23 @@ def test_command_that_can_not_go_on_ends_a_supervisors_loop(
     directory.write_status("finished", 9)
     refuse_to_resume(tmp_path, REFUSED)
     assert status_of(tmp_path)["status"] == "finished"
+
+
+def test_second_loss_at_an_update_is_no_accident(tmp_path: Path) -> None:
+    """The first one is mended by a restart; one at another update is a first one, too."""
+    lost = Outcome("failed", True, "rank 1: RuntimeError: gloo: Connection closed by peer")
+    ends = []
+    for step, is_loss in ((40, True), (41, True), (40, False), (40, True)):
+        directory = RunDirectory(str(tmp_path / "run"), "mine", True)
+        assert directory.write_failure(lost, step, is_loss)
+        assert not directory.write_failure(lost, step, is_loss), "another rank has said it"
+        status = read_status(directory.path)
+        ends.append(status["resumable"])
+        directory.release()
+    assert ends == [True, True, True, False]
+    assert "second time at update 40" in status["reason"]
+    assert "gloo" in status["reason"]
+    directory = RunDirectory(str(tmp_path / "run"), "mine", True)
+    directory.write_status("finished", 80)
+    assert "lost_at_steps" not in read_status(directory.path)
+    directory.release()

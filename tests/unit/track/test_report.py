@@ -15,7 +15,7 @@ def lines(processes: int, scale: float = 1.0, **flags: Any) -> list[str]:
     """Return what is said of updates of 256 samples."""
     config = {"effective_batch_size": None, "scale_learning_rate": "no", "learning_rate": 0.1}
     environment = {"world_size": processes, "effective_batch_size": 256}
-    plan = {"rate_scale": scale, "warmup_steps": 12}
+    plan = {"rate_scale": scale, "warmup_steps": 12, "peak_learning_rate": 0.1 * scale}
     return rate_lines(config | flags, environment, plan)
 
 

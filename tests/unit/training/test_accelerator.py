@@ -211,3 +211,13 @@ def test_commit_is_found_in_a_checkout() -> None:
     """The commit in `config.json` is a full hash, or null outside of a checkout."""
     commit = facts.git_commit()
     assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)
+
+
+@pytest.mark.parametrize("backend", ["INDUCTOR", "inductor", "EAGER"])
+def test_launchers_compiler_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flag to pass in its place; a bare launcher says "NO"."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+    with pytest.raises(UserError, match="pass --compile"):
+        accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    arguments_of_accelerator(monkeypatch)

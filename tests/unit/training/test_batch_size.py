@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from common.config import TrainingConfig
-from common.errors import TrainingError
+from common.errors import TrainingError, UserError
 from common.measure.memory import peaks
 from common.training import batch_size
 from common.training.batch_size import Trial, fit_batch_size, sizes_to_try
@@ -184,3 +185,51 @@ def test_peaks_are_those_of_training_alone() -> None:
     before = peaks(CPU)[0]
     fit({16: 1.0})
     assert peaks(CPU)[0] < before - 2**27
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return model(batch).square().mean(), None
+
+
+def loss_with_a_collective(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
+    everywhere = model(batch)
+    torch.distributed.all_reduce(everywhere.detach().clone())
+    return everywhere.square().mean(), None
+
+
+def small_loader(count: int = 10) -> Any:
+    samples = torch.ones(count, 3)
+    return SimpleNamespace(samples=samples, batch_of=lambda taken: samples[taken])
+
+
+def test_loss_that_asks_other_processes_is_refused(tmp_path: Path) -> None:
+    """It is seen in one small trial, which all ranks make alike, and which leaves nothing."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1
+    )
+    try:
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        with pytest.raises(UserError, match="asks other processes"):
+            batch_size.refuse_unfit_loss(model, small_loader(), loss_with_a_collective, 2, False)
+        batch_size.refuse_unfit_loss(model, small_loader(), loss_of, 2, False)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert int(model[1].num_batches_tracked) == 0  # type: ignore[arg-type]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_loss_that_couples_samples_is_refused() -> None:
+    """By the recipe's own word, before anything is tried."""
+    with pytest.raises(UserError, match="couples_samples"):
+        batch_size.refuse_unfit_loss(nn.Linear(3, 2), small_loader(), pytest.fail, 1, True)
+
+
+def test_batch_norm_is_named_where_its_samples_change() -> None:
+    """Not where the size stays, nor where its statistics are fixed."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    sentence = batch_size.batch_norm_sentence(model, 64, 128)
+    assert sentence is not None
+    assert "128 samples in place of 64" in sentence
+    assert batch_size.batch_norm_sentence(model, 64, 64) is None
+    assert batch_size.batch_norm_sentence(model.eval(), 64, 128) is None
+    assert batch_size.batch_norm_sentence(nn.Linear(3, 2), 64, 128) is None

@@ -145,3 +145,73 @@ def test_norms_of_layers_are_those_before_clipping() -> None:
     layers = {name: value for name, value in figures.items() if name.startswith("gradients/")}
     assert layers == pytest.approx(expected)
     assert math.hypot(*layers.values()) == pytest.approx(figures["train/grad_norm"])
+
+
+@pytest.fixture(params=["looks", "on the device", "not fused"])
+def guarded(request: pytest.FixtureRequest) -> Any:
+    """Return a network of two weights of four, its optimizer and a guard, by each way to clip."""
+    model = torch.nn.Module()
+    model.first, model.second = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
+    is_fused = request.param != "not fused"
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=is_fused)
+    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    guard.looks = request.param == "looks"
+    return SimpleNamespace(model=model, optimizer=optimizer, guard=guard)
+
+
+def test_what_follows_clipping_is_applied_as_it_is(guarded: Any) -> None:
+    """Noise that a copy adds, or a gradient that it replaces, is not divided."""
+    model, optimizer = guarded.model, guarded.optimizer
+    model.first.grad, model.second.grad = torch.full((4,), 3.0), torch.full((4,), 4.0)
+    guarded.guard.clip(model, optimizer)
+    assert float(torch.cat([model.first.grad, model.second.grad]).norm()) == pytest.approx(1.0)
+    clipped = model.first.grad.clone()
+    model.first.grad += 1.0
+    model.second.grad = torch.full((4,), -5.0)
+    optimizer.step()
+    torch.testing.assert_close(model.first.detach(), -(clipped + 1.0))
+    torch.testing.assert_close(model.second.detach(), torch.full((4,), 5.0))
+    assert float(guarded.guard.grad_norm) == pytest.approx(10.0)
+
+
+def test_small_gradients_keep_their_bits(guarded: Any) -> None:
+    """A norm below the limit makes a factor of exactly 1, whatever the limit."""
+    guarded.guard.max_grad_norm = 0.3
+    gradient = torch.rand(4) / 10
+    guarded.model.first.grad = gradient.clone()
+    guarded.guard.clip(guarded.model, guarded.optimizer)
+    assert torch.equal(guarded.model.first.grad, gradient)
+
+
+def test_broken_update_is_skipped_whatever_follows_clipping(guarded: Any) -> None:
+    """Also where a copy adds noise or replaces the gradient; the next update is applied."""
+    model, optimizer, guard = guarded.model, guarded.optimizer, guarded.guard
+    model.first.grad, model.second.grad = torch.ones(4), torch.full((4,), float("nan"))
+    guard.clip(model, optimizer)
+    model.first.grad += 1.0
+    model.second.grad = torch.nan_to_num(model.second.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert not model.first.any()
+    assert not model.second.any()
+    model.first.grad = torch.full((4,), 0.25)
+    guard.clip(model, optimizer)
+    optimizer.step()
+    assert torch.equal(model.first.detach(), torch.full((4,), -0.25))
+    with pytest.raises(TrainingError):
+        guard.check(2, 0.5)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_one_optimizer_of_two_networks_skips_for_either(guarded: Any, broken: int) -> None:
+    """The network that is clipped last does not take back what the first one's norm says."""
+    networks = [torch.nn.Module() for _ in range(2)]
+    names = ("first", "second")
+    for index, (network, name) in enumerate(zip(networks, names, strict=True)):
+        network.weight = getattr(guarded.model, name)
+        network.weight.grad = torch.full((4,), float("inf") if index == broken else 0.1)
+    for network in networks:
+        guarded.guard.clip(network, guarded.optimizer)
+    guarded.optimizer.step()
+    assert not guarded.model.first.any()
+    assert not guarded.model.second.any()

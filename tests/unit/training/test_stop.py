@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.training.stop import Agreement
+from common.errors import TrainingError
+from common.training.stop import Agreement, StopRequest
 
 
 def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +38,46 @@ def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(gaps) > 0.1
     assert max(gaps) < 10
     assert not agreement.stopping
+
+
+@pytest.mark.parametrize(
+    ("number", "advice", "resumable"),
+    [
+        (errno.ENOSPC, "free some space", True),
+        (errno.EDQUOT, "free some space", True),
+        (errno.EIO, "free some space", True),
+        (errno.EACCES, "right to write", False),
+        (errno.EROFS, "right to write", False),
+        (errno.EEXIST, "in its place", False),
+        (errno.ENOTEMPTY, "in its place", False),
+        (errno.ENOTDIR, "in its place", False),
+        (errno.ENAMETOOLONG, "mend that", False),
+    ],
+    ids=lambda value: str(value),
+)
+def test_failed_save_says_what_failed(number: int, advice: str, resumable: bool) -> None:
+    """Only a disk that is full or fails may be better at the next start."""
+    failure = f"rank 0: {OSError(number, os.strerror(number), 'runs/a/checkpoints')}"
+    alone: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+    with pytest.raises(TrainingError) as error:
+        Agreement(alone, Path("runs/a"), failure=lambda: failure).check(7)
+    assert os.strerror(number) in error.value.message
+    assert advice in error.value.message
+    assert "--resume runs/a" in error.value.message
+    assert error.value.resumable is resumable
+    assert ("space" in error.value.message.split("):")[1]) == resumable
+
+
+def test_signals_are_given_back_and_left_alone_in_threads() -> None:
+    """A notebook has handlers of its own, and threads may set none."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    request = StopRequest()
+    assert signal.getsignal(signal.SIGTERM) == request.receive
+    request.release()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    made: list[StopRequest] = []
+    thread = threading.Thread(target=lambda: made.append(StopRequest()))
+    thread.start()
+    thread.join()
+    assert made[0].reason is None
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

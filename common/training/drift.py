@@ -1,0 +1,58 @@
+"""Weights that are no longer the same on all ranks: found before anything of them is saved."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+
+from common.checkpoints.kinds import sums_of_bits
+from common.checkpoints.shards import is_sharded
+from common.errors import TrainingError
+
+CAUSE = (
+    "usually a layer that was changed outside of the optimizer or by an optimizer that was not "
+    "prepared, a network that was trained without accelerator.prepare(...), or a loss that leaves "
+    'out a layer on some ranks (state Run(..., ddp={"find_unused_parameters": True}))'
+)
+
+
+def networks_of(parts: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Return the networks among what a run keeps, by name."""
+    modules = {name: getattr(part, "module", part) for name, part in parts.items()}
+    return {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
+
+
+def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.Module]) -> None:
+    """Compare the bits of all parameters over all ranks; called on all of them.
+
+    Raises:
+        TrainingError: where a parameter differs. It names the first.
+    """
+    if accelerator.num_processes == 1:
+        return
+    parameters = dict(whole_parameters(networks))
+    sums = torch.tensor([*sums_of_bits(parameters).values()], device=accelerator.device)
+    if not len(sums):
+        return
+    bounds = torch.cat([sums, -sums])
+    torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX)
+    largest, smallest = bounds[: len(sums)], -bounds[len(sums) :]
+    differing = (largest != smallest).nonzero().flatten().tolist()
+    if differing:
+        name = [*parameters][differing[0]]
+        raise TrainingError(
+            f"the ranks' weights are no longer the same, first in {name} "
+            f"({len(differing)} of {len(sums)} parameters): {CAUSE}; nothing was saved of them"
+        )
+
+
+def whole_parameters(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter that is not sharded, by the name of its network and its own."""
+    for name, network in networks.items():
+        bare = extract_model_from_parallel(network)
+        for parameter_name, parameter in bare.named_parameters():
+            if not is_sharded(parameter):
+                yield f"{name}.{parameter_name}", parameter

@@ -1,0 +1,95 @@
+"""Flags that were set and that no code used: refused after the first update."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from common import flags
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.flags import flag, mark_read, record_reads, refuse_unread_flags
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    mixup: float = flag(0.0, least=0)
+    width: int = flag(8, role="size")
+    comment: str = flag("", role="record")
+
+
+LEARNING = [
+    *("auto_batch_size", "scale_learning_rate", "base_batch_size", "weight_decay", "warmup_steps"),
+    *("schedule", "max_grad_norm", "compile", "gradient_checkpointing", "mixup", "width"),
+]
+OTHER: dict[str, Any] = {
+    "auto_batch_size": True,
+    "scale_learning_rate": "sqrt",
+    "schedule": "cosine",
+    "compile": True,
+    "gradient_checkpointing": True,
+}
+
+
+def recorded(**values: Any) -> Config:
+    """Return flags whose reads are noted."""
+    config = Config(**values)
+    record_reads(config)
+    return config
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_flag_that_nothing_reads_is_refused(name: str) -> None:
+    """By its name on the command line, and where it would take effect."""
+    config = recorded(**{name: OTHER.get(name, 7)})
+    given = dict(vars(config))
+    with pytest.raises(UserError) as error:
+        refuse_unread_flags(config, given, "mine.py")
+    assert f"--{name.replace('_', '-')} was set to {OTHER.get(name, 7)}" in error.value.message
+    assert "mine.py" in error.value.message
+    assert (name in flags.TAKES_EFFECT_IN) == ("takes effect in" in error.value.message)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_flag_that_a_recipe_reads_or_a_call_applies_is_taken(name: str) -> None:
+    """Once is enough; afterwards the object has its own class again."""
+    for use in (lambda c: getattr(c, name), lambda c: mark_read(c, name)):
+        config = recorded(**{name: OTHER.get(name, 7)})
+        use(config)
+        refuse_unread_flags(config, dict(vars(config)), "mine.py")
+        assert type(config) is Config
+
+
+def test_copies_are_no_reads() -> None:
+    """Those of a dataclass's values, of the object, and of its `vars`."""
+    config = recorded(mixup=0.5)
+    assert dataclasses.asdict(config)["mixup"] == 0.5
+    assert dataclasses.replace(config, width=9).mixup == 0.5
+    assert vars(config)["mixup"] == 0.5
+    assert copy.copy(config) == Config(mixup=0.5)
+    assert copy.deepcopy(config) == Config(mixup=0.5)
+    assert pickle.loads(pickle.dumps(config)) == Config(mixup=0.5)
+    assert isinstance(config, Config)
+    with pytest.raises(UserError, match="--mixup"):
+        refuse_unread_flags(config, vars(config), "mine.py")
+
+
+def test_only_what_changes_learning_must_be_read() -> None:
+    """A default, or a flag for the record or the pace, may be unread; so may a repeated value."""
+    config = recorded(comment="mine", log_every=3)
+    refuse_unread_flags(config, dict(vars(config)), "mine.py")
+    config = recorded(mixup=0.5)
+    refuse_unread_flags(config, {**vars(config), "mixup": 0.0}, "mine.py")
+
+
+def test_reading_costs_nothing_once_it_is_not_recorded() -> None:
+    """The lookup of an attribute is Python's own again."""
+    config = recorded()
+    assert type(config) is not Config
+    refuse_unread_flags(config, dict(vars(config)), "mine.py")
+    assert type(config).__getattribute__ is object.__getattribute__
