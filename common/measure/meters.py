@@ -1,5 +1,6 @@
 """A run's figures: speed, memory, loss and metrics, gathered from all ranks."""
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -16,7 +17,12 @@ from torch import Tensor, nn
 from common.console import warn
 from common.data.batch import Samples, Work
 from common.machine import usable_cores
-from common.measure.flops import ComputeLoss, TrainingFlops, training_flops
+from common.measure.flops import (
+    ComputeLoss,
+    TrainingFlops,
+    training_flops,
+    training_flops_of_values,
+)
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, Stopwatch, synchronize, throughput
@@ -56,8 +62,11 @@ class Meters:
         try:
             self.flops = training_flops(model, compute_loss, samples)
         except Exception as problem:
-            reason = str(problem).partition("\n")[0]
-            warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
+            with contextlib.suppress(Exception):  # as the model may do anything
+                self.flops = training_flops_of_values(model, compute_loss, samples, self.device)
+            if self.flops is None:
+                reason = str(problem).partition("\n")[0]
+                warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
     def accumulate(self, accumulation: int) -> None:
         self.sums = TrainingSums(self.device, accumulation)

@@ -78,6 +78,8 @@ class TrainingSums:
 
     def fold_tensors(self, name: str, tensors: list[torch.Tensor]) -> None:
         device = self.zero.device
+        if len({tensor.dtype for tensor in tensors}) > 1:  # bf16 has no room for integers
+            tensors = [tensor.double() for tensor in tensors]
         elements = torch.cat([tensor.flatten().to(device) for tensor in tensors])
         total = elements.sum(dtype=torch.float64)
         pair = torch.stack([total, torch.full_like(total, elements.numel())])
