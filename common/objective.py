@@ -17,6 +17,9 @@ class Objective(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        if not isinstance(text, str):
+            shown = f"objective {text!r} is a {type(text).__name__}"
+            raise UserError(f"{shown}: write a metric and max or min in one text: 'accuracy:max'")
         metric, _, mode = text.partition(":")
         if not metric or mode not in ("max", "min"):
             raise UserError(f"objective {text!r}: write a metric and max or min: accuracy:max")

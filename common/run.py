@@ -60,10 +60,12 @@ from common.training.batch_size import (
     refuse_unfit_loss,
 )
 from common.training.drift import insist_on_equal_weights, networks_of
-from common.training.evaluation import Best, evaluation_mode
+from common.training.evaluation import Best, Rehearsal, evaluation_mode, keep_buffers
+from common.training.gathering import Gatherer
 from common.training.guard import GradientGuard
 from common.training.optim import start_momentum
 from common.training.plan import Plan, Progress
+from common.training.rates import learning_rates
 from common.training.stop import Agreement, StopRequest, end_collectives
 
 
@@ -80,6 +82,7 @@ class Run:
         objective: str,
         *,
         ddp: Mapping[str, Any] | None = None,
+        rehearse: bool = True,
     ) -> None:
         """Build the Accelerator and take the directory.
 
@@ -88,6 +91,9 @@ class Run:
             recipe_file: the recipe's ``__file__``.
             objective: what the best model is best in, such as ``"accuracy:max"``.
             ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
+            rehearse: whether to try the evaluation on one batch before the first update, so that
+                a mistake in it ends the run there. Nothing of the rehearsal is kept. Turn it off
+                for an evaluation that needs all data.
         """
         note_ranks_of_debug_launcher()
         self.is_called_by_a_program = is_called_by_a_program(recipe_file)
@@ -121,6 +127,8 @@ class Run:
         self.evaluated_step = -1  # of the last evaluation, of `self.evaluated`
         self.kept_step: int | None = None  # of the model that is kept, once that is settled
         self.best = Best(self.objective, config.keep == "best")
+        self.rehearsal = Rehearsal(is_wanted=rehearse and not config.evaluate_only)
+        self.gather_rows = Gatherer(accelerator)
         DISPLAY.doing = "reading the data"
 
     # Before the loop
@@ -137,6 +145,7 @@ class Run:
         self.all_loaders = loaders = make_loaders(self.config, self.accelerator, data.splits)
         for loader in loaders.values():
             loader.is_cut_short = self.agreement.is_announced
+            loader.is_rehearsed = lambda: self.rehearsal.is_reading
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
@@ -144,15 +153,20 @@ class Run:
         self.plan = Plan(self.config, train_loader.order, self.data.name, default_epochs)
         DISPLAY.doing = "building the model"
 
-    def keep(self, *, model: nn.Module, optimizer: Any, scheduler: Any, **others: Any) -> None:
+    def keep(
+        self, *, model: nn.Module, optimizer: Any, scheduler: Any = None, **others: Any
+    ) -> None:
         """Name what a checkpoint holds; a `UserError` if not all that the Accelerator prepared.
 
         Others are whatever has ``state_dict`` and ``load_state_dict``: a second network, its
-        optimizer, an average of the weights. Each is put back under its name.
+        optimizer, an average of the weights. Each is put back under its name. What is None, as a
+        scheduler may be, is left out.
         """
         self.model, self.optimizer = model, optimizer
         self.unwrapped = self.evaluated = self.accelerator.unwrap_model(model)
-        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
+        named = {name: part for name, part in parts.items() if part is not None}
+        self.optimizers = {n: part for n, part in named.items() if hasattr(part, "param_groups")}
         for name, part in named.items():
             start_momentum(getattr(part, "optimizer", part))
             self.parts.add(name, part)
@@ -253,8 +267,11 @@ class Run:
                     break
                 batch, work = item
                 self.counted = work, time.perf_counter() - waited
+                if self.rehearsal.is_wanted:
+                    self.rehearsal.begin(is_replaced=self.should_evaluate)
                 with self.memory_plan.watching(work):
                     yield batch
+                self.rehearsal.end()
                 if self.agreement.stopping:
                     self.leave()
         self.meters.stopwatch.stop()
@@ -273,12 +290,14 @@ class Run:
             mark_read(self.config, "max_grad_norm")
         self.guard.clip(model, optimizer)
 
-    def record(self, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor] | None = None) -> None:
+    def record(self, loss: torch.Tensor | float, metrics: Mapping[str, Any] | None = None) -> None:
         """Take note of a micro-batch's mean loss; log when an interval is over.
 
-        Of each metric, a tensor of any shape, the mean over all elements, of all micro-batches and
-        ranks, is logged under ``train/``. There is no other synchronisation.
+        Of each metric, a tensor of any shape or a plain number, the mean over all elements, of all
+        micro-batches and ranks that recorded it, is logged under ``train/``. There is no other
+        synchronisation.
         """
+        self.rehearsal.end()
         is_update = self.accelerator.sync_gradients
         self.meters.count(loss, metrics, *self.counted, is_update)
         if is_update:
@@ -298,8 +317,32 @@ class Run:
     def log_training(self) -> None:
         values = self.meters.interval()
         self.guard.check(self.progress.global_step, values.get("train/loss", 0.0))
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.logs.interval({**values, **self.guard.figures(), "train/learning_rate": rate})
+        rates = learning_rates(self.optimizers)
+        self.logs.interval({**values, **self.guard.figures(), **rates})
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the next update; after the last update, the last epoch."""
+        return self.plan.epoch(self.progress.global_step)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all ranks along dim 0, with gradients: [world_size × rows, …].
+
+        Each rank gets the gradient of all ranks' losses with respect to its own rows. So training
+        follows the mean of the ranks' losses: form them such that this mean is the loss of the
+        whole batch. Both the whole loss on each rank, and each rank's mean over its own rows, are.
+        All ranks must call it, with rows of one shape, else it raises a `UserError`. On one process
+        it returns `rows`.
+        """
+        return self.gather_rows(rows)
+
+    def equal_batches(self, loader: Loader) -> Iterator[tuple[Any, torch.Tensor]]:
+        """Yield an evaluation's batches, as many and of one size on all ranks, with a mask.
+
+        The mask, bool [batch] on the device, is false for samples that only fill a batch up: each
+        sample counts once where the mask is applied.
+        """
+        return loader.equal_batches()
 
     @property
     def should_evaluate(self) -> bool:
@@ -308,6 +351,8 @@ class Run:
         The last model is evaluated, too, if it may not be the best. Otherwise the final evaluation
         stands for it, if it reads the same split.
         """
+        if self.rehearsal.is_due:
+            return True
         step, is_due = self.progress.global_step, self.plan.evaluates(self.progress.global_step)
         if self.plan.ends(step):
             is_compared = self.best.is_kept and self.best.value is not None
@@ -375,13 +420,19 @@ class Run:
         """Give the bare model in evaluation mode, with throughput's clock stopped.
 
         It is bare, because ranks may have different numbers of batches, and its buffers, such as
-        batch norm's statistics, are averaged first. Random generators are left as they were. A
-        request to stop cuts it short without a trace, for the resumption to make it again.
+        batch norm's statistics, are averaged first. Random generators start from the run's seed and
+        the rank, and are left as they were. A request to stop cuts it short without a trace, for
+        the resumption to make it again.
         """
         step, bare_model = self.progress.global_step, self.accelerator.unwrap_model(model)
+        mode = evaluation_mode(self.accelerator, bare_model, self.random, self.config.seed)
         DISPLAY.doing = "evaluating"
+        if self.rehearsal.is_on:
+            with self.rehearsing(bare_model), mode:
+                yield bare_model
+            return
         with self.meters.stopwatch.stopped():
-            with evaluation_mode(self.accelerator, bare_model, self.random) as undo:
+            with mode as undo:
                 yield bare_model
             self.agreement.check(step)
             if self.agreement.stopping:
@@ -390,8 +441,23 @@ class Run:
                 self.leave()
         self.evaluated, self.evaluated_step, DISPLAY.doing = bare_model, step, ""
 
+    @contextmanager
+    def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
+        """Let an evaluation read one batch, and undo what it did to the model."""
+        put_buffers_back = keep_buffers(bare_model)
+        self.rehearsal.enter()
+        with self.meters.stopwatch.stopped():
+            yield
+        put_buffers_back()
+        self.rehearsal.leave()
+        DISPLAY.doing = ""
+
     def log(self, evaluation: Facts) -> None:
         """Log an evaluation that was due; if it is the best, write the model in the background."""
+        if self.rehearsal.is_on:
+            self.logs.rehearse(evaluation)
+            self.rehearsal.is_due = self.rehearsal.is_unchecked = False
+            return
         self.logs.evaluation(evaluation, self.validation_split, self.best)
         if self.best.step == self.progress.global_step and self.best.is_kept:
             with self.meters.stopwatch.stopped():
@@ -486,6 +552,7 @@ class Run:
         if hasattr(self, "profiler"):
             self.profiler.stop()
         if error is not None:
+            self.rehearsal.explain(error)
             self.close_after(error)
         for loader in self.all_loaders.values():
             loader.close()

@@ -68,9 +68,17 @@ class Samples:
 
     def example(self, size: int, length: int) -> Batch:
         """Return a batch of shapes alone, on the meta device, in fp32; `length` is that of text."""
-        samples = torch.zeros(size, dtype=torch.long)
+        return self.shapes_of(torch.zeros(size, dtype=torch.long))
+
+    def shapes_of(self, samples: torch.Tensor) -> Batch:
+        """Return the batch of `samples` as shapes alone, on the meta device, in fp32."""
         batch = self.finish(self.read(samples, None), samples, None)
         return convert_to_fp32(send_to_device(batch, "meta"))
+
+    def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
+        """Return the batch of `samples` on `device`, in fp32."""
+        batch = send_to_device(self.read(samples, None), device)
+        return convert_to_fp32(self.finish(batch, samples, None))
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """`fetch`, and leave the generators of this process, which may train, as they were."""
@@ -194,6 +202,12 @@ class Data:
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
             raise UserError(f"{what} empty: remove or fill it")
+        if split.lengths is not None:
+            if not isinstance(split.lengths, np.ndarray):
+                split.lengths = np.asarray(split.lengths, dtype=np.int64)
+            if split.lengths.shape != (len(split),):
+                shape = f"lengths of shape {split.lengths.shape}, and {len(split):,} samples"
+                raise UserError(f"data set {self.name}: split {name} has {shape}: give one each")
         return split
 
     def facts(self) -> dict[str, Any]:

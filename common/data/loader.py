@@ -13,7 +13,7 @@ from torch.utils import _pytree as tree
 from common.config import TrainingConfig
 from common.data.batch import Batch, Samples, Work
 from common.data.iterable import IterableOrder, IterableSamples
-from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.workers import MicroBatches, Workers
 from common.errors import UserError
 from common.machine import local_world_size, usable_cores
@@ -63,6 +63,7 @@ class Loader:
         self.placement, self.num_workers = placement, num_workers if placement == "workers" else 0
         self.workers = Workers(samples, self.num_workers, device)
         self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
+        self.is_rehearsed: Callable[[], bool] = lambda: False  # whether an evaluation is, by `Run`
         samples.seed = seed
         if placement == "device":
             samples.place(device)
@@ -94,10 +95,41 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch of an evaluation, until it is cut short."""
         assert isinstance(self.order, EvaluationOrder)
+        if self.is_rehearsed():
+            few = rehearsal_batches(self.order.micro_batches(), self.order.batch_size)
+            yield from self.rehearsed(few)
+            return
         for batch, _ in self.make_batches(self.order.micro_batches(), None):
             if self.is_cut_short():
                 return
             yield batch
+
+    def equal_batches(self) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Yield as many batches of one size on all ranks, each with which samples count.
+
+        The second is bool [size], on the device: false for a sample that only fills a batch up. A
+        request to stop does not cut it short, as ranks that talk to each other within an evaluation
+        would wait for each other.
+        """
+        assert isinstance(self.order, EvaluationOrder)
+        samples, is_real = self.order.equal_batches()
+        if self.is_rehearsed():
+            batches = self.rehearsed(rehearsal_batches(samples, self.order.batch_size))
+            is_real = rehearsal_batches(is_real, self.order.batch_size)
+        else:
+            batches = (batch for batch, _ in self.make_batches(samples, None))
+        for batch, counts in zip(batches, is_real, strict=True):
+            yield batch, counts.to(self.device)
+
+    def rehearsed(self, micro_batches: list[torch.Tensor]) -> Iterator[Batch]:
+        """Yield a few batches as an evaluation would, and leave no workers behind."""
+        had_workers = self.workers.have_begun
+        try:
+            for batch, _ in self.make_batches(micro_batches, None):
+                yield batch
+        finally:
+            if not had_workers:
+                self.workers.close()
 
     def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
         """Yield (batch, what it holds) from an update of an epoch to its end."""

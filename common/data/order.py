@@ -151,6 +151,38 @@ class EvaluationOrder:
             batches[-1:] = batches[-1].tensor_split(2)
         return batches
 
+    def equal_batches(self) -> "EqualBatches":
+        """Return as many batches of one size on all ranks, filled up with samples that repeat."""
+        most_samples = -(-self.num_samples // self.world_size)  # of a rank
+        size = min(self.batch_size, most_samples)
+        mine = self.micro_batches()
+        samples = torch.cat(mine) if mine else torch.zeros(0, dtype=torch.long)
+        count = -(-most_samples // size)
+        padding = count * size - len(samples)
+        repeated = samples[-1:] if len(samples) else torch.zeros(1, dtype=torch.long)
+        is_real = torch.arange(count * size) < len(samples)
+        filled = torch.cat([samples, repeated.expand(padding)])
+        return EqualBatches([*filled.split(size)], [*is_real.split(size)])
+
+
+class EqualBatches(NamedTuple):
+    """The samples of each batch of a rank, int64 [size], and which of them count, bool [size]."""
+
+    samples: list[torch.Tensor]
+    is_real: list[torch.Tensor]
+
+
+def rehearsal_batches(batches: Sequence[torch.Tensor], batch_size: int) -> list[torch.Tensor]:
+    """Return one batch of a rank, and another with its samples twice, where they fit into one.
+
+    They have half of the rank's first batch, so that no batch is larger than an evaluation's.
+    A total doubles with the samples, and a mean does not: so that the two can be told apart.
+    """
+    if not len(batches):
+        return []
+    first = batches[0][: max(1, len(batches[0]) // 2)]
+    return [first, torch.cat([first, first])] if batch_size > 1 else [first]
+
 
 def hash_integers(*values: int) -> int:
     """Mix integers into one of 63 bits, so that near values give unrelated random streams."""

@@ -70,6 +70,10 @@ class Workers:
             generator=torch.Generator(),
         )
 
+    @property
+    def have_begun(self) -> bool:
+        return "processes" in vars(self)
+
     def close(self) -> None:
         vars(self).pop("processes", None)
 

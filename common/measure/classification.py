@@ -1,11 +1,13 @@
 """Ready-made figures for single-label classification: accuracy, F1, confusion, each class."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from common.measure.sums import Evaluation, Sums
+from common.errors import UserError
+from common.measure.sums import Evaluation, Metrics, Sums
 
 
 class Classified(Evaluation):
@@ -32,32 +34,47 @@ class ClassificationSums(Sums):
         self.class_names = class_names
         self.seen: list[torch.Tensor] = []
 
-    def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:  # type: ignore[override]
-        """Add a batch: its mean loss, logits [batch, classes], labels int64 [batch]."""
+    def add(  # type: ignore[override]
+        self,
+        loss: torch.Tensor | float,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Add a batch: its mean loss, logits [batch, classes], labels int64 [batch].
+
+        Further metrics are as `run.record` takes them: of each, the mean over all elements.
+        """
         predicted, size = logits.argmax(-1), len(self.class_names)
         counts = torch.zeros(size**2, device=labels.device, dtype=torch.float64)
         ones = torch.ones_like(labels, dtype=torch.float64)
         counts.scatter_add_(0, labels * size + predicted, ones)  # bincount would wait for a GPU
-        super().add(len(labels), loss=loss * len(labels), confusion=counts)
+        super().add(len(labels), confusion=counts)
+        super().record(loss, metrics, len(labels))
         if len(self.seen) < self.BATCHES_KEPT:
             self.seen.append(torch.stack([predicted, labels]))
 
+    def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
+        """Refuse: without logits and labels there is nothing to classify by."""
+        advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
+        raise UserError(f"ClassificationSums.record: it needs the labels, too: {advice}")
+
     def result(self) -> Classified:
         """Return ``loss``, ``accuracy``, ``count``, and ``f1``; of more than two ``macro_f1``."""
-        totals, classes = self.reduced(), len(self.class_names)
+        reduced, classes = self.reduce(), len(self.class_names)
         # Where no rank had a sample, there is nothing but their number.
-        counts = totals.get("confusion", torch.zeros(classes**2)).view(classes, classes)
-        f1, count = rates(counts)[2], int(totals["count"])
-        found = Classified(
-            loss=float(totals.get("loss", torch.nan)) / max(count, 1),
-            accuracy=float(counts.trace()) / max(count, 1),
+        counts = reduced.totals.get("confusion", torch.zeros(classes**2)).view(classes, classes)
+        f1, count = rates(counts)[2], int(reduced.totals["count"])
+        figures = {
+            "loss": torch.nan,
+            "accuracy": float(counts.trace()) / max(count, 1),
             **({"f1": float(f1[1])} if classes == 2 else {"macro_f1": float(f1.mean())}),
-            count=count,
-        )
-        found.confusion, found.class_names = counts, self.class_names
+        }
+        classified = Classified(figures | reduced.means | {"count": count})
+        classified.confusion, classified.class_names = counts, self.class_names
         none = torch.empty((2, 0), dtype=torch.long)
-        found.predicted, found.labels = torch.cat(self.seen or [none], dim=1).cpu()
-        return found
+        classified.predicted, classified.labels = torch.cat(self.seen or [none], dim=1).cpu()
+        return classified
 
 
 def rates(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

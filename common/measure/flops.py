@@ -1,16 +1,20 @@
-"""Floating-point operations of a model, counted once on its real modules without computing."""
+"""Floating-point operations of a model, counted once on its real modules."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
-from common.data.batch import Samples
+from common.checkpoints.kinds import RandomState
+from common.data.batch import Batch, Samples
 from common.models.compile import as_written
 
 # A recipe's: takes the model and a batch; returns the loss, and the model's outputs.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, Any]]
+
+REAL_SAMPLES = 4  # that are counted together, where shapes alone are not enough
 
 
 class TrainingFlops(NamedTuple):
@@ -34,35 +38,89 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     Recomputation under gradient checkpointing is not counted, and attention is counted as its
     two products: `torch.utils.flop_counter` does not see all fused ones.
     """
-    # Where samples have lengths L: a + bL + cL² through three points.
-    points = [0.0] if samples.lengths is None else [8.0, 16.0, 32.0]
-    counts = [operations(model, compute_loss, samples.example(1, int(n))) for n in points]
-    powers = torch.vander(torch.tensor(points, dtype=torch.float64), increasing=True)
-    solved = torch.linalg.solve(powers, torch.tensor(counts, dtype=torch.float64))
-    return TrainingFlops(*solved.tolist())
-
-
-def operations(model: nn.Module, compute_loss: ComputeLoss, batch: Any) -> float:
-    """Return the operations of one forward and backward pass on a batch on the meta device."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     tensors = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
+    if samples.lengths is None:
+        batches = {0.0: samples.example(1, 0)}
+    elif type(samples).example is Samples.example:  # it knows no other lengths than its samples'
+        numbers = samples_of_each_length(samples.lengths)
+        batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
+    else:
+        batches = {length: samples.example(1, int(length)) for length in (8.0, 16.0, 32.0)}
+    counts = {
+        length: operations(model, compute_loss, batch, tensors) for length, batch in batches.items()
+    }
+    return through(counts)
 
-    def on_meta(*inputs: Any, **named: Any) -> Any:
+
+def training_flops_of_values(
+    model: nn.Module, compute_loss: ComputeLoss, samples: Samples, device: torch.device
+) -> TrainingFlops:
+    """Count on a few real samples, for models that look at values, as boolean indexing does.
+
+    Generators, buffers and gradients stay as they were.
+    """
+    if not samples.is_sized:
+        raise NotImplementedError("samples without numbers can't be read ahead")
+    generators = RandomState(device)
+    drawn = generators.state_dict()
+    parameters = {
+        name: parameter.detach().requires_grad_(parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
+    try:
+        if samples.lengths is None:
+            numbers = {0.0: torch.arange(min(REAL_SAMPLES, len(samples)))}
+        else:
+            numbers = samples_of_each_length(samples.lengths)
+        counts = {}
+        for length, number in numbers.items():
+            batch = samples.values_of(number, device)
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            total = operations(model, compute_loss, batch, parameters | buffers)
+            counts[length] = total / len(number)
+    finally:
+        generators.load_state_dict(drawn)
+    return through(counts)
+
+
+def samples_of_each_length(lengths: Any) -> dict[float, torch.Tensor]:
+    """Return up to three lengths that samples have, each with one sample, int64 [1]."""
+    order = np.argsort(lengths, kind="stable")
+    shares = (0.1, 0.5, 0.9)
+    numbers = [int(order[int(share * (len(order) - 1))]) for share in shares]
+    return {float(lengths[number]): torch.tensor([number]) for number in numbers}
+
+
+def through(counts: dict[float, float]) -> TrainingFlops:
+    """Return a + bL + cL² through the operations by length L; of fewer lengths, fewer terms."""
+    points = torch.tensor([*counts], dtype=torch.float64)
+    powers = torch.vander(points, increasing=True)
+    solved = torch.linalg.solve(powers, torch.tensor([*counts.values()], dtype=torch.float64))
+    return TrainingFlops(*solved.tolist())
+
+
+def operations(
+    model: nn.Module, compute_loss: ComputeLoss, batch: Batch, tensors: dict[str, torch.Tensor]
+) -> float:
+    """Return the operations of one forward and backward pass; `tensors` stand for the model's."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def with_tensors(*inputs: Any, **named: Any) -> Any:
         return torch.func.functional_call(model, tensors, inputs, named)
 
     attention: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
     set_attention: Any = model.set_attn_implementation if attention else lambda name: None
-    training = model.training
+    training_modes = {module: module.training for module in model.modules()}
     try:
         set_attention("eager")
         model.eval()  # without recomputation
         with as_written(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
-            compute_loss(on_meta, batch)[0].backward()
+            compute_loss(with_tensors, batch)[0].backward()
     finally:
-        model.train(training)
+        for module, training in training_modes.items():
+            module.training = training
         set_attention(attention)
     return float(counter.get_total_flops())

@@ -1,5 +1,6 @@
 """A run's figures: speed, memory, loss and metrics, gathered from all ranks."""
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -16,7 +17,12 @@ from torch import Tensor, nn
 from common.console import warn
 from common.data.batch import Samples, Work
 from common.machine import usable_cores
-from common.measure.flops import ComputeLoss, TrainingFlops, training_flops
+from common.measure.flops import (
+    ComputeLoss,
+    TrainingFlops,
+    training_flops,
+    training_flops_of_values,
+)
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, Stopwatch, synchronize, throughput
@@ -56,14 +62,22 @@ class Meters:
         try:
             self.flops = training_flops(model, compute_loss, samples)
         except Exception as problem:
-            reason = str(problem).partition("\n")[0]
-            warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
+            with contextlib.suppress(Exception):  # as the model may do anything
+                self.flops = training_flops_of_values(model, compute_loss, samples, self.device)
+            if self.flops is None:
+                reason = str(problem).partition("\n")[0]
+                warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
     def accumulate(self, accumulation: int) -> None:
         self.sums = TrainingSums(self.device, accumulation)
 
     def count(
-        self, loss: Tensor, metrics: Metrics | None, work: Work, waited: float, is_update: bool
+        self,
+        loss: Tensor | float,
+        metrics: Metrics | None,
+        work: Work,
+        waited: float,
+        is_update: bool,
     ) -> None:
         """Take note of a micro-batch that was trained on, and whether an update ended with it."""
         self.sums.add(loss, metrics or {})
@@ -76,10 +90,14 @@ class Meters:
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
             self.warn_of_rising(used["memory/host_rss_mib"])
-            taken = self.sums.take().tolist()
-            figures, sums = self.of_all_ranks(self.stopwatch.lap(), used, taken)
+            taken = self.sums.take()
+            row = self.sums.row(taken)
+            figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
+            if rows[:, 0].any():  # a rank has metrics that the ranks have not agreed on
+                self.sums.agree_on_names(self.accelerator, taken)
+                rows = self.gather_rows(self.sums.row(taken))
             self.busy += [figures[name] for name in ("gpu/utilization",) if name in figures]
-            return {**self.sums.means(sums), **figures, "perf/goodput": self.goodput()}
+            return {**self.sums.means(rows), **figures, "perf/goodput": self.goodput()}
 
     def whole_run(self) -> dict[str, float]:
         """Return the last update's loss, and ``perf/`` and the ``memory/`` peaks of all the run."""
@@ -94,8 +112,8 @@ class Meters:
     ) -> tuple[dict[str, float], Tensor]:
         """Return figures, with the most that ranks `used`, and all `numbers` [world_size, n]."""
         parts = [[*vars(interval).values()], [*used.values()], numbers]
-        mine = torch.tensor([[n for part in parts for n in part]], dtype=torch.float64)
-        ranks = self.accelerator.gather(mine.to(self.device)).cpu().split([*map(len, parts)], dim=1)
+        row = [number for part in parts for number in part]
+        ranks = self.gather_rows(row).split([*map(len, parts)], dim=1)
         # No speed of an interval whose updates were all profiled.
         figures = throughput(ranks[0], self.flops, self.peak) if interval.updates else {}
         figures |= dict(zip(used, ranks[1].amax(0).tolist(), strict=True))
@@ -104,6 +122,11 @@ class Meters:
             figures |= {name: float(each.mean()), f"{name}_min": float(each.min())}
         # What a GPU's driver does not tell, of one rank at least, is missing.
         return {name: value for name, value in figures.items() if value == value}, ranks[2]
+
+    def gather_rows(self, row: list[float]) -> Tensor:
+        """Return the rows of all ranks, float64 [world_size, n], on the host."""
+        mine = torch.tensor([row], dtype=torch.float64)
+        return self.accelerator.gather(mine.to(self.device)).cpu()
 
     def idle_sentence(self) -> str | None:
         """Return what to do where the GPUs had less to do than they could, or None."""

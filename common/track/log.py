@@ -12,7 +12,7 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, TOLD, say, warn
 from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
-from common.measure.sums import of_all_ranks
+from common.measure.sums import Evaluation, gather_from_ranks, of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.track import report
 from common.track.names import STEP, Facts
@@ -81,20 +81,48 @@ class Log:
         of the present step that has the last one's figures on the same split.
         """
         metric, prefix = self.objective.metric, PREFIXES[split]
-        values = of_all_ranks(self.accelerator, figures)
-        if metric not in values:
-            found = f"the evaluation has {', '.join(values) or 'nothing'}"
-            advice = "let OBJECTIVE name one of these"
-            raise UserError(f"the objective is {self.objective}, and {found}: {advice}")
+        values = self.checked(figures)
         here = self.position()
         at = position or here
-        is_best = split == "validation" and best.improves(values[metric], int(here[STEP]))
+        is_best = split == "validation" and best.improves(
+            values[metric], int(here[STEP]), values.get("loss")
+        )
         text = report.evaluation_text(values, split, at)
         say(f"{text}  ★ best" if is_best else text)
         named = {f"{prefix}/{name}": value for name, value in values.items()}
         if at[STEP] == here[STEP] or not named.keys() & self.pending.keys():
             self.add(named)
         return named
+
+    def checked(self, figures: Facts) -> Evaluation:
+        """Return the figures of all ranks; a `UserError` if the objective is not among them."""
+        if not isinstance(figures, Mapping):
+            what = f"run.log got a {type(figures).__name__}"
+            raise UserError(f"{what}: give it figures by name, such as those of sums.result()")
+        values = of_all_ranks(self.accelerator, figures)
+        if self.objective.metric not in values:
+            names = ", ".join(values) or "nothing"
+            advice = "let OBJECTIVE name one of these"
+            raise UserError(
+                f"the objective is {self.objective}, and the evaluation has {names}: {advice}"
+            )
+        return values
+
+    def rehearse(self, figures: Facts) -> None:
+        """Find what is wrong with an evaluation, and log nothing; called on all ranks."""
+        self.checked(figures)
+        mine = figures.evident_means() if isinstance(figures, Evaluation) else []
+        ranks = gather_from_ranks(self.accelerator, mine)
+        means = dict.fromkeys(name for names in ranks for name in names)
+        for name in means:
+            sentence = (
+                f"sums.add got the mean of {name!r} over a batch in place of its total, so that it "
+                "would be logged divided by the batch size: write sums.record(loss, metrics, "
+                f"len(y)), which takes means, or sums.add(len(y), {name}={name} * len(y))"
+            )
+            if name == "loss":
+                raise UserError(sentence)
+            warn(sentence)
 
     def add(self, values: Facts) -> None:
         self.pending |= {**values, **self.position()}

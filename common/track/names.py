@@ -6,6 +6,7 @@ from typing import Any
 
 Facts = Mapping[str, Any]  # by name: of a run, or figures
 STEP = "progress/global_step"
+RATE = "train/learning_rate"  # of further groups of parameters, followed by their names
 PEAK = "memory/peak_mib"  # of the device or the host, where runs stand side by side
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over that of processes
 SPLITS = ("train", "val", "test")
@@ -46,7 +47,7 @@ METRICS = {
     "psnr": Metric("PSNR", unit="dB", better="max", form=".2f"),
     "perplexity": Metric("perplexity", better="min", form=".3f"),
     "count": Metric("samples", panel="", form=",.0f"),
-    "train/learning_rate": Metric("learning rate", form=".3g"),
+    RATE: Metric("learning rate", form=".3g"),
     "train/grad_norm": Metric("gradient norm"),
     "train/loss_scale": Metric("loss scale", form="g"),
     "train/skipped_updates": Metric("skipped updates", form="g"),
@@ -78,6 +79,9 @@ METRICS = {
 def describe(name: str) -> Metric:
     """Return how a metric is shown; one that a recipe brings, by its own name."""
     prefix, _, bare = name.rpartition("/")
+    if name.startswith(f"{RATE}/"):
+        group = name.removeprefix(f"{RATE}/")
+        return replace(METRICS[RATE], label=f"{METRICS[RATE].label}, {group}")
     if bare.startswith("best_"):
         metric = describe(bare.removeprefix("best_"))
         return replace(metric, label=f"best {metric.label}")

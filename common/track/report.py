@@ -9,7 +9,7 @@ from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
-from common.track.names import METRICS, STEP, Facts, describe, precision_name
+from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
 OF_THE_RUN = (
     *("time/total_seconds", "time/train_seconds", "time/compile_seconds"),
@@ -72,8 +72,12 @@ def figure(name: str, value: float) -> str:
 
 
 def interval_text(row: Facts) -> str:
-    # What is learned: the loss and the recipe's own metrics, not the rate or the norm.
-    learned = [figure(n, v) for n, v in row.items() if n.startswith("train/") and n not in METRICS]
+    # What is learned: the loss and the recipe's own metrics, not the rates or the norm.
+    learned = [
+        figure(name, value)
+        for name, value in row.items()
+        if name.startswith("train/") and name not in METRICS and not name.startswith(f"{RATE}/")
+    ]
     speed = row.get("perf/samples_per_second")
     rate = "profiling" if speed is None else f"{speed:,.0f} samples/s"
     return "  ".join([*learned, rate, f"{peak_memory(row):,.0f} MiB"])

@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import TrainingConfig
+from common.errors import UserError
 from common.flags import mark_read
 from common.training.optim import SCALES, warmup_decay
 
@@ -25,7 +26,7 @@ class Plan:
         self.updates_per_epoch: int = order.updates_per_epoch
         self.samples_per_update: int = order.global_batch  # over all ranks
         if config.epochs is None:
-            config.epochs = default_epochs.get(dataset, default_epochs["other"])
+            config.epochs = epochs_by_default(dataset, default_epochs)
         total_steps = config.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         # A short run has a curve all the same, and many short epochs no line for each.
@@ -56,6 +57,10 @@ class Plan:
         )
         return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)
 
+    def epoch(self, step: int) -> int:
+        """Return the epoch, from 0, of the update that follows `step`; at the end, the last one."""
+        return max(0, min(step, self.total_steps - 1)) // self.updates_per_epoch
+
     def ends(self, step: int) -> bool:
         return step == self.total_steps
 
@@ -83,6 +88,16 @@ class Plan:
             "progress/epoch": step / self.updates_per_epoch,
             "progress/samples": step * self.samples_per_update,
         }
+
+
+def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
+    """Return the epochs that a recipe states for a data set, or for any other one."""
+    epochs = default_epochs.get(dataset, default_epochs.get("other"))
+    if epochs is None:
+        named = ", ".join(default_epochs) or "nothing"
+        advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs'
+        raise UserError(f"DEFAULT_EPOCHS names {named}, and the data set is {dataset}: {advice}")
+    return epochs
 
 
 @dataclass

@@ -82,15 +82,32 @@ def test_one_process_averages_nothing() -> None:
     assert all(map(torch.equal, before, model.buffers()))
 
 
-def test_best_is_the_first_of_the_best() -> None:
-    """One as good is no better, and NaN never is; a resumed run counts on."""
+def test_best_is_the_last_of_the_best() -> None:
+    """Of equal values the later one is kept, and NaN never is; a resumed run counts on."""
     best, took = Best(Objective.parse("rmse:min")), []
     for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
         took.append(best.improves(value, step))
-    assert took == [False, True, True, False, False, False]
-    assert (best.value, best.step, best.later) == (2.0, 2, 3)
+    assert took == [False, True, True, True, False, False]
+    assert (best.value, best.step, best.later) == (2.0, 3, 3)
     again = Best(best.objective)
     again.load_state_dict(best.state_dict())
     assert again == best
     assert again.improves(1.0, 9)
     assert (again.value, again.step, again.later) == (1.0, 9, 0)
+
+
+def test_ties_are_broken_by_loss() -> None:
+    """Of equal values the lower loss is kept; of equal losses the later; NaN is no lower."""
+    best, took = Best(Objective.parse("accuracy:max")), []
+    for step, loss in enumerate([0.354, 0.1, 0.2, 0.1, NAN, None]):
+        took.append(best.improves(1.0, step, loss))
+    assert took == [True, True, False, True, False, False]
+    assert (best.step, best.later, best.loss) == (3, 5, 0.1)
+
+
+def test_state_of_older_checkpoints_still_loads() -> None:
+    """They know no loss: the next tie is kept, as it is later."""
+    best = Best(Objective.parse("accuracy:max"))
+    best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
+    assert best.improves(1.0, 8, 0.5)
+    assert (best.step, best.later, best.loss) == (8, 2, 0.5)

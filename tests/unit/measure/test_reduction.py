@@ -1,0 +1,313 @@
+"""Ranks that record other names, counts and shapes: the figures are those of all their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data.batch import Work
+from common.errors import UserError
+from common.measure import sums as module
+from common.measure.classification import ClassificationSums
+from common.measure.meters import Meters
+from common.measure.sums import Evaluation, Sums, TrainingSums, of_all_ranks
+from tests.ranks import gather_from_ranks, on_ranks
+
+NAMES = ("accuracy", "kl", "psnr", "error")
+NUMBERS = st.floats(-1e3, 1e3, width=32)
+# As a recipe gives them: what stands for each is made by `as_given`.
+VALUES = st.tuples(
+    st.sampled_from(["tensor", "half", "bool", "integer", "number", "numpy", "array"]),
+    st.lists(NUMBERS, min_size=0, max_size=5),
+)
+BATCHES = st.tuples(
+    NUMBERS,  # the mean loss
+    st.integers(1, 9),  # samples
+    st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3),
+)
+RANKS = st.lists(st.lists(BATCHES, max_size=4), min_size=1, max_size=3)
+FEW = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def as_given(kind: str, numbers: list[float]) -> tuple[Any, list[float]]:
+    """Return what a recipe records, and the elements that it has."""
+    if kind in ("number", "numpy"):
+        number = numbers[0] if numbers else 0.5
+        return (number, [number]) if kind == "number" else (np.float32(number), [number])
+    array = np.array(numbers, dtype=np.float32)
+    if kind == "array":
+        return array, array.tolist()
+    types = {"tensor": torch.float32, "half": torch.bfloat16, "bool": torch.bool}
+    tensor = torch.tensor(numbers).to(types.get(kind, torch.int64))
+    return tensor.view(-1, 1), tensor.double().tolist()
+
+
+def means_of(elements: dict[str, list[float]]) -> dict[str, float]:
+    """Return the mean of each name's elements, if it has any."""
+    return {
+        name: float(np.mean(np.array(values, dtype=np.float64)))
+        for name, values in elements.items()
+        if values
+    }
+
+
+@pytest.fixture(autouse=True)
+def _simulated_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gather_from_ranks", gather_from_ranks)
+
+
+@FEW
+@given(RANKS)
+def test_training_metrics_are_the_means_over_all_ranks(ranks: Any) -> None:
+    """Whatever a rank records, in two intervals; names are exchanged where a rank has new ones."""
+    expected: dict[str, list[float]] = {}
+    for batches in ranks:
+        for loss, _, metrics in batches:
+            expected.setdefault("train/loss", []).append(loss)
+            for name, value in metrics.items():
+                expected.setdefault(f"train/{name}", []).extend(as_given(*value)[1])
+
+    def work(accelerator: Any) -> Any:
+        meters = Meters(accelerator, 1)
+        rows = []
+        for _ in range(2):
+            for loss, size, metrics in ranks[accelerator.process_index]:
+                given_metrics = {name: as_given(*value)[0] for name, value in metrics.items()}
+                meters.count(torch.tensor(loss), given_metrics, Work(size), 0.0, True)
+            rows.append(meters.interval())
+        return rows, accelerator.exchanges
+
+    for rows, exchanges in on_ranks(len(ranks), work):
+        assert exchanges <= 1  # none for the second interval, which has the same names
+        for row in rows:
+            learned = {name: value for name, value in row.items() if name.startswith("train/")}
+            assert learned == pytest.approx(means_of(expected), rel=1e-9, abs=1e-9)
+
+
+@FEW
+@given(RANKS, st.data())
+def test_training_sums_go_on_with_another_number_of_ranks(ranks: Any, data: Any) -> None:
+    """What all ranks have summed up to a checkpoint, in one rank's sums now."""
+
+    def filled(batches: Any, states: Any = ()) -> TrainingSums:
+        sums = TrainingSums(torch.device("cpu"), 1)
+        sums.load_from_ranks(states)
+        for loss, _, metrics in batches:
+            sums.add(loss, {name: as_given(*value)[0] for name, value in metrics.items()})
+        return sums
+
+    cuts = [data.draw(st.integers(0, len(batches))) for batches in ranks]
+    states = [filled(b[:cut]).state_dict() for b, cut in zip(ranks, cuts, strict=True)]
+    rest = [batch for b, cut in zip(ranks, cuts, strict=True) for batch in b[cut:]]
+    resumed = filled(rest, states).take()
+    whole = filled([batch for batches in ranks for batch in batches]).take()
+    assert resumed.keys() == whole.keys()
+    for name, pair in whole.items():
+        assert resumed[name] == pytest.approx(pair, rel=1e-9, abs=1e-9)
+
+
+@FEW
+@given(RANKS.filter(any))
+def test_recorded_evaluations_are_the_means_over_all_ranks(ranks: Any) -> None:
+    """`Sums.record` takes what `run.record` takes; some ranks have no batch at all."""
+    losses, count = 0.0, 0
+    expected: dict[str, list[float]] = {}
+    for batches in ranks:
+        for loss, size, metrics in batches:
+            losses, count = losses + size * loss, count + size
+            for name, value in metrics.items():
+                expected.setdefault(name, []).extend(as_given(*value)[1])
+
+    def work(accelerator: Any) -> Evaluation:
+        sums = Sums(accelerator)
+        for loss, size, metrics in ranks[accelerator.process_index]:
+            values = {name: as_given(*value)[0] for name, value in metrics.items()}
+            sums.record(torch.tensor(loss), values, size)
+        return sums.result()
+
+    for figures in on_ranks(len(ranks), work):
+        known = {name: value for name, value in figures.items() if value == value}
+        means = means_of(expected) | {"loss": losses / count, "count": count}
+        assert known == pytest.approx(means, rel=1e-9, abs=1e-9)
+
+
+@FEW
+@given(RANKS.filter(any))
+def test_added_totals_are_those_of_all_ranks(ranks: Any) -> None:
+    """Also of names that some ranks lack, as plain numbers and as tensors."""
+    count = sum(size for batches in ranks for _, size, _ in batches)
+    expected = {"count": float(count)}
+    for batches in ranks:
+        for _, _, metrics in batches:
+            for name, value in metrics.items():
+                expected[name] = expected.get(name, 0.0) + sum(as_given(*value)[1])
+
+    def work(accelerator: Any) -> Evaluation:
+        sums = Sums(accelerator, lambda totals: {f"sum_{n}": t for n, t in totals.items()})
+        for _, size, metrics in ranks[accelerator.process_index]:
+            values = {}
+            for name, value in metrics.items():
+                given_value = as_given(*value)[0]
+                is_number = isinstance(given_value, (float, np.floating))
+                values[name] = given_value if is_number else given_value.sum()
+            sums.add(size, **values)
+        return sums.result()
+
+    # A half-precision sum is not exact: the recipe's own `.sum()` has its type.
+    for figures in on_ranks(len(ranks), work):
+        assert figures.pop("count") == count
+        assert figures.keys() == {f"sum_{name}" for name in expected}
+        for name, total in expected.items():
+            assert figures[f"sum_{name}"] == pytest.approx(total, rel=2e-2, abs=20)
+
+
+def test_two_losses_in_turns() -> None:
+    """A constant 100 on one rank and a constant 1 on the other are logged as they are."""
+
+    def work(accelerator: Any) -> dict[str, float]:
+        meters = Meters(accelerator, 1)
+        name, value = ("first", 100.0) if accelerator.process_index == 0 else ("second", 1.0)
+        for _ in range(40):
+            meters.count(torch.tensor(0.5), {name: value}, Work(1), 0.0, True)
+        return meters.interval()
+
+    for values in on_ranks(2, work):
+        assert (values["train/first"], values["train/second"]) == (100.0, 1.0)
+
+
+def test_shapes_that_differ_are_a_sentence() -> None:
+    """Between ranks on all of them, and between batches of one."""
+
+    def between_ranks(accelerator: Any) -> Evaluation:
+        sums = Sums(accelerator)
+        sums.add(2, hits=torch.ones(2 + accelerator.process_index))
+        return sums.result()
+
+    with pytest.raises(UserError, match=r"'hits' has shape \(3,\) on rank 1 and \(2,\)"):
+        on_ranks(2, between_ranks)
+
+    def between_batches(accelerator: Any) -> None:
+        sums = Sums(accelerator)
+        sums.add(2, hits=torch.ones(2))
+        sums.add(2, hits=1.0)
+
+    with pytest.raises(UserError, match="'hits' has shape"):
+        on_ranks(1, between_batches)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [1.0], torch.tensor(1j)])
+def test_what_is_no_number_is_a_sentence(value: Any) -> None:
+    """It names the call and the metric."""
+    with pytest.raises(UserError, match=r"run.record: 'kl'"):
+        TrainingSums(torch.device("cpu"), 1).add(torch.tensor(1.0), {"kl": value})
+    with pytest.raises(UserError, match=r"sums.add: 'kl'"):
+        on_ranks(1, lambda accelerator: Sums(accelerator).add(1, kl=value))
+    with pytest.raises(UserError, match=r"sums.record: 'kl'"):
+        on_ranks(1, lambda accelerator: Sums(accelerator).record(0.5, {"kl": value}, 1))
+
+
+def test_a_figure_is_one_number() -> None:
+    """A total of several numbers without `finish`, or a word, is told by its name."""
+
+    def vector(accelerator: Any) -> Evaluation:
+        sums = Sums(accelerator)
+        sums.add(1, hits=torch.ones(3))
+        return sums.result()
+
+    with pytest.raises(UserError, match=r"'hits' is a Tensor of shape \(3,\)"):
+        on_ranks(1, vector)
+    with pytest.raises(UserError, match="'note' is a str"):
+        on_ranks(1, lambda accelerator: of_all_ranks(accelerator, {"note": "good"}))
+
+
+def test_own_figures_are_averaged_over_the_ranks_that_have_them() -> None:
+    """By name, in any order."""
+
+    def work(accelerator: Any) -> Evaluation:
+        ranks = ({"a": 1.0, "b": 10.0}, {"b": 20.0, "c": 5})
+        return of_all_ranks(accelerator, ranks[accelerator.process_index])
+
+    for figures in on_ranks(2, work):
+        assert figures == {"a": 1.0, "b": 15.0, "c": 5.0}
+
+
+def test_means_and_totals_stand_side_by_side() -> None:
+    """A name is one or the other; `finish` gets the sums of both."""
+
+    def work(accelerator: Any) -> Evaluation:
+        sums = Sums(
+            accelerator, lambda totals: {"rmse": (totals["squares"] / totals["count"]) ** 0.5}
+        )
+        for errors in (torch.tensor([3.0, 4.0]), torch.tensor([0.0])):
+            sums.record(errors.mean(), {"error": errors.abs()}, len(errors))
+            sums.add(len(errors), squares=errors.square().sum())
+        return sums.result()
+
+    (figures,) = on_ranks(1, work)
+    assert figures == pytest.approx(
+        {"loss": 7 / 3, "error": 7 / 3, "rmse": (25 / 3) ** 0.5, "count": 3}
+    )
+
+    def both(accelerator: Any) -> None:
+        sums = Sums(accelerator)
+        sums.record(1.0, None, 2)
+        sums.add(2, loss=2.0)
+
+    with pytest.raises(UserError, match=r"'loss' is given to sums\.add and sums\.record"):
+        on_ranks(1, both)
+
+
+def test_classification_takes_further_metrics() -> None:
+    """Beside its own figures, as `run.record` takes them; `record` alone would lack labels."""
+
+    def work(accelerator: Any) -> Evaluation:
+        sums = ClassificationSums(accelerator, ["no", "yes"])
+        if accelerator.process_index == 0:
+            logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+            sums.add(0.5, logits, torch.tensor([0, 0]), {"margin": torch.tensor([1.0, 3.0])})
+        return sums.result()
+
+    for figures in on_ranks(2, work):
+        assert (figures["loss"], figures["accuracy"], figures["margin"]) == (0.5, 0.5, 2.0)
+    with pytest.raises(UserError, match="labels"):
+        on_ranks(1, lambda accelerator: ClassificationSums(accelerator, []).record(1.0, {}, 1))
+
+
+@pytest.mark.parametrize(
+    ("adds_mean", "names"), [(True, ["loss"]), (False, [])], ids=["mean", "total"]
+)
+@pytest.mark.parametrize("has_finish", [False, True])
+def test_a_mean_in_place_of_a_total_is_found(
+    adds_mean: bool, names: list[str], has_finish: bool
+) -> None:
+    """By a second batch with the same samples twice, in which a total doubles."""
+    finish = (lambda totals: {"loss": totals["loss"] / totals["count"]}) if has_finish else None
+
+    def work(accelerator: Any) -> list[str]:
+        sums = Sums(accelerator, finish)
+        losses = torch.tensor([0.5, 2.5, 3.0])
+        for batch in (losses, torch.cat([losses, losses])):
+            sums.add(len(batch), loss=batch.mean() if adds_mean else batch.sum())
+        return sums.result().evident_means()
+
+    assert on_ranks(1, work) == [names]
+
+
+def test_a_mean_over_batches_is_none_of_that() -> None:
+    """Nor a total that is 0, nor one of batches that were not made for this."""
+
+    def work(accelerator: Any) -> list[list[str]]:
+        by_batches = Sums(accelerator, lambda t: {"loss": t["loss"] / t["batches"]})
+        zero, others = Sums(accelerator), Sums(accelerator)
+        for size in (3, 6):
+            by_batches.add(size, loss=1.5, batches=1)
+            zero.add(size, loss=0.0, hits=0)
+            others.add(size + 1, loss=1.5)
+        return [sums.result().evident_means() for sums in (by_batches, zero, others)]
+
+    assert on_ranks(1, work) == [[[], [], []]]
