@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.console import say
-from common.directory import INITIAL, read_status
+from common.directory import INITIAL, LOCK, read_status
 from common.errors import UserError
-from common.files import read_json
+from common.files import locked, read_json
 from common.flags import from_json, role_of, spelled
 from common.machine import world_size
+
+
+MOST_FLAGS = 5  # that a sentence repeats
 
 
 class SavedRun(NamedTuple):
@@ -41,10 +44,12 @@ def resumed_config(
     else:
         directory = Path(output_dir) if os.path.exists(Path(output_dir, "config.json")) else None
     if directory is None:
+        if output_dir is None:
+            say(f"--resume auto: runs/ has no unfinished run of {recipe}: a new one begins")
         return replace(parse(None), resume=None)
     run = read_run(directory, config_class, recipe)
     if is_finished(directory):
-        say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
+        say_finished(directory)
         raise SystemExit(0)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
@@ -62,6 +67,39 @@ def resumed_config(
     return keep_effective_batch(config, defaults, run.effective_batch_size)
 
 
+def say_finished(directory: Path) -> None:
+    say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
+
+
+def was_finished_meanwhile(config: Any, recipe: str) -> bool:
+    """Return whether the run to go on with is finished, once no other job can write to it.
+
+    Another job may have gone on with the run since `resumed_config` read it, or another run may
+    lie in its place.
+
+    Raises:
+        UserError: when it is not the run that `config` was read for.
+    """
+    directory = Path(config.output_dir)
+    run = read_run(directory, type(config), recipe)
+    if is_finished(directory):
+        say_finished(directory)
+        return True
+    changed = [
+        f"{spelled(name)} {value}, which was {getattr(config, name)}"
+        for name, value in sorted(run.resolved.items())
+        if not role_of(type(config), name).free and value not in (getattr(config, name), "auto")
+    ]
+    samples = config.batch_size * config.gradient_accumulation_steps * world_size()
+    if samples != run.effective_batch_size:
+        changed.append(f"an effective batch of {run.effective_batch_size}, which was {samples}")
+    if changed:
+        what = f"{directory} became another run while this command waited for it"
+        advice = "give the command again"
+        raise UserError(f"{what}: it has {listed(changed)}: {advice}", resumable=True)
+    return False
+
+
 def run_of(named: Path, output_dir: str | None) -> Path:
     """Return the directory of a run that is named, or one of whose checkpoints is."""
     for directory in (named, named.parent.parent):
@@ -74,15 +112,54 @@ def run_of(named: Path, output_dir: str | None) -> Path:
 
 
 def newest_unfinished(config: Any, recipe: str) -> Path | None:
-    """Return the newest run in `runs/` that is not finished and was started with such flags."""
+    """Return the newest run in `runs/` that is not finished and was started with such flags.
+
+    Raises:
+        UserError: when unfinished runs were all started with other flags. A command that lost a
+            flag would otherwise begin at update 0 unnoticed.
+    """
+    others: list[tuple[Path, list[str]]] = []
     for path in sorted(Path("runs").glob("*/config.json"), key=os.path.getmtime, reverse=True):
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):  # of another recipe, or damaged
             run = read_run(path.parent, type(config), recipe)
-            fixed = [name for name in run.given if not role_of(type(config), name).free]
-            same = all(getattr(config, name) == run.given[name] for name in fixed)
-            if same and not is_finished(path.parent):
-                return path.parent
+            if not is_finished(path.parent):
+                differences = differing_flags(config, run.given)
+                if not differences:
+                    return path.parent
+                others.append((path.parent, differences))
+    for directory, differences in others:
+        if may_be_gone_on_with(directory):
+            raise UserError(
+                f"--resume auto: {directory} is unfinished and has other flags: "
+                f"{listed(differences)}: go on with it by --resume {directory}, give the flags "
+                "that it was started with, or begin another run by --output-dir or by removing it"
+            )
     return None
+
+
+def differing_flags(config: Any, given: dict[str, Any]) -> list[str]:
+    """Return the flags that can't change on a resume and differ from those that a run was given."""
+    return [
+        f"{spelled(name)} {value} there and {getattr(config, name)} here"
+        for name, value in sorted(given.items())
+        if not role_of(type(config), name).free and getattr(config, name) != value
+    ]
+
+
+def may_be_gone_on_with(directory: Path) -> bool:
+    """Return whether a run stopped early: it neither runs now nor reached its end."""
+    if read_status(directory).get("status") == "failed" and (directory / "summary.json").exists():
+        return False  # it was trained to its end and missed its --target
+    with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
+        return True
+    return False
+
+
+def listed(differences: list[str]) -> str:
+    """Return differences in one phrase, which is not longer than a person reads."""
+    more = len(differences) - MOST_FLAGS
+    shown = [text if len(text) < 200 else f"{text[:200]}…" for text in differences[:MOST_FLAGS]]
+    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 
 
 def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:

@@ -21,7 +21,7 @@ from common.data.batch import Data, refuse_unread
 from common.data.iterable import IterableSamples
 from common.data.loader import Loader, make_loaders
 from common.data.workers import kill_workers
-from common.directory import RunDirectory, read_status, refuse_to_resume
+from common.directory import CONFIG, RunDirectory, read_status, refuse_to_resume
 from common.errors import (
     Preempted,
     TrainingError,
@@ -32,7 +32,7 @@ from common.errors import (
     outcome_of,
 )
 from common.files import read_json
-from common.flags import mark_read, record_reads, refuse_unread_flags
+from common.flags import mark_read, record_reads, refuse_unread_flags, role_of
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan
@@ -40,6 +40,8 @@ from common.measure.meters import Meters
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
+from common.recipe_source import RecipeSource
+from common.resume import was_finished_meanwhile
 from common.track import facts, media, report
 from common.track.card import model_card
 from common.track.log import Log
@@ -102,11 +104,18 @@ class Run:
         self.config, self.given = config, dict(vars(config))
         self.are_flags_checked = False  # once, after the first update
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
+        self.source = RecipeSource(Path(recipe_file))
         resumes, patience = config.resume is not None, config.collective_timeout
         try:
             self.objective = Objective.parse(objective)
             self.accelerator = accelerator = build_accelerator(config, ddp)
-            self.directory = RunDirectory(config.output_dir, self.recipe, resumes, patience / 2)
+            self.directory = RunDirectory(
+                config.output_dir,
+                self.recipe,
+                resumes,
+                patience / 2,
+                lambda: was_finished_meanwhile(config, self.recipe),
+            )
         except UserError as error:
             refuse_to_resume(config.output_dir, outcome_of(error), resumes)
             raise
@@ -115,6 +124,8 @@ class Run:
         folder, ranks = path / "checkpoints", accelerator.num_processes
         kept = config.keep_checkpoints
         self.checkpoints = Checkpoints(folder, rank, ranks, kept, patience, self.device)
+        self.checkpoints.run_id = self.directory.run_id
+        self.checkpoints.insist_on_own = self.directory.insist_on_own
         request = StopRequest(heeded=not config.evaluate_only)
         self.agreement = Agreement(accelerator, path, lambda: self.checkpoints.failure, request)
         self.parts = Parts(rank, accelerator.mesh)
@@ -224,10 +235,12 @@ class Run:
         for name, part in own.items():
             self.parts.add(name, part, shared=False)
         facts.resolve(config, self.data)
-        saved = {} if config.resume is None else read_json(self.directory.path / "config.json")
+        saved = {} if config.resume is None else read_json(self.directory.path / CONFIG)
+        _ = self.parts.description  # now: training may change an optimizer's options
         parameters = sum(p.numel() for p in model.parameters())
         self.facts = facts.collect(
             *(self.recipe, config, self.given, saved),
+            run_id=self.directory.run_id,
             environment=facts.environment(config, accelerator, train_loader.placement),
             objective=str(self.objective),
             data=self.data.facts(),
@@ -241,8 +254,17 @@ class Run:
         step = self.progress.global_step
         if read_status(self.directory.path).get("status") == "running":  # on the other ranks too
             self.directory.write_status("running", step)
-        self.directory.write("config.json", self.facts)
+        earlier = saved.get("source")
+        self.facts["source"] = self.source.facts(
+            self.directory, earlier if isinstance(earlier, dict) else {}, step
+        )
+        self.directory.write(CONFIG, self.facts)
         self.logs.start(config, self.facts, self.position)
+        for split in self.facts["data"].get("unknown_contents", ()):
+            say(
+                f"        the contents of split {split} can't be told: a resume would not notice "
+                "other ones; Data(..., fingerprint=TEXT) names them"
+            )
         # As the last thing before the loop: whatever came before may have drawn.
         set_seed((config.seed + step + accelerator.process_index) % 2**32)
         if random is not None:
@@ -315,6 +337,7 @@ class Run:
             self.profiler.step()
 
     def log_training(self) -> None:
+        self.directory.insist_on_own()
         values = self.meters.interval()
         self.guard.check(self.progress.global_step, values.get("train/loss", 0.0))
         rates = learning_rates(self.optimizers)
@@ -394,12 +417,24 @@ class Run:
         step, plan, told = self.progress.global_step, self.plan, self.facts["environment"]
         named = ("effective_batch_size", "world_size", "mixed_precision", "versions")
         return {
+            "run_id": self.directory.run_id,
             "recipe": self.recipe,
             "model": self.description["name"],
+            "flags": self.fixed_flags(),
+            "parts_described": self.parts.description,
             "global_step": step,
             "global_sample_index": step % plan.updates_per_epoch * plan.samples_per_update,
             "data": self.facts["data"] | {"class_names": self.data.class_names},
             **{name: told[name] for name in named},
+        }
+
+    def fixed_flags(self) -> dict[str, Any]:
+        """Return the flags that a resume can't change, but for those that it resolves anew."""
+        return {
+            name: value
+            for name, value in vars(self.config).items()
+            if not role_of(type(self.config), name).free
+            and name not in ("init_from", "mixed_precision")
         }
 
     def restore(self, asked: Path) -> dict[str, Any] | None:
@@ -408,6 +443,9 @@ class Run:
         manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         if manifest is None:
             return None
+        if manifest["lost_best"]:
+            nothing = Best(self.objective, self.best.is_kept)
+            self.best.load_state_dict(nothing.state_dict())
         self.best.insist_on(self.checkpoints.once, self.directory.path)
         before, now = len(manifest["ranks"]), self.accelerator.num_processes
         if not (same := before == now):
@@ -494,6 +532,7 @@ class Run:
         trained, sharded = not config.evaluate_only, self.accelerator.mesh is not None
         stopwatch, split = self.meters.stopwatch, self.test_split
         stopwatch.stop()
+        self.directory.insist_on_own()
         self.checkpoints.wait()
         self.agreement.check(step)
         if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
@@ -517,6 +556,7 @@ class Run:
         if trained and (sharded or self.accelerator.is_main_process):
             bare = self.accelerator.bare(self.evaluated)
             described = {"recipe": self.recipe, "class": type(bare).__name__, "update": kept}
+            described["run_id"] = self.directory.run_id
             described |= self.description
             card = model_card(config, self.facts, described, self.data, split, summary)
             written = directory.path / "model", self.evaluated, described, card

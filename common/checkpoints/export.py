@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from common.checkpoints.pack import Tensors, identity
 from common.checkpoints.shards import fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.console import say
-from common.directory import FACTS, INITIAL, WEIGHTS, model_folder
+from common.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
 from common.errors import UserError
-from common.files import replacing, write_json, write_text, writing
+from common.files import receipt_of, replacing, write_json, write_text, writing
 from common.initial import initial_facts, weights_file
 from common.machine import is_main_rank
 
@@ -52,7 +53,9 @@ def save_model(
             save_pretrained(unfinished)
         else:
             write_tensors(unfinished / WEIGHTS, copied(weights))
-        write_json(unfinished / FACTS, {name: facts[name] for name in facts if name != "files"})
+        told = {name: facts[name] for name in facts if name != "files"}
+        told[WEIGHTS_DIGEST] = receipt_of(unfinished / WEIGHTS)["sha256"]
+        write_json(unfinished / FACTS, told)
         if card:
             write_text(unfinished / "README.md", card)
 
@@ -62,28 +65,63 @@ def load_initial(
 ) -> None:
     """Load the weights that `--init-from` names, and keep a copy: a resume needs no other.
 
-    The last linear layer stays as it is where it is for other classes than those named.
+    A head for other classes than those named stays as it is: see `heads_to_begin_anew`.
     """
     source = weights_file(config.init_from)
     weights, names = read_rows([source]), initial_facts(config.init_from).get("class_names")
-    layers = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    if class_names is not None and layers and not config.evaluate_only:
-        name, head = layers[-1]
-        there = weights.get(f"{name}.weight")
-        is_same = there is not None and there.shape[0] == len(class_names)
-        others = not is_same or names not in (None, class_names)
-        if others and (there is None or there.shape[1:] == head.weight.shape[1:]):
+    if not config.evaluate_only:
+        heads = heads_to_begin_anew(model, weights, names, class_names)
+        for name, head in heads.items():
             say(f"--init-from {config.init_from}: of other classes, or none: {name} begins anew")
             weights |= {f"{name}.{key}": value for key, value in head.state_dict().items()}
     put_weights(model, weights, config.init_from)
     if is_main_rank() and config.resume is None and not config.evaluate_only:
-        kept = directory / INITIAL
-        with writing(str(kept)), replacing(kept) as unfinished:
-            if os.path.isfile(config.init_from):
-                shutil.copy(source, unfinished / WEIGHTS)
-                write_json(unfinished / FACTS, {})
-            else:
-                shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
+        keep_initial(source, directory / INITIAL, is_file=os.path.isfile(config.init_from))
+
+
+def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
+    """Copy weights, or the model's folder that they are in, for a resume to need nothing else."""
+    with writing(str(folder)), replacing(folder) as unfinished:
+        if is_file:
+            shutil.copy(source, unfinished / WEIGHTS)
+            write_json(unfinished / FACTS, {WEIGHTS_DIGEST: receipt_of(source)["sha256"]})
+        else:
+            shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
+
+
+def heads_to_begin_anew(
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    names: Any,
+    class_names: list[str] | None,
+) -> dict[str, nn.Linear]:
+    """Return the heads, by name, that can't take their weights, or must not.
+
+    Each linear layer with one output a class may be a head. A head begins anew if the weights have
+    none for it, or one with another number of outputs. Where the weights are known to be for other
+    classes (`names`), all layers with one output a class are of these; without names, the shape
+    alone decides, and a layer that has no output for each class is never touched.
+
+    Args:
+        weights: tensors, or what has their shape, by name.
+        names: the class names of the weights, if they are known.
+        class_names: those of the data; None where there are no classes.
+    """
+    if class_names is None:
+        return {}
+    layers = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    last = next(reversed(layers), None)
+    anew = dict[str, nn.Linear]()
+    for name, head in layers.items():
+        there = weights.get(f"{name}.weight")
+        has_same_inputs = there is None or there.shape[1:] == head.weight.shape[1:]
+        if head.out_features != len(class_names) and name != last or not has_same_inputs:
+            continue
+        is_missing = there is None or there.shape[0] != head.out_features
+        are_others = names not in (None, class_names) and head.out_features == len(class_names)
+        if is_missing or are_others:
+            anew[name] = head
+    return anew
 
 
 def weights_of(model: nn.Module) -> Tensors:
@@ -111,11 +149,30 @@ def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> 
     for names in names_by_weight(model):
         if stored := [weights[name] for name in names if name in weights]:
             weights |= dict.fromkeys(names, stored[0])
-    for name in sorted(state.keys() | weights.keys()):
-        here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
-        if here != there:
-            shapes = f"{name} has the shape {there} there and {here} here"
-            advice = "take the same model flags and data set"
-            raise UserError(f"{path} is of another model: {shapes}: {advice}")
+    refuse_other_model(state, weights, path)
     for name, value in state.items():
         fill(value, weights[name])
+
+
+def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
+    """Raise a `UserError` that says in what weights do not fit a model's state."""
+    advice = "take the same model flags and data set"
+    if state and weights and not state.keys() & weights.keys():
+        count, example, own = len(weights), min(weights), min(state)
+        raise UserError(
+            f"{path} has weights of another model: none of its {count:,} tensors has a name of "
+            f"this one ({example} there, {own} here): pass weights of this recipe's model"
+        )
+    for name in sorted(state.keys() | weights.keys()):
+        here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
+        if here == there:
+            continue
+        missing = sorted(state.keys() - weights.keys())
+        unknown = sorted(weights.keys() - state.keys())
+        if here is None:
+            words = f"it has {name}, which this model has not ({len(unknown):,} such tensors)"
+        elif there is None:
+            words = f"it has no {name}, which this model needs ({len(missing):,} such tensors)"
+        else:
+            words = f"{name} has the shape {there} there and {here} here"
+        raise UserError(f"{path} is of another model: {words}: {advice}")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,23 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.checkpoints.finished import choose, read_manifest
+from common.checkpoints.description import describe, insist_on_same
+from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import Network, OptimizerState, RandomState
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
-from common.console import say
+from common.console import say, warn
 from common.errors import UserError, ask_rank_zero
+from common.files import json_safe
+from common.flags import spelled
 
 # What a run keeps from its first start to its end, and what to do where it is another now.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "start it with the recipe that it is of",
     "mixed_precision": "pass --mixed-precision as it was",
+    "effective_batch_size": "put the run's config.json back as it was",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
     "fingerprint": SAME_DATA,
@@ -59,6 +63,11 @@ class Parts:
             thing = OptimizerState(thing)
         pack({name: thing.state_dict()})
         (self.shared if shared else self.of_rank)[name] = thing
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What the parts are, as of the first time that this is read: before the first update."""
+        return describe({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
         """Return this rank's state as it is now, its tensors not yet copied."""
@@ -148,23 +157,54 @@ def restore_newest(
 ) -> dict[str, Any] | None:
     """Restore all parts and return the manifest; None where no checkpoint is whole.
 
-    Rank 0 chooses, the newest up to a `named` one such as ``step-00000120``, and passes a damaged
-    one over, naming it. What is `present`, of what is in `KEPT`, must be what it was.
+    Rank 0 chooses, the newest up to a `named` one such as ``step-00000120``, and passes over those
+    that are damaged or of another run, naming them. What is `present`, of what is in `KEPT`, must
+    be what it was, and so must the ``flags`` and the ``parts_described``. Where the best model so
+    far is damaged, ``lost_best`` in the manifest is true, and the state of the part ``best`` is of
+    no use.
     """
-    path = ask_rank_zero(lambda: choose(checkpoints.folder, named))
+
+    def find() -> tuple[Path | None, str | None]:
+        path = choose(checkpoints.folder, named, checkpoints.run_id)
+        return path, None if path is None else damaged_best(path)
+
+    path, problem = ask_rank_zero(find)
     if path is None:
         say(f"resuming {checkpoints.folder.parent} from its start: no whole checkpoint")
         return None
     say(f"resuming {path}")
+    if problem is not None:
+        warn(f"the best model so far is lost, and a later evaluation becomes the best: {problem}")
     manifest = read_manifest(path)
-    data, now = manifest.get("data"), {**present, **present["data"]}
-    before = manifest | data if isinstance(data, dict) else manifest
-    for what, advice in KEPT.items():
-        if what in before and before[what] != now.get(what):
-            changed = (
-                f"{what.replace('_', ' ')} {before[what]!s:.200}, and now {now.get(what)!s:.200}"
-            )
-            raise UserError(f"{path} was written with {changed}: {advice}")
+    insist_on_facts(path, manifest, present)
+    insist_on_flags(path, manifest.get("flags"), present.get("flags"))
+    insist_on_same(path, manifest.get("parts_described"), present.get("parts_described", {}))
     parts.restore(path, manifest, checkpoints.world_size)
-    checkpoints.go_on_from(path, manifest)
-    return manifest
+    checkpoints.go_on_from(path, manifest, without_best=problem is not None)
+    return manifest | {"lost_best": problem is not None}
+
+
+def insist_on_facts(path: Path, manifest: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Raise a `UserError` for the first fact of `KEPT` that is another now."""
+    data, now = manifest.get("data"), {**present, **present["data"]}
+    before = {**manifest, **data} if isinstance(data, dict) else manifest
+    for name, advice in KEPT.items():
+        if name in before and before[name] != now.get(name):
+            was, is_now = f"{before[name]!s:.200}", f"{now.get(name)!s:.200}"
+            words = f"{name.replace('_', ' ')} {was}, and now {is_now}"
+            raise UserError(f"{path} was written with {words}: {advice}")
+
+
+def insist_on_flags(path: Path, before: Any, now: Any) -> None:
+    """Raise a `UserError` for flags that have other values now, as of an edited `config.json`."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return
+    values = json_safe(now)
+    changed = [
+        f"{spelled(name)} {before[name]!s:.99} and now has {values[name]!s:.99}"
+        for name in sorted(before.keys() & values.keys())
+        if before[name] != values[name]
+    ]
+    if changed:
+        advice = "put these values back in the run's config.json, or start another run"
+        raise UserError(f"{path} was trained with {', '.join(changed)}: {advice}")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from common.checkpoints.copies import begun
-from common.checkpoints.finished import BEST, MANIFEST, remove_old, step_of
+from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
@@ -58,6 +58,9 @@ class Checkpoints:
     lost: LostProcessError | None = None
     last_step: int = -1
     once: dict[str, Any] = field(default_factory=dict)  # receipts of what is written once
+    run_id: str | None = None  # of the run that these checkpoints belong to
+    # Raises a `UserError` where the run's directory is not that of this run any more.
+    insist_on_own: Callable[[], None] = lambda: None
 
     def save(self, step: int, contents: Contents, facts: Mapping[str, Any]) -> None:
         """Copy this rank's state, and write it in the background; `facts` go into the manifest."""
@@ -111,6 +114,7 @@ class Checkpoints:
         unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
         try:
             wait()
+            self.insist_on_own()
             if facts is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self.write_once(contents.once)
@@ -131,7 +135,8 @@ class Checkpoints:
     def write_once(self, files: Mapping[str, Tensors]) -> None:
         for name, tensors in files.items():
             unfinished = self.folder / f"{name}{UNFINISHED}"
-            self.once[name] = write_tensors(unfinished, tensors)
+            named = () if self.run_id is None else ({"run_id": self.run_id},)
+            self.once[name] = write_tensors(unfinished, tensors, *named)
             os.replace(unfinished, self.folder / name)
             sync(self.folder)
 
@@ -159,7 +164,7 @@ class Checkpoints:
         sync(unfinished)
         os.rename(unfinished, finished)
         sync(self.folder)
-        remove_old(self.folder, self.keep)
+        remove_old(self.folder, self.keep, finished, self.run_id)
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
         """Wait for a file of each rank, rank 0 first; raise when one failed, or is late."""
@@ -173,8 +178,12 @@ class Checkpoints:
                 raise LostProcessError(f"rank {missing[0]} timed out: {late}")
             time.sleep(0.01)
 
-    def go_on_from(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Take note of what need not be saved again."""
+    def go_on_from(
+        self, path: Path, manifest: Mapping[str, Any], without_best: bool = False
+    ) -> None:
+        """Take note of what need not be saved again; perhaps the best model was lost."""
         self.last_step = step_of(path)
         beside = [name for name in manifest["files"] if name.startswith(BESIDE)]
+        if without_best:
+            beside = [name for name in beside if not is_best(name)]
         self.once = {name.removeprefix(BESIDE): manifest["files"][name] for name in beside}

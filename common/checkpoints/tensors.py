@@ -9,13 +9,17 @@ from typing import Any
 import safetensors.torch
 from safetensors import safe_open
 
-from common.files import reading, receipt_of, sync
+from common.errors import UserError
+from common.files import plain, reading, receipt_of, sync
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Write a file of tensors, wait until it is on the disk, and return its size and SHA-256."""
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
     # Not `save`: it holds Python's lock, and the training, for 119 ms of 179 MiB.
-    safetensors.torch.save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    safetensors.torch.save_file(contiguous, path, metadata)
     with suppress(OSError):  # the library keeps it from all others; the folder has the umask's mode
         path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
@@ -45,6 +49,14 @@ def read_tensors(path: Path) -> dict[str, Any]:
     """Read a file of tensors; one that holds anything else is refused, and never executed."""
     with reading(str(path)):
         return safetensors.torch.load_file(path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the words that a file of tensors was written with; none where it can't be read."""
+    with suppress(UserError, OSError):
+        with open_tensors(plain(path)) as file:
+            return file.metadata() or {}
+    return {}
 
 
 def open_tensors(path: Path) -> Any:

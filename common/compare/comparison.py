@@ -90,12 +90,24 @@ def facts_of(run: RunRecord) -> dict[str, Any]:
         fact = run.fact(path)
         parts = fact.items() if isinstance(fact, Mapping) else ()
         told |= {f"{label} {name}": part for name, part in parts} or {label: fact}
+    if changes := run.fact("source.changes"):
+        told["recipe changed"] = changes_text(changes)
     told["precision"] = precision_name(told.get("precision"))  # what `auto` came to be
     if run.fact("environment.device_type") != "cpu":
         told.pop("threads per process", None)
     flags = {name: value for name, value in run.flags.items() if name != "mixed_precision"}
     compared = {n: value for n, value in flags.items() if role_of(TrainingConfig, n).compared}
     return told | {spelled(name): value for name, value in compared.items()}
+
+
+def changes_text(changes: Any) -> str:
+    """Return at which updates a run's recipe was edited, as its `config.json` lists them."""
+    steps = [
+        str(change.get("global_step"))
+        for change in (changes if isinstance(changes, list) else ())
+        if isinstance(change, Mapping)
+    ]
+    return f"at update {', '.join(steps)}"
 
 
 def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:

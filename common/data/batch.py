@@ -11,6 +11,11 @@ import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import IterableDataset, default_collate
 
+from common.data.fingerprint import (
+    fingerprint_of_arrays,
+    fingerprint_of_samples,
+    fingerprint_of_splits,
+)
 from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -91,6 +96,17 @@ class Samples:
             np.random.set_state(states[1])
             random.setstate(states[2])
 
+    def fingerprint(self) -> str | None:
+        """Return what changes with the samples; None where that can't be known.
+
+        One's own may override it. Some samples are read here, without augmentation.
+        """
+        if not self.is_sized:
+            return None
+        return fingerprint_of_samples(
+            len(self), lambda number: self.read(torch.tensor([number]), None)
+        )
+
     def seed_generators(self, epoch: int | None, sample: int) -> None:
         seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
         torch.default_generator.manual_seed(seed)  # of the CPU alone: `torch.manual_seed` is of all
@@ -117,6 +133,15 @@ class DatasetSamples(Samples):
             self.seed_generators(epoch, sample)
             rows.append(self.dataset[sample])
         return self.collate(rows)
+
+    def fingerprint(self) -> str | None:
+        """Return the ``fingerprint`` that the data set's author gave it, or that of some rows."""
+        stated = getattr(self.dataset, "fingerprint", None)
+        if isinstance(stated, str):
+            return stated
+        rows = DatasetSamples(self.dataset, collate_fn=lambda rows: rows)
+        rows.seed = 0  # whatever the run's seed is
+        return Samples.fingerprint(rows)
 
 
 class TensorSamples(Samples):
@@ -150,6 +175,10 @@ class TensorSamples(Samples):
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         return self.finish(self.take(self.placed, samples), samples, epoch)
 
+    def fingerprint(self) -> str | None:
+        arrays = getattr(self, "arrays", None)  # what is streamed keeps none
+        return None if arrays is None else fingerprint_of_arrays(arrays)
+
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch of `tensors`, all on one device."""
         (device,) = {values.device for values in tensors.values()}
@@ -181,13 +210,15 @@ class Data:
     notes: Sequence[str] = ()  # for the person at the terminal
     reason: str = "the recipe's own data"  # why this one, for the same person
     reads: frozenset[str] = frozenset()  # the flags of role "data" that it was read by
-    fingerprint: str | None = None  # changes when what the splits hold does, if that is known
+    # Changes when what the splits hold does; where it is not given, the splits are asked.
+    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             found, needs = ", ".join(self.splits) or "(none)", "train, and validation or test"
             raise UserError(f"data set {self.name} has the splits {found}: it needs {needs}")
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
+        self.unknown_contents: list[str] | None = None  # splits without a fingerprint, once asked
         if self.source is not None:
             self.reason = self.source.reason
 
@@ -211,11 +242,19 @@ class Data:
         return split
 
     def facts(self) -> dict[str, Any]:
-        """Return what `config.json` says of it."""
+        """Return what `config.json` says of it; the first time, a fingerprint may have to be found.
+
+        ``unknown_contents`` are the splits whose change would go unnoticed.
+        """
+        if self.fingerprint is None and self.unknown_contents is None:
+            found = {name: split.fingerprint() for name, split in self.splits.items()}
+            self.fingerprint = fingerprint_of_splits(found)
+            self.unknown_contents = [name for name, value in found.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         facts: dict[str, Any] = {"name": self.name, "reason": self.reason, "sizes": sizes}
         facts["classes"] = None if self.class_names is None else len(self.class_names)
         facts |= {"fingerprint": self.fingerprint, "notes": [*self.notes]}
+        facts["unknown_contents"] = self.unknown_contents or None
         return {name: value for name, value in facts.items() if value is not None}
 
 

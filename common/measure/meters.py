@@ -25,7 +25,7 @@ from common.measure.flops import (
 )
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
-from common.measure.stopwatch import Interval, Stopwatch, synchronize, throughput
+from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
 from common.measure.sums import Metrics, TrainingSums
 
 LEAST_SECONDS = 2  # that are judged
@@ -46,7 +46,7 @@ class Meters:
         self.sums = TrainingSums(self.device, accumulation)
         self.power = PowerMeter(self.device)
         self.stopwatch = Stopwatch(partial(synchronize, self.device), energy=self.power.joules)
-        self.began_at = time.time()  # of the first attempt, where a run was resumed
+        self.clock = RunClock()
         self.flops: TrainingFlops | None = None
         self.peak, self.peak_source = 0.0, ""  # TFLOP/s of a device
         self.clocks = time.perf_counter(), time.process_time()  # at the last log line
@@ -163,21 +163,21 @@ class Meters:
 
     def goodput(self) -> float:
         """Return training steps' share, without compilation, of the time since the run began."""
-        since = time.time() - self.began_at  # negative where the clock was set back
-        return self.stopwatch.useful_seconds / max(since, self.stopwatch.useful_seconds, 1e-9)
+        useful = self.stopwatch.useful_seconds
+        return useful / max(self.clock.seconds, useful, 1e-9)
 
     def state_dict(self) -> dict[str, Any]:
         parts = {"stopwatch": self.stopwatch.state_dict(), "sums": self.sums.state_dict()}
-        return {**parts, "began_at": self.began_at}
+        return {**parts, "clock": self.clock.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.stopwatch.load_state_dict(state["stopwatch"])
         self.sums.load_from_ranks([state["sums"]])
-        self.began_at = state["began_at"]
+        self.clock.load_state_dict(state.get("clock", {}))
 
     def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Go on with the sums of another number of ranks; their times say nothing here."""
-        self.began_at = states[0]["began_at"]
+        self.clock.load_state_dict(states[0].get("clock", {}))
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])
 

@@ -1,9 +1,11 @@
 """Time between synchronised points, and what was done in it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -104,6 +106,39 @@ class Stopwatch:
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
         for name in ("total", "first", "marked"):
             setattr(self, name, Interval(*(state[name][one.name] for one in fields(Interval))))
+
+
+class RunClock:
+    """Seconds since a run began, its earlier attempts among them, whatever the time of day is.
+
+    The time between two attempts counts as well, if they ran on one machine that was not started
+    anew meanwhile. Elsewhere it is not known, and left out.
+    """
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()  # the machine's own clock, which nobody sets
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "began": self.began, "boot": boot_id()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        now, boot = time.monotonic(), boot_id()
+        seconds = float(state.get("seconds", 0.0))  # an older version kept another clock
+        if boot is not None and state.get("boot") == boot:
+            seconds = max(seconds, now - float(state["began"]))
+        self.began = now - max(seconds, 0.0)
+
+
+def boot_id() -> str | None:
+    """Return what names the time since this machine was started, where the system tells it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
 
 
 def throughput(

@@ -23,7 +23,7 @@ LEVELS = (
     ("resume",),
     ("command_line",),
     ("config",),
-    ("recipe",),
+    ("recipe", "recipe_source"),
     ("data",),
     ("checkpoints",),
     ("models",),
