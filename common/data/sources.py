@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from accelerate import Accelerator
 
+from common.data.local_files import TABLE_SUFFIXES, find_files, identify
 from common.errors import UserError, ask_rank_zero
 from common.files import digest_of, reading
 
@@ -29,12 +30,13 @@ class DataSource:
     """Where a data set comes from, known before any of it is read."""
 
     name: str  # short name, as the recipes' tables know it
-    location: str  # Hub id, absolute folder, or the built-in name
+    location: str  # Hub id, absolute folder or file, or the built-in name
     configuration: str | None
     reason: str  # why this one, for the person at the terminal
     fingerprint: str  # changes when the data do
     validation_share: float | None = None  # of train, held out where there is no validation split
     streaming: bool = False  # read while training
+    is_whole: bool = False  # one split alone is read, nothing held out: no run trained on it
 
 
 def choose_source(
@@ -68,41 +70,64 @@ def built_in_source(name: str, reason: str) -> DataSource:
 
 
 def find_named(name: str, configuration: str | None) -> DataSource:
+    """Find a data set by its name, folder, file or Hub id; a `UserError` says what to pass."""
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
     if "://" in name or not name:  # not repeated in the message: it may hold a token
-        raise UserError("--dataset takes a name, a Hub id or a local folder, and no address")
+        raise UserError("--dataset takes a name, a Hub id, a local folder or file, and no address")
     with reading(f"--dataset {name}"):
-        folder = Path(name).expanduser().resolve()
-        if folder.is_dir() and re.search(r"[*?[\n]|::", str(folder)):  # patterns to `datasets`
-            raise UserError(f"--dataset {name!r}: no * ? [ :: or new line in its path: rename it")
-        if folder.is_dir():
-            place, digest = (str(folder), configuration), short_digest([listing(folder)])
-            return DataSource(folder.name.lower(), *place, "named, a local folder", digest)
-        if folder.exists():
-            raise UserError(f"--dataset {name} is a file: pass the folder that holds it")
+        source = find_local(name, configuration)
+    if source is not None:
+        return source
     location, known = PUBLIC.get(name, (name, None))
     if commit := hub_commit(location):
         return DataSource(name, location, configuration or known, "named, from the Hub", commit)
-    folders = map(str, Path(name).expanduser().parent.glob("*/"))
-    names = {near.lower(): near for near in (*folders, *PUBLIC, *BUILT_IN)}
-    meant = [f"Did you mean {names[near]}? " for near in get_close_matches(name.lower(), names, 1)]
+    suggestion = similar_name(name)
+    meant = "" if suggestion is None else f"Did you mean {suggestion}? "
     raise UserError(
-        f"--dataset {name} can't be had: there is no such folder, it is not cached, and the "
-        f"Hub has no {location} or does not answer. {''.join(meant)}Pass a local folder, or one "
+        f"--dataset {name} can't be had: there is no such folder or file, it is not cached, and "
+        f"the Hub has no {location} or does not answer. {meant}Pass a local folder or file, or one "
         f"that is built in: {', '.join(BUILT_IN)}"
     )
 
 
-def listing(folder: Path) -> list[tuple[str, int, int]]:
-    """Return path, size and time of all files under a folder, or raise an `OSError`."""
+def find_local(name: str, configuration: str | None) -> DataSource | None:
+    """Return the data set of a local folder or file; None where there is no such path."""
+    path = Path(name).expanduser().resolve()
+    if not path.exists():
+        return None
+    is_folder = path.is_dir()
+    if not is_folder and not (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
+        kinds = ", ".join(TABLE_SUFFIXES)
+        raise UserError(
+            f"--dataset {name} is a file of no kind that is read: pass one of {kinds}, or the "
+            "folder that holds it"
+        )
+    if re.search(r"[*?[\n]|::", str(path)):  # patterns to `datasets`
+        raise UserError(f"--dataset {name!r}: no * ? [ :: or new line in its path: rename it")
+    if is_folder:
+        digest = short_digest(listing(path))
+        short_name = path.name.lower()
+        return DataSource(short_name, str(path), configuration, "named, a local folder", digest)
+    digest = short_digest(identify({str(path): path.stat()}))
+    return DataSource(path.stem.lower(), str(path), None, "named, a local file", digest)
 
-    def refuse(problem: OSError) -> None:
-        raise problem
 
-    files = [Path(at, name) for at, _, names in os.walk(folder, onerror=refuse) for name in names]
-    stats = [(str(file), file.stat()) for file in files if file.is_file()]
-    return sorted((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
+def similar_name(name: str) -> str | None:
+    """Return a name like one that could not be had, which was perhaps meant."""
+    if name in PUBLIC:
+        return None
+    beside = Path(name).expanduser().parent
+    paths = [str(path) for path in beside.glob("*/")]
+    paths += [str(path) for suffix in TABLE_SUFFIXES for path in beside.glob(f"*{suffix}")]
+    names = {candidate.lower(): candidate for candidate in (*paths, *PUBLIC, *BUILT_IN)}
+    matches = get_close_matches(name.lower(), names, 1)
+    return names[matches[0]] if matches else None
+
+
+def listing(folder: Path) -> list[list[Any]]:
+    """Return what identifies the files under a folder, sorted; an `OSError` where it can't."""
+    return identify(find_files(folder).files)
 
 
 def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") -> str | None:

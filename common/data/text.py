@@ -151,7 +151,7 @@ def load_text(
     with reading(f"checkpoint {checkpoint}"):
         files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
         contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
-    version = f"text-8-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
+    version = f"text-9-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
     folder, facts, arrays = cached(source, prepare_text, version, ARRAYS, settings)
