@@ -112,9 +112,10 @@ class ImageData(Data):
     image_size: int  # height and width, in pixels
     mean: list[float]  # by channel, of pixels scaled to 0 … 1, over the training split
     std: list[float]
+    white_level: int | None = None  # in images of more than 8 bits a channel; None: none has
 
     def preprocessing(self) -> dict[str, Any]:
-        names = ("class_names", "channels", "image_size", "mean", "std")
+        names = ("class_names", "channels", "image_size", "mean", "std", "white_level")
         return {name: getattr(self, name) for name in names}
 
 
@@ -140,7 +141,7 @@ def load_images(
     else:
         settings = {"size": size, "image_column": image_column, "label_column": label_column}
         names = ("images", "labels")
-        _, facts, arrays = cached(source, prepare_images, "images-8", names, settings)
+        _, facts, arrays = cached(source, prepare_images, "images-9", names, settings)
     make: Callable[..., ImageSamples] = ImageSamples
     index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():

@@ -183,7 +183,10 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     "a broken link": (linked_nowhere, ("mine", "'train.csv' is a link that leads nowhere")),
     "a broken link beside": (linked_beside, ("mine", "'test.csv' is a link that leads nowhere")),
     "an empty csv": (with_file("train.csv", ""), ("train.csv", "No columns")),
-    "no text": (with_file("train.csv", b"\xff\xfe\x00a,label\n1,2\n"), ("train.csv", "UTF-16", "save it again")),
+    "no text": (
+        with_file("train.csv", b"\xff\xfe\x00a,label\n1,2\n"),
+        ("train.csv", "UTF-16", "save it again"),
+    ),
     "an open quote": (with_file("train.csv", 'a,label\n1,2\n"3,4\n5,6,7\n'), ("train.csv", "EOF")),
     "half of json": (with_file("train.json", '{"a": '), ("train.json", "JSON")),
     "half a row of json": (with_file("train.jsonl", '{"a":1}\n{"a":'), ("train.jsonl", "row 1")),

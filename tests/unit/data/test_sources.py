@@ -12,8 +12,6 @@ from common.data.sources import PUBLIC, find_named
 from tests.launch import UNREACHABLE
 from tests.local_data import (
     grey_images,
-    sentences,
-    write_csv,
     write_image_folder,
     write_image_parquet,
 )
