@@ -62,6 +62,8 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "accelerate-recipes")
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
+    if source.is_whole:
+        settings["is_whole"] = True
     place = source.fingerprint, source.location, source.configuration
     return root / f"{source.name[:80]}-{short_digest([*place, settings])}"
 

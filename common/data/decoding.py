@@ -67,7 +67,7 @@ def prepare_images(
         table.notes.append(f"image size and scaling by {len(looked_at):,} of the images")
     else:
         shape, counts = decode_all(table, column, source, folder, wanted)
-    if shape.white_level is not None:
+    if shape.white_level is not None and white_level is None:
         table.notes.append(f"of more than 8 bits a channel: {shape.white_level:,} is white")
     facts = {"channels": shape.channels, "image_size": shape.size, "white_level": shape.white_level}
     return facts | scaling_by(counts) | table.facts()

@@ -11,6 +11,12 @@ from typing import Any, Literal
 
 from accelerate import Accelerator
 
+from common.data.evaluated import (
+    Evaluated,
+    is_same_place,
+    own_configuration,
+    read_evaluated,
+)
 from common.data.local_files import TABLE_SUFFIXES, find_files, identify
 from common.errors import UserError, ask_rank_zero
 from common.files import digest_of, reading
@@ -37,6 +43,7 @@ class DataSource:
     validation_share: float | None = None  # of train, held out where there is no validation split
     streaming: bool = False  # read while training
     is_whole: bool = False  # one split alone is read, nothing held out: no run trained on it
+    evaluated: Evaluated | None = None  # the model, where nothing is trained
 
 
 def choose_source(
@@ -47,21 +54,52 @@ def choose_source(
     ``auto`` is `public` where it can be had, on a CPU only if `public_on_cpu`; else `built_in`.
     """
 
+    configuration = own_configuration(config)
+
     def choose() -> DataSource:
         if config.dataset != "auto":
-            return find_named(config.dataset, config.dataset_config)
+            return find_named(config.dataset, configuration)
         if accelerator.device.type == "cpu" and not public_on_cpu:
             return built_in_source(built_in, f"auto: {public} would take hours without a GPU")
-        location, configuration = PUBLIC[public]
+        location, known = PUBLIC[public]
         if commit := hub_commit(location):
-            return DataSource(public, location, configuration, "auto: from the Hub", commit)
+            return DataSource(public, location, known, "auto: from the Hub", commit)
         reason = f"auto: {public} is not cached, the Hub does not answer"
         return built_in_source(built_in, reason)
 
-    found, share = ask_rank_zero(choose), config.validation_share
-    if config.streaming and found.location in BUILT_IN:
-        raise UserError(f"--streaming: data set {found.name} is built in: leave the flag out")
-    return replace(found, validation_share=share, streaming=config.streaming)
+    source = ask_rank_zero(choose)
+    if config.streaming and source.location in BUILT_IN:
+        raise UserError(f"--streaming: data set {source.name} is built in: leave the flag out")
+    source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
+    return for_evaluation(source, config.init_from) if config.evaluate_only else source
+
+
+def for_evaluation(source: DataSource, model: str) -> DataSource:
+    """Return a data set as it is read to evaluate a model: whole, or what a run held out of it.
+
+    Raises:
+        UserError: it would hold out another share than the run that trained on it.
+    """
+    evaluated = read_evaluated(model)
+    for trained in evaluated.trained_on:
+        location, known = PUBLIC.get(trained.dataset, (trained.dataset, None))
+        place = replace(trained, dataset=location, configuration=trained.configuration or known)
+        if not is_same_place(place, source.location, source.configuration):
+            continue
+        if source.validation_share not in (None, trained.validation_share):
+            was = trained.validation_share
+            share = "the default share" if was is None else f"--validation-share {was:g}"
+            raise UserError(
+                f"--validation-share {source.validation_share:g}: {trained.run} trained on this "
+                f"data set with {share}, and its training samples would be evaluated: leave the "
+                "flag out"
+            )
+        return replace(
+            source,
+            validation_share=trained.validation_share,
+            evaluated=replace(evaluated, trained_on=(trained,)),
+        )
+    return replace(source, is_whole=True, validation_share=None, evaluated=evaluated)
 
 
 def built_in_source(name: str, reason: str) -> DataSource:
