@@ -17,11 +17,12 @@ count = partial(flag, least=1, most=10**9)  # more is a slip of the hand
 
 @dataclass(kw_only=True)
 class TrainingConfig:
-    dataset: str = data("auto")  # Name, Hub id or folder; auto: public if at hand, else built in.
+    # Name, Hub id, folder or file; auto: public if at hand, else built in.
+    dataset: str = data("auto")
     dataset_config: str | None = data(None)  # Configuration of a Hub data set, as sst2 of glue.
     label_column: str | None = data(None)  # Column of the labels, if its type does not tell.
-    # Hold out of train if there is no validation split.
-    validation_share: float | None = data(None, least=0.001, most=0.9)
+    # Hold out of train if there is no validation split; 0: nothing (default: 0.1 of train alone).
+    validation_share: float | None = data(None, least=0, most=0.9)
     streaming: bool = data(False)  # Read parquet files while training, without a prepared copy.
     # Initial weights: a run, a folder or safetensors file, a Hub id as timm/resnet18.a1_in1k.
     init_from: str | None = data(None)

@@ -212,8 +212,11 @@ class Data:
     reads: frozenset[str] = frozenset()  # the flags of role "data" that it was read by
     # Changes when what the splits hold does; where it is not given, the splits are asked.
     fingerprint: str | None = None
+    is_evaluated_only: bool = False  # without train, for which the split to evaluate stands
 
     def __post_init__(self) -> None:
+        if self.is_evaluated_only and "train" not in self.splits:
+            self.splits = {"train": next(iter(self.splits.values())), **self.splits}
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             found, needs = ", ".join(self.splits) or "(none)", "train, and validation or test"
             raise UserError(f"data set {self.name} has the splits {found}: it needs {needs}")
@@ -251,6 +254,8 @@ class Data:
             self.fingerprint = fingerprint_of_splits(found)
             self.unknown_contents = [name for name, value in found.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
+        if self.is_evaluated_only:
+            sizes.pop("train", None)
         facts: dict[str, Any] = {"name": self.name, "reason": self.reason, "sizes": sizes}
         facts["classes"] = None if self.class_names is None else len(self.class_names)
         facts |= {"fingerprint": self.fingerprint, "notes": [*self.notes]}

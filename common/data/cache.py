@@ -62,15 +62,23 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "accelerate-recipes")
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
+    if source.is_whole:
+        settings["is_whole"] = True
     place = source.fingerprint, source.location, source.configuration
     return root / f"{source.name[:80]}-{short_digest([*place, settings])}"
 
 
 def stamps(folder: Path) -> dict[str, list[int]]:
-    """Return of each file what changes with it: time, size and place on the disk."""
+    """Return what changes with each file: its times, size and inode.
+
+    No program sets the time of a change of status (ctime) back, as it can that of a modification.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEEN)
-    found = {str(path.relative_to(folder)): path.stat() for path in files}
-    return {name: [of.st_mtime_ns, of.st_size, of.st_ino] for name, of in found.items()}
+    statuses = {str(path.relative_to(folder)): path.stat() for path in files}
+    return {
+        name: [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
+        for name, status in statuses.items()
+    }
 
 
 def was_seen(folder: Path) -> bool:

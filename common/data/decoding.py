@@ -1,4 +1,4 @@
-"""Encoded images of any format, size and mode as pixels of one size: all at once, or one by one."""
+"""Encoded images of a data set as pixels of one size: all at once, or one by one."""
 
 import io
 import os
@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 
 from common.console import say
 from common.data.cache import write_array
 from common.data.parquet import ParquetTables
+from common.data.pixels import GREY_MODES, deep_pixels, image_to_pixels, white_level_of
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
@@ -29,60 +30,85 @@ LOOKED_AT = 1024  # images that stand for all where they are streamed
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
+class Shape(NamedTuple):
+    """How images are decoded, as those of one split have it or a model wants it."""
+
+    size: int  # height and width, in pixels
+    channels: int  # 1 or 3
+    white_level: int | None  # the value of white in images of more than 8 bits; None: none has
+    is_resized: bool  # whether one or more of the images have another size
+
+
 def prepare_images(
     source: DataSource,
     folder: Path,
     size: int | None,
     image_column: str | None,
     label_column: str | None,
+    channels: int | None = None,
+    white_level: int | None = None,
 ) -> dict[str, Any]:
     """Write all images as uint8 arrays of one size, and their labels; return facts.
 
-    Or where the rows of parquet files are, and facts by some of their images.
+    Or where the rows of parquet files are, and facts by some of their images. Size, channels and
+    white level are those of the training images where they are None.
     """
     import datasets
 
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
-    found = table.columns_of(datasets.Image)
-    (column,) = table.find("--image-column", image_column, found, found)
+    candidates = table.columns_of(datasets.Image)
+    (column,) = table.find("--image-column", image_column, candidates, candidates)
+    wanted = size, channels, white_level
     if isinstance(table, ParquetTables):
         looked_at = [value for (value,) in table.keep(folder, [column]).look(LOOKED_AT)]
-        size, channels, _ = shape_of(looked_at, source, size)
-        pixels = map(Decoder(source, "train", size, channels), looked_at)
+        shape = shape_of(looked_at, source, table.first, *wanted)
+        pixels = map(decoder_of(source, table.first, shape), looked_at)
         counts = counts_of(np.stack([*pixels]))
         table.notes.append(f"image size and scaling by {len(looked_at):,} of the images")
     else:
-        size, channels, counts = decode_all(table, column, source, folder, size)
-    return {"channels": channels, "image_size": size} | scaling_by(counts) | table.facts()
+        shape, counts = decode_all(table, column, source, folder, wanted)
+    if shape.white_level is not None and white_level is None:
+        table.notes.append(f"of more than 8 bits a channel: {shape.white_level:,} is white")
+    facts = {"channels": shape.channels, "image_size": shape.size, "white_level": shape.white_level}
+    return facts | scaling_by(counts) | table.facts()
 
 
 def decode_all(
-    table: Tables, column: str, source: DataSource, folder: Path, size: int | None
-) -> tuple[int, int, np.ndarray]:
-    """Write the arrays; return the images' size and channels, and `counts_of` those of train."""
+    table: Tables,
+    column: str,
+    source: DataSource,
+    folder: Path,
+    wanted: tuple[int | None, int | None, int | None],
+) -> tuple[Shape, np.ndarray]:
+    """Write the arrays; return how images were decoded, and `counts_of` those of the first split.
+
+    `wanted`: size, channels and white level, None where the images tell.
+    """
     import datasets
 
     for name, split in [*table.splits.items()]:
         table.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
-        held = enumerate(encoded[column])  # one after the other: all would fill the memory
-        table.keep(name, [row for row, v in held if v and {*v.values()} != {None}], "image")
-    size, channels, alike = shape_of(table.splits["train"][column], source, size)
-    if not alike:
-        table.notes.append(f"images resized and centre-cropped to {size}×{size}")
-    if (needed := len(table) * size * size * channels) > shutil.disk_usage(folder).free:
+        values = enumerate(encoded[column])  # one after the other: all would fill the memory
+        table.keep(name, [row for row, v in values if v and {*v.values()} != {None}], "image")
+    shape = shape_of(table.splits[table.first][column], source, table.first, *wanted)
+    if shape.is_resized:
+        table.notes.append(f"images resized and centre-cropped to {shape.size}×{shape.size}")
+    image_bytes = shape.size * shape.size * shape.channels
+    needed = len(table) * image_bytes
+    if needed > shutil.disk_usage(folder).free:
         raise UserError(
             f"the decoded data take {needed / 2**30:.1f} GiB, which {folder.parent} has not: lower "
             "--image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
         )
     say(f"decoding {len(table):,} images once, for this and later runs")
-    at_once = min(256, 1 + DECODED_BYTES // (size * size * channels))
-    counts = np.zeros((channels, 256), dtype=np.int64)
+    at_once = min(256, 1 + DECODED_BYTES // image_bytes)
+    counts = np.zeros((shape.channels, 256), dtype=np.int64)
 
     def decoded(name: str, split: "Dataset") -> Iterator[np.ndarray]:
-        decode = Decoder(source, name, size, channels)
+        decode = decoder_of(source, name, shape)
         for rows in split.iter(at_once):
             images = np.stack([*pool.map(decode, rows[column])])
-            if name == "train":
+            if name == table.first:
                 counts[:] += counts_of(images)
             yield images
 
@@ -90,7 +116,7 @@ def decode_all(
         for name, split in table.splits.items():
             write_array(folder / f"{name}_images.npy", decoded(name, split), len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
-    return size, channels, counts
+    return shape, counts
 
 
 @dataclass(frozen=True)
@@ -101,10 +127,15 @@ class Decoder:
     split: str
     size: int
     channels: int
+    white_level: int | None = None  # as `image_to_pixels` takes it
 
     def __call__(self, value: dict[str, Any]) -> np.ndarray:
         with opened(value, self.source, self.split) as image:
-            return image_to_pixels(image, self.size, self.channels)
+            return image_to_pixels(image, self.size, self.channels, self.white_level)
+
+
+def decoder_of(source: DataSource, split: str, shape: Shape) -> Decoder:
+    return Decoder(source, split, shape.size, shape.channels, shape.white_level)
 
 
 @contextmanager
@@ -127,32 +158,30 @@ def own_file(path: str, source: DataSource) -> str:
     return file
 
 
-def image_to_pixels(image: Image.Image, size: int, channels: int) -> np.ndarray:
-    """Return an image as uint8 [size, size, channels], resized and centre-cropped."""
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # as cameras turn them
-        image = ImageOps.exif_transpose(image)
-    if image.mode == "F":  # which Pillow would clip, of 0 to 1 to black
-        raise ValueError("its pixels are real numbers: write them with 8 or 16 bits")
-    if image.mode.startswith("I"):  # of 16 bits, which Pillow would clip
-        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.size != (size, size):
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(size, size, channels)
-
-
 def shape_of(
-    values: Iterable[dict[str, Any]], source: DataSource, size: int | None
-) -> tuple[int, int, bool]:
-    """Return the size and channels that training images get, and whether all have this size."""
+    values: Iterable[dict[str, Any]],
+    source: DataSource,
+    split: str,
+    size: int | None,
+    channels: int | None,
+    white_level: int | None,
+) -> Shape:
+    """Look at the images of a split, and return how they are to be decoded."""
     shapes, modes = [], set()
+    peak = None
     for value in values:
-        with opened(value, source, "train") as image:
+        with opened(value, source, split) as image:
             shapes.append(image.size)
             modes.add(image.mode)
-    channels = 1 if modes <= {"1", "L", "I", "I;16", "F"} else 3
+            pixels, _ = deep_pixels(image)
+            if pixels is not None:
+                peak = max(peak or 0, int(pixels.max(initial=0)))
+    if channels is None:
+        channels = 1 if modes <= GREY_MODES else 3
+    if white_level is None and peak is not None:
+        white_level = white_level_of(peak)
     size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
-    return size, channels, set(shapes) == {(size, size)}
+    return Shape(size, channels, white_level, set(shapes) != {(size, size)})
 
 
 def counts_of(images: np.ndarray) -> np.ndarray:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from common.data.batch import Batch, Data, TensorSamples, without_waiting
-from common.data.cache import cached
 from common.data.decoding import LARGEST_DEFAULT_SIZE, Decoder, prepare_images
 from common.data.labels import READS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
+from common.data.prepared import prepared
 from common.data.sources import DataSource
 from common.files import reading
 from common.initial import initial_facts
@@ -112,9 +112,10 @@ class ImageData(Data):
     image_size: int  # height and width, in pixels
     mean: list[float]  # by channel, of pixels scaled to 0 … 1, over the training split
     std: list[float]
+    white_level: int | None = None  # in images of more than 8 bits a channel; None: none has
 
     def preprocessing(self) -> dict[str, Any]:
-        names = ("class_names", "channels", "image_size", "mean", "std")
+        names = ("class_names", "channels", "image_size", "mean", "std", "white_level")
         return {name: getattr(self, name) for name in names}
 
 
@@ -135,12 +136,16 @@ def load_images(
     """
     initial = initial_facts(init_from)
     size = image_size or initial.get("published_size")
+    for_model = {} if source.evaluated is None else dict(source.evaluated.preprocessing)
+    size = size or for_model.pop("image_size", None)
     if source.location == "synthetic":
         facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
     else:
         settings = {"size": size, "image_column": image_column, "label_column": label_column}
         names = ("images", "labels")
-        _, facts, arrays = cached(source, prepare_images, "images-8", names, settings)
+        for_model.pop("image_size", None)
+        version = "images-9"
+        _, facts, arrays = prepared(source, prepare_images, version, names, settings, for_model)
     make: Callable[..., ImageSamples] = ImageSamples
     index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():
@@ -155,12 +160,14 @@ def load_images(
                 one[0] = np.broadcast_to(one[0], (*one[0].shape[:3], 3))
     if index is not None:
         arrays = {name: [ParquetRows(groups, **index)] for name, (groups,) in arrays.items()}
-        decode = Decoder(source, "train", facts["image_size"], facts["channels"])
+        shape = facts["image_size"], facts["channels"], facts["white_level"]
+        decode = Decoder(source, "train", *shape)
         make = functools.partial(StreamedImages, decode)
     scaling = facts["mean"], facts["std"], dtype
     splits = {name: make(*one, *scaling) for name, one in arrays.items()}
     reads = READS | {"image_column"}
-    return ImageData(name=source.name, source=source, splits=splits, reads=reads, **facts)
+    facts |= {"name": source.name, "source": source, "reads": reads}
+    return ImageData(splits=splits, is_evaluated_only="train" not in splits, **facts)
 
 
 def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.data.builders import open_builder
 from common.data.cache import write_array
 from common.data.labels import Labelled, roles_of
 from common.data.order import Blocks
@@ -88,21 +89,23 @@ class ParquetTables(Labelled):
     """Labelled splits of a data set as row groups of parquet files, whose footers are read."""
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:
-        import datasets
-
         what = f"data set {source.location}"
+        opened_builder = open_builder(source)
+        builder = opened_builder.builder
         with reading(what):
-            builder = datasets.load_dataset_builder(source.location, source.configuration)
             files = {str(name): [*map(str, f)] for name, f in builder.config.data_files.items()}
         if builder.name != "parquet":
             found = f"--streaming reads parquet files, and {what} has {builder.name}"
             raise UserError(f"{found}: leave the flag out, or write them with Dataset.to_parquet")
         self.splits, self.shards = dict[str, np.ndarray](), list[str]()
-        roles = [*roles_of(files)]
+        roles = roles_of(files, source)
+        self.evaluated = roles[0][1] if source.is_whole else None
+        first = roles[0][0]
         with ThreadPoolExecutor(THREADS) as pool:
             paths = [path for _, name in roles for path in files[name]]
             footers = dict(zip(paths, pool.map(footer, paths), strict=True))
             super().__init__(source.name, footers[paths[0]][0], label_column)
+            self.notes += opened_builder.notes
             read = partial(values_of, column=self.label)
             for role, name in roles:
                 if role in self.splits:
@@ -120,8 +123,13 @@ class ParquetTables(Labelled):
                 if not read(self.shards[rows[0][0]]) <= self.unlabelled:
                     self.splits[role] = np.array(rows)
             self.find_classes(() if self.is_typed else chain(*pool.map(read, self.shards)))
-        if "train" not in self.splits or len(self.classes) < 2:
-            raise UserError(f"{what}: train has no rows of two classes: classification needs them")
+        if first not in self.splits or (len(self.classes) < 2 and not source.is_whole):
+            raise UserError(
+                f"{what}: {first} has no rows of two classes: classification needs them"
+            )
+        self.first = first
+        if source.is_whole:
+            return
         train = self.splits["train"]
         held = self.hold_out(source, len(train), np.arange(len(train)), "row groups")
         if len(held):
@@ -133,7 +141,7 @@ class ParquetTables(Labelled):
             write_array(folder / f"{name}_groups.npy", [groups], len(groups))
         self.index = {"shards": self.shards, "classes": self.classes}
         self.index["columns"] = [*columns, self.label]
-        return ParquetRows(self.splits["train"], **self.index)
+        return ParquetRows(self.splits[self.first], **self.index)
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"index": self.index}

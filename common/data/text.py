@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from common.data.batch import Batch, Data, TensorSamples, Work, without_waiting
-from common.data.cache import cached
 from common.data.labels import READS
 from common.data.parquet import ParquetRows
+from common.data.prepared import prepared
 from common.data.sources import DataSource
 from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
 from common.errors import UserError
@@ -151,10 +151,10 @@ def load_text(
     with reading(f"checkpoint {checkpoint}"):
         files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
         contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
-    version = f"text-8-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
+    version = f"text-9-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
-    folder, facts, arrays = cached(source, prepare_text, version, ARRAYS, settings)
+    folder, facts, arrays = prepared(source, prepare_text, version, ARRAYS, settings)
     make: Callable[..., TextSamples] = TextSamples
     tokenizer = folder / "tokenizer"
     if index := facts.pop("index", None):
@@ -164,4 +164,5 @@ def load_text(
     if token_positions is not None:
         facts["notes"] += ["its padding is left out"]
     facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
-    return TextData(splits=splits, tokenizer_folder=tokenizer, max_length=max_length, **facts)
+    facts |= {"max_length": max_length, "is_evaluated_only": "train" not in splits}
+    return TextData(splits=splits, tokenizer_folder=tokenizer, **facts)

@@ -1,7 +1,8 @@
 """Texts as tokens: all of a data set at once, or some; and the tokenizer that makes them."""
 
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,11 @@ from common.files import read_json, reading
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AT_ONCE = 1000  # texts that are tokenised before a signal is heeded
+# Texts, and their characters, that are tokenised in one go: between two goes a signal is heeded.
+AT_ONCE = 1000
+CHARACTERS_AT_ONCE = 2**20
+# Characters of a word. The time to train a vocabulary grows with the square of a word's length.
+LONGEST_WORD = 1000
 MOST_TOKENS = 10**7
 LOOKED_AT = 20_000  # texts that a vocabulary is made of where they are streamed
 SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
@@ -40,13 +45,8 @@ def prepare_text(
 
     Or, in place of the arrays, where the rows of parquet files are.
     """
-    from datasets import Value
-
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
-    strings = [*map(Value, ("string", "large_string", "string_view"))]
-    fits = [column for column, kind in table.features.items() if kind in strings]
-    found = [column for column in fits if column not in (table.label, "id", "idx")]
-    columns = table.find("--text-columns", text_columns, found, fits, most=2)
+    columns = table.find_texts("--text-columns", text_columns)
     texts: dict[str, list[Any]] = {}
     if isinstance(table, ParquetTables):
         rows = table.keep(folder, columns)
@@ -79,19 +79,62 @@ def prepare_text(
 
 
 def encode(encoder: Any, texts: Sequence[Sequence[str]], max_length: int) -> list[np.ndarray]:
-    """Return what `ARRAYS` names, but labels, of one or two columns of texts."""
-    rows, types = list[list[int]](), list[list[int]]()
-    for start in range(0, len(texts[0]), AT_ONCE):
-        some = [list(column[start : start + AT_ONCE]) for column in texts]
-        encoded = encoder(*some, truncation=True, max_length=max_length)
+    """Tokenise one or two columns of texts.
+
+    Args:
+        encoder: a tokenizer of Transformers.
+        texts: one or two columns, each a sequence of as many texts.
+        max_length: tokens after which a sample is cut, special tokens included.
+
+    Returns:
+        tokens (int32, of all samples in a row), offsets (int64 [samples + 1]) and the place in
+        each sample at which its second text begins (int64 [samples]).
+
+    Raises:
+        ValueError: the tokenizer makes no tokens of a text.
+    """
+    rows = list[list[int]]()
+    token_types = list[list[int]]()
+    for part in parts_of(texts):
+        columns = [[with_short_words(text) for text in column[part]] for column in texts]
+        encoded = encoder(*columns, truncation=True, max_length=max_length)
         rows += encoded["input_ids"]
-        types += encoded.get("token_type_ids") or [[]] * len(some[0])
+        token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
     if not all(rows):
         raise ValueError("it makes no tokens of some texts")
-    pairs = zip(rows, types, strict=True)
-    seconds = [kinds.index(1) if 1 in kinds else len(row) for row, kinds in pairs]
-    tokens, offsets = np.concatenate(rows).astype(np.int32), np.cumsum([0, *map(len, rows)])
+    seconds = [
+        types.index(1) if 1 in types else len(row)
+        for row, types in zip(rows, token_types, strict=True)
+    ]
+    tokens = np.concatenate(rows).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, rows)])
     return [tokens, offsets, np.array(seconds)]
+
+
+def parts_of(texts: Sequence[Sequence[str]]) -> Iterator[slice]:
+    """Yield slices of the rows, each of few enough texts and characters to tokenise in one go."""
+    start = characters = 0
+    for row, values in enumerate(zip(*texts, strict=True)):
+        added = sum(map(len, values))
+        is_full = row - start == AT_ONCE or characters + added > CHARACTERS_AT_ONCE
+        if is_full and row > start:
+            yield slice(start, row)
+            start = row
+            characters = 0
+        characters += added
+    yield slice(start, len(texts[0]))
+
+
+def with_short_words(text: str) -> str:
+    """Cut each run of characters without white space that is longer than `LONGEST_WORD`."""
+    if len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD:
+        return text
+    return re.sub(r"\S+", lambda match: cut_word(match[0]), text)
+
+
+def cut_word(word: str) -> str:
+    starts = range(0, len(word), LONGEST_WORD)
+    return " ".join(word[start : start + LONGEST_WORD] for start in starts)
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
@@ -114,6 +157,7 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizer
 
+    texts = [with_short_words(text) for text in texts]
     trained: Any = BertWordPieceTokenizer(lowercase=True)
     characters = sorted({c for text in texts for c in trained.normalize(text)} - {" "})
     # The trainer numbers characters inside of words as it meets them in a hash map, and breaks ties

@@ -13,26 +13,34 @@ from common.measure.sums import Evaluation, Metrics, Sums
 class Classified(Evaluation):
     """The figures of a classification, with what they were counted from."""
 
-    confusion: torch.Tensor  # counts of all ranks [classes, classes]: true class, then predicted
+    # Counts of all ranks, [classes, classes]: true class, then predicted class. None if there are
+    # too many classes for a matrix.
+    confusion: torch.Tensor | None
+    # Counts of all ranks, [3, classes]: samples classified correctly, predicted, and labelled.
+    class_counts: torch.Tensor
     class_names: Sequence[str]
-    predicted: torch.Tensor  # int64 [samples], of this rank's first batches in their order
-    labels: torch.Tensor
+    # This rank's first batches, in their order, [samples] each.
+    predicted: torch.Tensor  # int64
+    labels: torch.Tensor  # int64
+    probabilities: torch.Tensor  # float32, of the predicted classes
 
     def by_class(self) -> list[tuple[str, float, float, float, int]]:
         """Return of each class: name, precision, recall, F1 and the number of its samples."""
-        rows = zip(self.class_names, *rates(self.confusion), self.confusion.sum(1), strict=True)
+        rows = zip(self.class_names, *rates(self.class_counts), self.class_counts[2], strict=True)
         return [(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in rows]
 
 
 class ClassificationSums(Sums):
     """Loss and confusion counts of an evaluation, each sample once, over all ranks."""
 
-    BATCHES_KEPT = 64  # in which mistakes are looked for: enough for examples, bounded
+    MOST_CLASSES = 500  # for a confusion matrix, whose memory grows with their square
+    BATCHES_KEPT = 64  # for examples of mistakes
 
     def __init__(self, accelerator: Accelerator, class_names: Sequence[str]) -> None:
         super().__init__(accelerator)
         self.class_names = class_names
         self.seen: list[torch.Tensor] = []
+        self.probabilities: list[torch.Tensor] = []
 
     def add(  # type: ignore[override]
         self,
@@ -41,45 +49,83 @@ class ClassificationSums(Sums):
         labels: torch.Tensor,
         metrics: Metrics | None = None,
     ) -> None:
-        """Add a batch: its mean loss, logits [batch, classes], labels int64 [batch].
+        """Add a batch.
 
-        Further metrics are as `run.record` takes them: of each, the mean over all elements.
+        Args:
+            loss: the mean loss of the batch.
+            logits: [batch, classes].
+            labels: int64 [batch].
+            metrics: further metrics, as `run.record` takes them. The mean over all elements of each
+                becomes a figure.
         """
-        predicted, size = logits.argmax(-1), len(self.class_names)
-        counts = torch.zeros(size**2, device=labels.device, dtype=torch.float64)
-        ones = torch.ones_like(labels, dtype=torch.float64)
-        counts.scatter_add_(0, labels * size + predicted, ones)  # bincount would wait for a GPU
-        super().add(len(labels), confusion=counts)
+        predicted = logits.argmax(-1)
+        super().add(len(labels), classified=self.count_classes(predicted, labels))
         super().record(loss, metrics, len(labels))
         if len(self.seen) < self.BATCHES_KEPT:
             self.seen.append(torch.stack([predicted, labels]))
+            self.probabilities.append(logits.float().softmax(-1).amax(-1))
 
     def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
         """Refuse: without logits and labels there is nothing to classify by."""
         advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
-        raise UserError(f"ClassificationSums.record: it needs the labels, too: {advice}")
+        raise UserError(f"ClassificationSums.record needs the labels: {advice}")
+
+    @property
+    def has_matrix(self) -> bool:
+        return len(self.class_names) <= self.MOST_CLASSES
+
+    def count_classes(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Count a batch: float64 [classes²], or [3 × classes] where there is no matrix.
+
+        `bincount` would wait for a GPU.
+        """
+        size = len(self.class_names)
+        ones = torch.ones_like(labels, dtype=torch.float64)
+        if self.has_matrix:
+            counts = torch.zeros(size**2, device=labels.device, dtype=torch.float64)
+            return counts.scatter_add_(0, labels * size + predicted, ones)
+        counts = torch.zeros(3 * size, device=labels.device, dtype=torch.float64)
+        counts.scatter_add_(0, labels, (predicted == labels).double())
+        counts.scatter_add_(0, size + predicted, ones)
+        return counts.scatter_add_(0, 2 * size + labels, ones)
 
     def result(self) -> Classified:
         """Return ``loss``, ``accuracy``, ``count``, and ``f1``; of more than two ``macro_f1``."""
-        reduced, classes = self.reduce(), len(self.class_names)
-        # Where no rank had a sample, there is nothing but their number.
-        counts = reduced.totals.get("confusion", torch.zeros(classes**2)).view(classes, classes)
-        f1, count = rates(counts)[2], int(reduced.totals["count"])
+        reduced = self.reduce()
+        classes = len(self.class_names)
+        confusion = None
+        # The defaults are for an evaluation in which no rank had a sample.
+        if self.has_matrix:
+            no_counts = torch.zeros(classes**2, dtype=torch.float64)
+            confusion = reduced.totals.get("classified", no_counts).view(classes, classes)
+            class_counts = torch.stack([confusion.diagonal(), confusion.sum(0), confusion.sum(1)])
+        else:
+            no_counts = torch.zeros(3 * classes, dtype=torch.float64)
+            class_counts = reduced.totals.get("classified", no_counts).view(3, classes)
+        f1 = rates(class_counts)[2]
+        count = int(reduced.totals["count"])
         figures = {
             "loss": torch.nan,
-            "accuracy": float(counts.trace()) / max(count, 1),
+            "accuracy": float(class_counts[0].sum()) / max(count, 1),
             **({"f1": float(f1[1])} if classes == 2 else {"macro_f1": float(f1.mean())}),
         }
-        classified = Classified(figures | reduced.means | {"count": count})
-        classified.confusion, classified.class_names = counts, self.class_names
-        none = torch.empty((2, 0), dtype=torch.long)
-        classified.predicted, classified.labels = torch.cat(self.seen or [none], dim=1).cpu()
-        return classified
+        result = Classified(figures | reduced.means | {"count": count})
+        result.confusion = confusion
+        result.class_counts = class_counts
+        result.class_names = self.class_names
+        no_batch = torch.empty((2, 0), dtype=torch.long)
+        result.predicted, result.labels = torch.cat(self.seen or [no_batch], dim=1).cpu()
+        result.probabilities = torch.cat(self.probabilities or [torch.empty(0)]).cpu()
+        return result
 
 
-def rates(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return precision, recall and F1 [classes] of a confusion matrix; 0 where undefined."""
-    hits, predicted, true = counts.diagonal(), counts.sum(0), counts.sum(1)
-    parts = ((hits, predicted), (hits, true), (2 * hits, predicted + true))
-    precision, recall, f1 = (part / whole.clamp(min=1) for part, whole in parts)
+def rates(class_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return precision, recall and F1, [classes] each; 0 where undefined.
+
+    `class_counts` is [3, classes]: samples classified correctly, predicted, and labelled.
+    """
+    hits, predicted, labelled = class_counts
+    precision = hits / predicted.clamp(min=1)
+    recall = hits / labelled.clamp(min=1)
+    f1 = 2 * hits / (predicted + labelled).clamp(min=1)
     return precision, recall, f1

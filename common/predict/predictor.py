@@ -14,10 +14,10 @@ from torch import nn
 
 from common.checkpoints.export import load_weights
 from common.config import TrainingConfig
-from common.data.decoding import image_to_pixels
 from common.data.images import ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
+from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
 from common.directory import FACTS, WEIGHTS, model_folder, read_status
@@ -116,7 +116,12 @@ class Predictor:
 
     def images(self, inputs: Sequence[Any]) -> ImageSamples:
         facts, dtype = self.facts, compute_dtype(self.accelerator)
-        decode = partial(pixels_of, size=int(facts["image_size"]), channels=int(facts["channels"]))
+        decode = partial(
+            pixels_of,
+            size=int(facts["image_size"]),
+            channels=int(facts["channels"]),
+            white_level=int(facts.get("white_level") or FULL_SCALE),
+        )
         with ThreadPoolExecutor() as pool:
             pixels = np.stack([*pool.map(decode, inputs)])
         labels = np.zeros(len(pixels), dtype=np.int64)
@@ -143,9 +148,9 @@ def finished_model(run: Path) -> Path:
     return model_folder(run, "")
 
 
-def pixels_of(image: Any, size: int, channels: int) -> np.ndarray:
+def pixels_of(image: Any, size: int, channels: int, white_level: int = FULL_SCALE) -> np.ndarray:
     """Return an image of Pillow, or of a file, as uint8 [size, size, channels]."""
     if isinstance(image, Image.Image):
-        return image_to_pixels(image, size, channels)
+        return image_to_pixels(image, size, channels, white_level)
     with reading(f"image {image}", "pass image files, or - for their paths on standard input"):
-        return image_to_pixels(Image.open(image), size, channels)
+        return image_to_pixels(Image.open(image), size, channels, white_level)

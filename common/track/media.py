@@ -22,13 +22,14 @@ def results(
     """Show memory and evaluation, in the summary: of tables among rows W&B draws their sizes."""
     panels: dict[str, Any] = {}
     if isinstance(evaluation, Classified):
-        chart = confusion(evaluation.confusion, evaluation.class_names)
-        if hasattr(chart, "spec"):
-            chart.set_key(f"{prefix}/confusion")
-            place, name, key = chart.spec.config_key
-            kept = {**wandb_run.config.get(place, {}), name: {key: chart.spec.config_value}}
-            wandb_run.config.update({place: kept}, allow_val_change=True)
-        panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
+        if evaluation.confusion is not None:
+            chart = confusion(evaluation.confusion, evaluation.class_names)
+            if hasattr(chart, "spec"):
+                chart.set_key(f"{prefix}/confusion")
+                place, name, key = chart.spec.config_key
+                kept = {**wandb_run.config.get(place, {}), name: {key: chart.spec.config_value}}
+                wandb_run.config.update({place: kept}, allow_val_change=True)
+            panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
         if found := mistakes(loader, evaluation, data):

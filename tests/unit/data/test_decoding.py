@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from common.data.decoding import image_to_pixels
+from common.data.pixels import image_to_pixels
 from tests.local_data import (
     grey_images,
     write_image_folder,

@@ -12,8 +12,6 @@ from common.data.sources import PUBLIC, find_named
 from tests.launch import UNREACHABLE
 from tests.local_data import (
     grey_images,
-    sentences,
-    write_csv,
     write_image_folder,
     write_image_parquet,
 )
@@ -52,10 +50,12 @@ def test_cache_depends_on_what_it_holds(tmp_path: Path) -> None:
     assert cache_folder(source, size=8) != cache_folder(other, size=8)
 
 
-def test_file_is_no_folder(tmp_path: Path) -> None:
-    """A file given for a folder is refused with what to pass."""
-    write_csv(tmp_path / "train.csv", sentences(5, 0))
-    assert "folder" in refusal(lambda: find_named(str(tmp_path / "train.csv"), None))
+def test_file_of_no_table_is_refused(tmp_path: Path) -> None:
+    """A file that holds no table is refused with what to pass."""
+    (tmp_path / "train.doc").write_text("text")
+    message = refusal(lambda: find_named(str(tmp_path / "train.doc"), None))
+    assert ".csv" in message
+    assert "folder" in message
 
 
 @pytest.mark.parametrize(
