@@ -16,7 +16,8 @@ from rich import progress
 from rich.console import Console
 from rich.live import Live
 
-from common.machine import is_main_rank
+from common.machine import is_main_rank, rank
+from common.printable import printable
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
@@ -37,17 +38,79 @@ class Output(io.TextIOWrapper):
             super().flush()
 
 
+class ToolOutput(io.TextIOWrapper):
+    """Standard output of a tool, which ends without a traceback where nothing can be written."""
+
+    def write(self, text: str) -> int:
+        with self.ending():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self.ending():
+            super().flush()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is still to be written would be an error once more at the end of Python.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(error, BrokenPipeError):  # of `| head`, which has read what it wanted
+                raise SystemExit(1) from None
+            message = f"standard output can't be written ({error.strerror})"
+            raise SystemExit(f"error: {message}: free some space, or name another file") from None
+
+
 def spare_output() -> None:
     """Have a run outlive its terminal, and letters that it has not be written as escapes."""
-    given = sys.stdout
-    if type(given) is io.TextIOWrapper:
-        encoding, by_line = given.encoding, given.line_buffering
-        sys.stdout = Output(given.detach(), encoding, "backslashreplace", line_buffering=by_line)
+    open_closed_streams()
+    replace_output(Output, by_line=False)
+
+
+def spare_tool_output() -> None:
+    """Have a tool end without a traceback where its output can't be written."""
+    is_closed = sys.stdout is None
+    open_closed_streams()
+    if is_closed:
+        advice = "open it, or discard what is printed with > /dev/null"
+        raise SystemExit(f"error: standard output is closed: {advice}")
+    # By line: what can't be written is an error at once, and not after the tool's end.
+    replace_output(ToolOutput, by_line=True)
+
+
+def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:
+    stdout = sys.stdout
+    if type(stdout) is io.TextIOWrapper:
+        encoding, line_buffering = stdout.encoding, stdout.line_buffering or by_line
+        sys.stdout = output_class(
+            stdout.detach(), encoding, "backslashreplace", line_buffering=line_buffering
+        )
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of each standard stream that is closed.
+
+    The next file that is opened would take its number, and be read or written as the stream.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def say(message: str, style: str | None = None) -> None:
     """Print a line on rank 0: above the bar where there is one."""
     if is_main_rank():
+        message = printable(message)
         tell(message)
         if CONSOLE.is_terminal:
             CONSOLE.print(message, markup=False, style=style)
@@ -55,14 +118,19 @@ def say(message: str, style: str | None = None) -> None:
             print(message, flush=True)  # the same characters, in a tenth of the time
 
 
-def warn(message: str) -> None:
-    """Print on rank 0 what a user should know of, though the run goes on."""
-    say(message, style="yellow")
+def warn(message: str, *, every_rank: bool = False) -> None:
+    """Print what a user should know of, though the run goes on: on rank 0, or on this rank."""
+    if every_rank and not is_main_rank():
+        print(f"rank {rank()}: {printable(message)}", flush=True)
+    else:
+        say(message, style="yellow")
 
 
 def tell(line: str) -> None:
-    for told in TOLD:
-        told(line)
+    """Give a line of rank 0 to those who keep them, without printing it."""
+    line = printable(line)
+    for keep in TOLD:
+        keep(line)
 
 
 class Display:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from common.machine import is_main_rank
+from common.printable import printable
 
 # Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
 LETTING_GO = 0.2
@@ -51,8 +52,8 @@ class UserError(SystemExit):
     """
 
     def __init__(self, message: str, *, every_rank: bool = False, resumable: bool = False) -> None:
-        super().__init__(f"error: {message}" if every_rank or is_main_rank() else 1)
-        self.message, self.resumable = message, resumable
+        self.message, self.resumable = printable(message), resumable
+        super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
     def speak(self) -> None:
         self.code = f"error: {self.message}"

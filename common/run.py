@@ -157,7 +157,11 @@ class Run:
         for loader in loaders.values():
             loader.is_cut_short = self.agreement.is_announced
             loader.is_rehearsed = lambda: self.rehearsal.is_reading
+            loader.workers.is_stopping = self.is_asked_to_stop
         return loaders["train"], loaders[self.validation_split], loaders[self.test_split]
+
+    def is_asked_to_stop(self) -> bool:
+        return self.agreement.request.reason is not None
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle how long the run is, by default in epochs by name of the data set or "other"."""

@@ -76,6 +76,12 @@ class IterableSamples(Samples):
         self.position = batch["position"]
         return batch["batch"]
 
+    def go_on_after(self, batch: Batch | None) -> None:
+        """Have this process read what follows the last batch of a worker, if there was one."""
+        if batch is not None:
+            self.position = batch["position"]
+        self.rows = None
+
     def example(self, size: int, length: int) -> Batch:
         before = self.dataset.state_dict()
         row = next(iter(self.dataset))

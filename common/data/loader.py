@@ -171,6 +171,8 @@ def make_loaders(
     where = accelerator.device, config.data_placement, config.num_workers
     cut = config.batch_size, config.gradient_accumulation_steps, *ranks
     loaders, room = {}, free_memory(accelerator.device) / 2  # for all splits together
+    # A rank that gets no batch says so before the others give up their wait for this rank.
+    patience = config.collective_timeout * (1.0 if ranks[0] == 1 else 0.9)
     for name, samples in splits.items():
         order: TrainingOrder | EvaluationOrder
         grouped = samples.lengths if samples.blocks is None else None, samples.blocks
@@ -190,6 +192,7 @@ def make_loaders(
                 advice = "pass a larger --batch-size, or fewer processes"
                 raise UserError(f"{what}, and {name} has {len(samples):,} samples: {advice}")
         loaders[name] = Loader(samples, order, *where, config.seed, room)
+        loaders[name].workers.patience = patience
         room -= loaders[name].placed_bytes
     return loaders
 

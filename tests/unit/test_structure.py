@@ -15,7 +15,7 @@ MOST_LINES_OF_A_RECIPE = 240
 
 # From the ground up: a room may import those below it, and within a package its neighbours.
 LEVELS = (
-    ("machine",),
+    ("machine", "printable"),
     ("errors",),
     ("files", "console", "flags", "objective"),
     ("directory",),

@@ -19,7 +19,7 @@ from common.data.batch import Batch, Samples
 from common.data.images import ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
-from common.data.workers import by_path
+from common.data.transport import by_path
 from tests.cuda_stand_in import Cuda
 from tests.unit.data.test_loader import CPU, GPU, assert_same, samples, training_batches
 

@@ -1,0 +1,250 @@
+"""Workers that stop, hang, or have no shared memory: the batches are the same, or a run is told."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils import _pytree as tree
+from torch.utils.data import IterableDataset
+
+from common.data import watch
+from common.data import workers as module
+from common.data.batch import Batch, DatasetSamples, Samples
+from common.data.iterable import IterableOrder, IterableSamples
+from common.data.loader import Loader
+from common.data.order import TrainingOrder
+from common.errors import UserError
+from tests.unit.data.test_loader import CPU, GPU
+
+LOOK_EVERY = 0.3  # seconds; a worker that runs answers sooner, or is asked again
+
+
+class Odd(Samples):
+    """Samples whose batches have tensors of many types and layouts."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Return tensors whose values and strides must arrive as they are."""
+        noise = torch.rand(len(samples), 3, 5, 7)
+        return {
+            "half": noise.to(torch.bfloat16),
+            "channels last": noise.to(memory_format=torch.channels_last),
+            "part": [noise[:, 1:, ::2], (noise.transpose(1, 3),)],
+            "mask": noise > 0.5,
+            "scalar": torch.tensor(float(samples[0])),
+            "empty": torch.empty(0, 4),
+            "array": np.arange(3),
+            "samples": samples,
+        }
+
+
+class Rows:
+    """A map-style data set with random transforms, for torch's `default_collate`."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((3,), float(index)) + torch.rand(3), "y": index}
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Numbers in a row, which can be gone on with."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.next += 1
+            yield torch.tensor(self.next)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where it stands."""
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.next = state["next"]
+
+
+KINDS: dict[str, Callable[[], Samples]] = {
+    "odd": Odd,
+    "rows": lambda: DatasetSamples(Rows()),
+    "stream": lambda: IterableSamples(Stream()),
+}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and say all that there is to say."""
+    monkeypatch.setattr(watch, "LOOK_EVERY", LOOK_EVERY)
+    monkeypatch.setattr(watch, "NOTICE_AFTER", 2 * LOOK_EVERY)
+    monkeypatch.setattr(module.Workers, "announced", set())
+
+
+def make_loader(samples: Samples, workers: int) -> Loader:
+    """Return a loader of twelve batches of two."""
+    order: Any = TrainingOrder(24, 2, 1, 1, 0, seed=3)
+    if isinstance(samples, IterableSamples):
+        order = IterableOrder(24, 2, 1, 1, 0, 3)
+    return Loader(samples, order, CPU, "workers", workers, seed=5)
+
+
+def assert_same(first: Batch, second: Batch) -> None:
+    """Check that values, types and strides agree to the last bit."""
+    leaves, structure = tree.tree_flatten(first)
+    others, other_structure = tree.tree_flatten(second)
+    assert structure == other_structure
+    for leaf, other in zip(leaves, others, strict=True):
+        if torch.is_tensor(leaf):
+            assert leaf.dtype == other.dtype
+            assert leaf.stride() == other.stride()
+            assert torch.equal(leaf, other)
+        else:
+            assert np.array_equal(leaf, other)
+
+
+def own_batches(kind: str) -> list[Batch]:
+    """Return what this process makes."""
+    return [batch for batch, _ in make_loader(KINDS[kind](), 0).epoch(0)]
+
+
+def suspend_workers(before: list[Any]) -> list[psutil.Process]:
+    """Stop all workers that were not there before."""
+    new = [child for child in multiprocessing.active_children() if child not in before]
+    stopped = [psutil.Process(child.pid) for child in new]
+    for worker in stopped:
+        worker.suspend()
+    return stopped
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=lambda device: device.type)
+@pytest.mark.parametrize("kind", KINDS)
+def test_request_to_stop_is_heeded_while_workers_are_stopped(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process makes the other batches, with the same bits, and the workers are gone."""
+    loader, before = make_loader(KINDS[kind](), 2), multiprocessing.active_children()
+    if device.type == "cuda":  # a batch is fetched before the one before it is handed out
+        monkeypatch.setattr(module, "moved", one_ahead)
+    batches = []
+    for batch, _ in loader.epoch(0):
+        batches.append(batch)
+        if len(batches) == 2:
+            stopped = suspend_workers(before)
+            loader.workers.is_stopping = lambda: True
+    expected = own_batches(kind)
+    assert len(batches) == len(expected)
+    for made, other in zip(batches, expected, strict=True):
+        assert_same(made, other)
+    assert stopped
+    assert not any(worker.is_running() for worker in stopped)
+
+
+def one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield each batch after the next one was fetched, as on a GPU."""
+    ahead = [next(batches)]
+    for batch in batches:
+        ahead.append(batch)
+        yield ahead.pop(0)
+    yield from ahead
+
+
+def test_wait_for_stopped_workers_is_announced_and_has_an_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The process that is stopped is named; a restart may mend it."""
+    loader, before = make_loader(Odd(), 1), multiprocessing.active_children()
+    loader.workers.patience = 5 * LOOK_EVERY
+    batches = loader.epoch(0)
+    next(batches)
+    (stopped,) = suspend_workers(before)
+    with pytest.raises(UserError) as error:
+        list(batches)
+    assert error.value.resumable
+    assert f"kill -CONT {stopped.pid}" in error.value.message
+    assert f"kill -CONT {stopped.pid}" in capsys.readouterr().out
+    assert not stopped.is_running()
+
+
+@pytest.mark.parametrize("is_left_early", [False, True])
+def test_workers_that_stop_between_two_epochs_are_replaced(is_left_early: bool) -> None:
+    """The wait for their answer is looked after as well."""
+    loader, before = make_loader(Odd(), 2), multiprocessing.active_children()
+    epoch = loader.epoch(0)
+    batches = [next(epoch)[0]] if is_left_early else [batch for batch, _ in epoch]
+    assert_same(batches[0], own_batches("odd")[0])
+    suspend_workers(before)
+    loader.workers.is_stopping = lambda: True
+    for made, other in zip(
+        (batch for batch, _ in loader.epoch(0)), own_batches("odd"), strict=True
+    ):
+        assert_same(made, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_travel_without_shared_memory(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A `/dev/shm` that is full: the same bits and strides, through pipes, and one line says so."""
+
+    def fail(*unused: object, **others: object) -> Any:
+        words = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device"
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", fail)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", fail)
+    monkeypatch.setattr(module, "free_shared_memory", lambda: 0)
+    for _ in range(2):
+        loader = make_loader(KINDS[kind](), 2)
+        loader.workers.patience = 20
+        batches = [batch for batch, _ in loader.epoch(0)]
+        loader.close()
+        for made, other in zip(batches, own_batches(kind), strict=True):
+            assert_same(made, other)
+    assert capsys.readouterr().out.count("/dev/shm") == 1
+
+
+OBSTACLES = {
+    "read-only": OSError(errno.EROFS, "Read-only file system"),
+    "missing": FileNotFoundError(errno.ENOENT, "No such file or directory"),
+    "full": OSError(errno.ENOSPC, "No space left on device"),
+    "few processes": BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    "few threads": RuntimeError("can't start new thread"),
+    "few descriptors": None,
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_without_workers_this_process_makes_the_batches(
+    obstacle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same ones, and one line says why."""
+
+    def fail(*unused: object, **others: object) -> Any:
+        raise OBSTACLES[obstacle]  # type: ignore[misc]
+
+    if obstacle == "few descriptors":
+        monkeypatch.setattr("common.data.transport.free_descriptors", lambda: 20)
+    elif obstacle == "few processes":
+        monkeypatch.setattr("multiprocessing.process.BaseProcess.start", fail)
+    elif obstacle == "few threads":
+        monkeypatch.setattr("multiprocessing.queues.Queue._start_thread", fail)
+    else:
+        monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", fail)
+    for _ in range(2):
+        loader = make_loader(Odd(), 2)
+        batches = [batch for batch, _ in loader.epoch(0)]
+        for made, other in zip(batches, own_batches("odd"), strict=True):
+            assert_same(made, other)
+    assert capsys.readouterr().out.count("this process makes the batches") == 1
