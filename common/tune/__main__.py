@@ -19,7 +19,7 @@ from common.command_line import tool_parser
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.compare.table import show
-from common.console import say
+from common.console import say, spare_output
 from common.errors import UserError
 from common.files import write_json
 from common.recipe import load_recipe
@@ -99,4 +99,5 @@ def report(search: Search) -> None:
 
 
 if __name__ == "__main__":
+    spare_output()  # a search outlives its terminal, as its trials do
     main()
