@@ -161,14 +161,14 @@ def asking_wandb(what_failed: str, advice: str) -> Iterator[None]:
 
     from common.track.trackers import wandb_mode
 
-    mode, reason = wandb_mode()
-    if mode != "online":
-        raise UserError(f"{what_failed}: {reason}. {advice}")
     try:
+        mode, reason = wandb_mode()
+        if mode != "online":
+            raise UserError(f"{what_failed}: {reason}. {advice}")
         yield
     except (wandb.Error, ValueError, OSError) as problem:
-        said = str(problem).strip() or type(problem).__name__
-        raise UserError(f"{what_failed}: {said.splitlines()[0]}") from None
+        message = str(problem).strip() or type(problem).__name__
+        raise UserError(f"{what_failed}: {message.splitlines()[0]}") from None
 
 
 def read_project(address: str) -> list[RunRecord]:

@@ -18,6 +18,10 @@ LONGEST_TAG = 64  # W&B refuses a run with a longer one
 SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
 
 
+class TrackerSettingsError(ValueError):
+    """A variable of the environment has a value that the tracker does not take."""
+
+
 class TensorBoard:
     shown = "TensorBoard, and metrics.jsonl"
     run = None  # what is made for W&B is left out
@@ -136,12 +140,31 @@ def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dic
     }
 
 
+def wandb_settings() -> Any:
+    """Return W&B's settings, as `WANDB_*` variables have them.
+
+    Raises:
+        TrackerSettingsError: one of them has a value that W&B does not take.
+    """
+    import wandb
+    from pydantic import ValidationError  # wandb's settings are a model of it
+
+    try:
+        return wandb.setup(wandb.Settings(silent=True)).settings
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
+        value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
+        raise TrackerSettingsError(f"{variable}{value} can't work: {error['msg']}") from None
+    except wandb.Error as problem:  # of a key; its message does not repeat it
+        raise TrackerSettingsError(f"a WANDB_* variable can't work: {problem}") from None
+
+
 def wandb_mode() -> tuple[str, str]:
     """Return W&B's mode and why: online if the server knows the key; takes some seconds at most."""
     import requests
-    import wandb
 
-    settings = wandb.setup(wandb.Settings(silent=True)).settings
+    settings = wandb_settings()
     if asked := os.environ.get("WANDB_MODE"):
         return asked, "by WANDB_MODE"
     key, found = os.environ.get("WANDB_API_KEY"), requests.utils.get_netrc_auth(settings.base_url)
