@@ -15,6 +15,7 @@ class Classified(Evaluation):
     class_names: Sequence[str]
     predicted: torch.Tensor  # int64 [samples], of this rank's first batches in their order
     labels: torch.Tensor
+    probabilities: torch.Tensor  # float32 [samples], of the predicted classes
 
     def by_class(self) -> list[tuple[str, float, float, float, int]]:
         """Return of each class: name, precision, recall, F1 and the number of its samples."""
@@ -31,6 +32,7 @@ class ClassificationSums(Sums):
         super().__init__(accelerator)
         self.class_names = class_names
         self.seen: list[torch.Tensor] = []
+        self.probabilities: list[torch.Tensor] = []
 
     def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:  # type: ignore[override]
         """Add a batch: its mean loss, logits [batch, classes], labels int64 [batch]."""
@@ -41,6 +43,7 @@ class ClassificationSums(Sums):
         super().add(len(labels), loss=loss * len(labels), confusion=counts)
         if len(self.seen) < self.BATCHES_KEPT:
             self.seen.append(torch.stack([predicted, labels]))
+            self.probabilities.append(logits.float().softmax(-1).amax(-1))
 
     def result(self) -> Classified:
         """Return ``loss``, ``accuracy``, ``count``, and ``f1``; of more than two ``macro_f1``."""
@@ -57,6 +60,7 @@ class ClassificationSums(Sums):
         found.confusion, found.class_names = counts, self.class_names
         none = torch.empty((2, 0), dtype=torch.long)
         found.predicted, found.labels = torch.cat(self.seen or [none], dim=1).cpu()
+        found.probabilities = torch.cat(self.probabilities or [torch.empty(0)]).cpu()
         return found
 
 
