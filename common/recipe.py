@@ -29,8 +29,14 @@ def load_recipe(path: Path) -> Recipe:
         raise UserError(f"{path} is no recipe: pass a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where the dataclass looks its types up
-    with reading(str(path), "pass a recipe that Python runs"):
-        spec.loader.exec_module(module)
+    # What a launched recipe finds: modules that lie beside it.
+    beside = str(path.resolve().parent)
+    sys.path.insert(0, beside)
+    try:
+        with reading(str(path), "pass a recipe that Python runs"):
+            spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(beside)
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
         raise UserError(f"{path} is no recipe: it has no Config that is a TrainingConfig")

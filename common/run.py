@@ -1,7 +1,7 @@
 """One training run: wires its parts, and does what happens around the recipe's loop."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -339,6 +339,34 @@ class Run:
             if step % self.agreement.every == 0:
                 self.agreement.check(step)
             self.profiler.step()
+
+    def log_images(
+        self, name: str, images: torch.Tensor | Sequence[Any], captions: Sequence[str] | None = None
+    ) -> None:
+        """Log rank 0's images with the row of this step, at the tracker and under ``media/``.
+
+        Args:
+            images: uint8 or float (0 is black, 1 is white) [images, channels, height, width], of 1,
+                3 or 4 channels; or a list of Pillow's images. The first 64 are kept.
+            captions: one an image.
+        """
+        self.logs.media.images(name, images, captions, self.progress.global_step)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Log rank 0's table of numbers and texts, as `log_images` does images."""
+        self.logs.media.table(name, columns, rows, self.progress.global_step)
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Log a histogram of rank 0's values, a tensor of any shape, as `log_images` does images.
+
+        Nothing waits for the device, and only the counts of 64 bins are kept.
+        """
+        self.logs.media.histogram(name, values, self.progress.global_step)
+
+    @property
+    def tracker(self) -> Any:
+        """The tracker's own object on rank 0: W&B's run, TensorBoard's writer; None without one."""
+        return None if self.logs.tracker is None else self.logs.tracker.native
 
     def log_training(self) -> None:
         self.directory.insist_on_own()

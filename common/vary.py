@@ -26,7 +26,7 @@ from common.command_line import tool_parser
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.compare.table import arranged, markdown_table, print_table, shown, warnings
-from common.console import CONSOLE, say
+from common.console import CONSOLE, say, spare_output
 from common.directory import read_status
 from common.errors import UserError
 from common.files import read_json_if_there, write_json, write_text
@@ -152,4 +152,5 @@ def add_to_cards(places: list[str], table: str) -> None:
 
 
 if __name__ == "__main__":
+    spare_output()  # the variants outlive the terminal
     main()

@@ -71,7 +71,7 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
         ratio, more, base = own["throughput_ratio"], own["processes"], figures[0]["processes"]
         is_known = ratio is not None and more and base and more != base
         own[EFFICIENCY] = ratio * base / more if is_known else None
-    facts = [facts_of(run) for run in runs]
+    facts = [facts_of(run, runs) for run in runs]
     columns = {name: [own.get(name) for own in facts] for name in dict.fromkeys(chain(*facts))}
     differences = {name: c for name, c in columns.items() if any(v != c[0] for v in c)}
     unfair = [
@@ -83,21 +83,31 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
     return Comparison(list(runs), figures, differences, unfair, target, given)
 
 
-def facts_of(run: RunRecord) -> dict[str, Any]:
-    """Return what a run's figures may depend on, by label; of a group, by label and part."""
-    told: dict[str, Any] = {}
+def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return what a run's figures may depend on, by label; of a group, by label and part.
+
+    A flag is left out if the recipe of any of the `runs` says that it is not to be compared.
+    """
+    facts: dict[str, Any] = {}
     for label, path in (FAIR | ON_PURPOSE).items():
         fact = run.fact(path)
         parts = fact.items() if isinstance(fact, Mapping) else ()
-        told |= {f"{label} {name}": part for name, part in parts} or {label: fact}
+        facts |= {f"{label} {name}": part for name, part in parts} or {label: fact}
     if changes := run.fact("source.changes"):
-        told["recipe changed"] = changes_text(changes)
-    told["precision"] = precision_name(told.get("precision"))  # what `auto` came to be
+        facts["recipe changed"] = changes_text(changes)
+    facts["precision"] = precision_name(facts.get("precision"))  # the one that `auto` chose
     if run.fact("environment.device_type") != "cpu":
-        told.pop("threads per process", None)
-    flags = {name: value for name, value in run.flags.items() if name != "mixed_precision"}
-    compared = {n: value for n, value in flags.items() if role_of(TrainingConfig, n).compared}
-    return told | {spelled(name): value for name, value in compared.items()}
+        facts.pop("threads per process", None)
+    for name, value in run.flags.items():
+        if name != "mixed_precision" and all(is_compared(name, other) for other in runs):
+            facts[spelled(name)] = value
+    return facts
+
+
+def is_compared(flag: str, run: RunRecord) -> bool:
+    """Whether a run's recipe has a flag compared; `config.json` says it where that is unusual."""
+    stated = run.fact(f"compared.{flag}")
+    return role_of(TrainingConfig, flag).compared if stated is None else bool(stated)
 
 
 def changes_text(changes: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from common.errors import UserError
 from common.files import read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
+from common.standing import present_status
 from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # for a chart
@@ -34,7 +35,7 @@ class RunRecord:
     facts: Facts  # as in `config.json`
     rows: list[dict[str, float]]  # as in `metrics.jsonl`: one a step, in order
     summary: Mapping[str, float]  # as in `summary.json`; empty where the run did not get that far
-    status: str  # running, finished, preempted or failed
+    status: str  # running, stopped, finished, preempted or failed
     reason: str | None = None  # why it was preempted or failed
     objective: Objective = field(init=False)
 
@@ -118,7 +119,8 @@ def read_source(source: str) -> list[RunRecord]:
 
 
 def read_directory(path: Path) -> RunRecord:
-    told = read_json_if_there(path / "status.json") or {}
+    read_json_if_there(path / "status.json")  # a damaged one is a mistake to be told
+    told = present_status(path)
     status, reason = str(told.get("status", "running")), told.get("reason")
     facts = read_json_if_there(path / "config.json")
     if facts is None and told:
@@ -159,14 +161,14 @@ def asking_wandb(what_failed: str, advice: str) -> Iterator[None]:
 
     from common.track.trackers import wandb_mode
 
-    mode, reason = wandb_mode()
-    if mode != "online":
-        raise UserError(f"{what_failed}: {reason}. {advice}")
     try:
+        mode, reason = wandb_mode()
+        if mode != "online":
+            raise UserError(f"{what_failed}: {reason}. {advice}")
         yield
     except (wandb.Error, ValueError, OSError) as problem:
-        said = str(problem).strip() or type(problem).__name__
-        raise UserError(f"{what_failed}: {said.splitlines()[0]}") from None
+        message = str(problem).strip() or type(problem).__name__
+        raise UserError(f"{what_failed}: {message.splitlines()[0]}") from None
 
 
 def read_project(address: str) -> list[RunRecord]:

@@ -2,32 +2,34 @@
 
 python -m common.predict RUN FILE... | -
 
-RUN is a run's directory or a `model` folder. For images each FILE is one, and `-` reads their
-paths; for texts each FILE has one a line, or two with a tab between where the model is of pairs.
-Prints one JSON object for each. What it computes is what the run's evaluation computes.
+RUN is a run's directory or a `model` folder. For images each FILE is one, or a folder: all images
+in it and in its folders, sorted. `-` reads their paths. For texts each FILE has one a line, or two
+with a tab between where the model is of pairs. Prints one JSON object for each input. What it
+computes is what the run's evaluation computes.
 """
 
 import io
 import itertools
 import json
 import os
-import signal
 import sys
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from common.command_line import tool_parser
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.files import reading
+from common.files import plain, reading
 from common.flags import spelled
 from common.machine import device_name
 from common.predict.predictor import Predictor
+from common.standard_output import run_tool
 
 MOST = 2**16  # inputs of a batch
 AT_ONCE = 2048  # inputs that are read before the first is predicted
@@ -87,13 +89,62 @@ def choose_device(name: str) -> None:
 def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
     """Yield texts, or paths of images, without empty lines."""
     for file in files:
-        if file == "-" or is_text:
-            with reading("standard input" if file == "-" else file, "pass lines in UTF-8"):
-                whole = "" if file == "-" else Path(file).read_text(encoding="utf-8-sig")
-                lines = sys.stdin if file == "-" else io.StringIO(whole)  # not `splitlines`
-                yield from filter(str.strip, (line.rstrip("\r\n") for line in lines))
+        if file == "-":
+            yield from read_standard_input()
+        elif is_text:
+            yield from read_texts(file)
+        elif os.path.isdir(file):
+            yield from images_in(Path(file))
         elif file.strip():
             yield file
+
+
+def read_standard_input() -> Iterator[str]:
+    if sys.stdin is None:
+        raise UserError("standard input is closed: name files instead of -")
+    with reading("standard input", "pass lines in UTF-8"):
+        yield from lines_of(sys.stdin)
+
+
+def read_texts(file: str) -> Iterator[str]:
+    if os.path.isdir(file):
+        raise UserError(f"{file} is a folder, and this model reads texts: pass the files in it")
+    with reading(file, "pass a file of lines in UTF-8, or - for standard input"):
+        text = plain(Path(file)).read_text(encoding="utf-8-sig")
+    yield from lines_of(io.StringIO(text))  # `splitlines` would end lines at other characters too
+
+
+def lines_of(stream: Iterable[str]) -> Iterator[str]:
+    for line in stream:
+        if line.strip():
+            yield line.rstrip("\r\n")
+
+
+def images_in(folder: Path) -> list[str]:
+    """Return the paths of all images in a folder and its folders, sorted; it follows links.
+
+    Names that begin with a full stop are left out, and so is what no image's name ends like.
+    """
+    endings = {
+        ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN
+    }
+    paths: list[str] = []
+    visited: set[str] = set()  # a link may lead to a folder above it
+
+    def refuse(problem: OSError) -> None:
+        raise UserError(f"{problem.filename} can't be read: {problem.strerror}")
+
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if os.path.realpath(place) in visited:
+            folders.clear()
+            continue
+        visited.add(os.path.realpath(place))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        images = [name for name in names if Path(name).suffix.lower() in endings]
+        paths += [os.path.join(place, name) for name in images if not name.startswith(".")]
+    if not paths:
+        raise UserError(f"{folder} holds no images: pass image files, or a folder of them")
+    return sorted(paths)
 
 
 def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
@@ -116,7 +167,6 @@ def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
-    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace")):
-        stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
-    main()
+    if sys.stdin is not None:
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
+    run_tool(main)

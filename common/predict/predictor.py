@@ -1,6 +1,5 @@
 """A trained classifier, ready to use: built from a run's `model` folder, fed as in training."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
-from common.checkpoints.export import load_weights
 from common.config import TrainingConfig
 from common.data.images import ImageSamples
 from common.data.loader import Loader
@@ -20,15 +17,12 @@ from common.data.order import EvaluationOrder
 from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
-from common.directory import FACTS, WEIGHTS, model_folder, read_status
+from common.directory import FACTS
 from common.errors import UserError, is_out_of_memory
-from common.files import read_json, reading
-from common.models.bert import load_pretrained
+from common.files import plain, read_json, reading
 from common.models.packing import leave_out_padding, token_positions
-from common.recipe import load_recipe
+from common.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 class Predictor:
@@ -46,16 +40,20 @@ class Predictor:
         The code of the model is Transformers' or that of this repository's recipe of the run's
         name; another recipe's file is to be named. Nothing in the folder itself is executed.
         """
-        self.folder, self.batch_size = finished_model(Path(run)), batch_size
+        self.folder = finished_model(Path(run))
+        self.batch_size = batch_size
         self.facts = facts = read_json(self.folder / FACTS)
         if "class_names" not in facts or not {"mean", "max_length"} & facts.keys():
-            raise UserError(f"{run} is no classifier of images or texts: load it in a program")
+            file = str(recipe or f"{facts.get('recipe')}.py")
+            call = f"load_model({str(run)!r}, {file!r})"
+            advice = f"in a program, from common.predict import load_model, then {call}"
+            raise UserError(f"{run} is no classifier of images or texts: {advice}")
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = "max_length" in facts
         with reading(str(self.folder / FACTS)):
             self.class_names = [str(name) for name in facts["class_names"]]
             self.columns = len(facts["text_columns"]) if self.is_text else 1
-        model = self.load(recipe)
+        model = load_model(self.folder, recipe)
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
             self.packs = self.accelerator.device.type == "cpu"  # as the recipe does
@@ -63,33 +61,12 @@ class Predictor:
                 leave_out_padding(model)
         else:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.model = self.accelerator.prepare_model(model.eval(), evaluation_mode=True)
+        self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
         with reading(str(self.folder / FACTS)):  # what does not fit is found at once
             text = "a " * 4096 + "\t" * (self.columns - 1)
             tried = self([text] if self.is_text else [Image.new("L", (1, 1))])
             if tried.shape != (1, len({*self.class_names})):
                 raise ValueError(f"{len(self.class_names)} classes, and outputs {tried.tolist()}")
-
-    def load(self, recipe: str | Path | None) -> nn.Module:
-        if (self.folder / "config.json").is_file():
-            kind, what = "AutoModelForSequenceClassification", str(self.folder)
-            model, found = load_pretrained(kind, what, what, attn_implementation="sdpa")
-            if missing := found["missing_keys"]:  # which it has drawn at random
-                raise UserError(f"{what} is no whole model: {WEIGHTS} has no {min(missing)}")
-            return model
-        if recipe is None:
-            name = str(self.facts.get("recipe"))
-            if not (RECIPES / f"{name}.py").is_file() or Path(name).name != name:
-                raise UserError(f"{self.folder} is of the recipe {name}: add --recipe {name}.py")
-            recipe = RECIPES / f"{name}.py"
-        name, module = str(self.facts.get("class")), load_recipe(Path(recipe)).module
-        model_class = getattr(module, name, None)
-        if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-            raise UserError(f"{recipe} has no model {name}: name another by --recipe")
-        with reading(str(self.folder / FACTS)):
-            model = model_class(**self.facts["arguments"])
-        load_weights(model, self.folder)
-        return model
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[Any]) -> torch.Tensor:
@@ -138,19 +115,10 @@ class Predictor:
         return TextSamples(*arrays, labels, token_positions=token_positions if self.packs else None)
 
 
-def finished_model(run: Path) -> Path:
-    """Return the model folder of a run, or say why there is none."""
-    if not os.path.isdir(run):
-        raise UserError(f"{run} is no folder: pass a run that finished, such as runs/NAME")
-    status = read_status(run).get("status", "finished")
-    if status != "finished" and not (run / "model").is_dir():
-        raise UserError(f"{run} is {status} and has no model yet: go on with --resume {run}")
-    return model_folder(run, "")
-
-
 def pixels_of(image: Any, size: int, channels: int, white_level: int = FULL_SCALE) -> np.ndarray:
     """Return an image of Pillow, or of a file, as uint8 [size, size, channels]."""
     if isinstance(image, Image.Image):
         return image_to_pixels(image, size, channels, white_level)
     with reading(f"image {image}", "pass image files, or - for their paths on standard input"):
-        return image_to_pixels(Image.open(image), size, channels, white_level)
+        opened = Image.open(plain(Path(image)))
+        return image_to_pixels(opened, size, channels, white_level)

@@ -3,6 +3,7 @@
 import platform
 import secrets
 import subprocess
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from common.config import TrainingConfig
 from common.data.batch import Data
+from common.flags import role_of
 from common.machine import device_name
 from common.track.card import flags_given
 from common.track.names import Facts
@@ -24,14 +26,29 @@ def collect(
 ) -> dict[str, Any]:
     """Return the facts of a run; of one that goes on, what was `saved` of its first start."""
     given = {name: value for name, value in saved.get("given", given).items() if name in given}
+    compared = compared_otherwise(config)
     return {
         "recipe": recipe,
         "config": vars(config),
         "given": given,
+        **({"compared": compared} if compared else {}),
         "command": f"{recipe}.py {flags_given(config, given, all_of_them=True)}",
         # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
         "wandb_run_id": saved.get("wandb_run_id", secrets.token_hex(4)),
         **others,
+    }
+
+
+def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
+    """Return the flags to whose field a recipe gives another role, and whether to compare them.
+
+    `common.compare` takes the others as `TrainingConfig` has them.
+    """
+    return {
+        field.name: role_of(type(config), field.name).compared
+        for field in fields(config)
+        if role_of(type(config), field.name).compared
+        != role_of(TrainingConfig, field.name).compared
     }
 
 

@@ -16,6 +16,7 @@ from common.measure.sums import Evaluation, gather_from_ranks, of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.track import report
 from common.track.names import STEP, Facts
+from common.track.recorded_media import RecordedMedia
 from common.track.trackers import TensorBoard, WandB
 from common.training.evaluation import Best
 
@@ -29,6 +30,7 @@ class Log:
     def __init__(self, accelerator: Accelerator, directory: Path, objective: Objective) -> None:
         self.accelerator, self.directory, self.objective = accelerator, directory, objective
         self.tracker: WandB | TensorBoard | None = None
+        self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
@@ -143,6 +145,7 @@ class Log:
             advice = f"{advice_for(str(problem))}, then go on with --resume {self.directory}"
             mended = is_of_disk(problem)  # by a restart
             raise TrainingError(f"{what}: {advice}", every_rank=True, resumable=mended) from None
+        self.media.write(self.tracker)
         if self.tracker is not None:
             with self.tracking():
                 self.tracker.log(row)
@@ -166,6 +169,7 @@ class Log:
         """Close all, with the summary or the latest values; return what to type or open."""
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.flush()
+        self.media.write(self.tracker)  # what no row followed
         if self.keep_line in TOLD:
             TOLD.remove(self.keep_line)
         for file in filter(None, (self.file, self.output)):

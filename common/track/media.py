@@ -32,11 +32,45 @@ def results(
             panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
-        if found := mistakes(loader, evaluation, data):
-            panels[f"{prefix}/mistakes"] = table("sample content label prediction", found)
+        panels |= mistake_panels(prefix, loader, evaluation, data)
     if memory:
         panels["memory/plan"] = table("part planned_mib measured_mib", memory)
+    for name, panel in panels.items():
+        panels[name] = kept_in_run(wandb_run, name, panel, "summary")
     wandb_run.summary.update(panels)
+
+
+def kept_in_run(wandb_run: Any, name: str, panel: Any, step: int | str) -> Any:
+    """Have W&B keep an offline run's table among the run's own files.
+
+    By default it copies tables to a folder of the user's, and the run names them by absolute paths,
+    so that a run which was moved could not be uploaded whole. Online, it uploads them at once.
+    """
+    import wandb
+
+    if isinstance(panel, wandb.Table) and wandb_run.offline:
+        panel.bind_to_run(wandb_run, name, step)
+    return panel
+
+
+def mistake_panels(prefix: str, loader: Loader, evaluation: Classified, data: Any) -> Facts:
+    """Return a table of this rank's most confident mistakes, and their images with captions."""
+    import wandb
+
+    rows = mistakes(loader, evaluation, data)
+    if not rows:
+        return {}
+    names = ["sample", "file", "content", "label", "prediction", "probability"]
+    contents = [row["content"] for row in rows]
+    panels: dict[str, Any] = {}
+    if isinstance(contents[0], wandb.Image):
+        # Images of a table would be kept outside of the run: they stand beside it, in its order.
+        panels[f"{prefix}/mistake_images"] = contents
+        names.remove("content")
+    if rows[0]["file"] is None:
+        names.remove("file")
+    cells = [[row[name] for name in names] for row in rows]
+    return {f"{prefix}/mistakes": table(" ".join(names), cells), **panels}
 
 
 def profile(wandb_run: Any, folder: Path, verdict: str) -> None:
@@ -55,7 +89,8 @@ def artifact(wandb_run: Any, folder: Path, kind: str) -> None:
     kept = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
     for path in sorted(folder.rglob("*")):  # `add_dir` would print
         if path.is_file():
-            kept.add_file(str(path), str(path.relative_to(folder)))
+            # They do not change any more: W&B needs no copy in a folder of the user's.
+            kept.add_file(str(path), str(path.relative_to(folder)), policy="immutable")
     wandb_run.log_artifact(kept)
 
 
@@ -81,15 +116,35 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
     return wandb.plot_table("wandb/confusion_matrix/v1", table(columns, rows), fields, title)
 
 
-def mistakes(loader: Loader, found: Classified, data: Any) -> list[list[Any]]:
-    """Return of this rank's first mistakes: the sample's number, what it shows, and two classes."""
-    batches, read = loader.order.micro_batches(), reader(loader.samples, data)  # type: ignore[call-arg]
-    if not len(batches) or read is None:
+def mistakes(loader: Loader, found: Classified, data: Any) -> list[dict[str, Any]]:
+    """Return this rank's most confident mistakes, over all batches that were kept.
+
+    Of each: the sample's number, its file where that is known, its image or text, its class, the
+    class that was predicted, and the probability of that.
+    """
+    batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
+    read = reader(loader.samples, data)
+    if not batches or read is None:
         return []
-    samples, names = torch.cat(list(batches)).tolist(), found.class_names
-    labels, predicted = found.labels.tolist(), found.predicted.tolist()
-    wrong = (found.predicted != found.labels).nonzero()[:MOST_MISTAKES, 0].tolist()
-    return [[samples[i], read(samples[i]), names[labels[i]], names[predicted[i]]] for i in wrong]
+    samples = torch.cat(batches).tolist()
+    files = getattr(loader.samples, "files", None)  # paths by number of the sample
+    names = found.class_names
+    probabilities = found.probabilities
+    wrong = (found.predicted != found.labels).nonzero()[:, 0]
+    order = probabilities[wrong].argsort(descending=True, stable=True)
+    rows = []
+    for position in wrong[order][:MOST_MISTAKES].tolist():
+        sample = samples[position]
+        label = names[int(found.labels[position])]
+        prediction = names[int(found.predicted[position])]
+        probability = round(float(probabilities[position]), 6)
+        file = None if files is None else str(files[sample])
+        content = read(sample)
+        if hasattr(content, "_caption"):
+            content._caption = f"{label}, taken for {prediction} ({probability:.0%})"
+        row = {"sample": sample, "file": file, "content": content, "label": label}
+        rows.append({**row, "prediction": prediction, "probability": probability})
+    return rows
 
 
 def reader(samples: Any, data: Any) -> Callable[[int], Any] | None:

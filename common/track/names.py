@@ -13,7 +13,7 @@ SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
 # Of `config.json`; at W&B, what is no group is a flag.
 GROUPS = (
-    *("recipe", "objective", "command", "environment", "data", "architecture"),
+    *("recipe", "objective", "command", "compared", "environment", "data", "architecture"),
     *("plan", "memory_plan", "peak"),
 )
 

@@ -7,15 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 from accelerate.tracking import filter_trackers
+from PIL import Image
 
 from common.config import TrainingConfig
 from common.objective import PREFIXES, Objective
-from common.track.names import METRICS, SPLITS, STEP, Facts, flat, precision_name
+from common.track import media
+from common.track.names import SPLITS, STEP, Facts, flat, precision_name
+from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
 SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
+
+
+class TrackerSettingsError(ValueError):
+    """A variable of the environment has a value that the tracker does not take."""
 
 
 class TensorBoard:
@@ -33,6 +41,27 @@ class TensorBoard:
 
     def log(self, row: Mapping[str, float]) -> None:
         self.accelerator.log(dict(row), step=int(row[STEP]))
+
+    @property
+    def native(self) -> Any:
+        return self.accelerator.get_tracker("tensorboard", unwrap=True)
+
+    def log_media(self, entry: Entry) -> None:
+        """Show what a recipe has logged besides figures, at the entry's step."""
+        writer = self.native
+        if isinstance(entry, ImagesEntry):
+            for number, file in enumerate(entry.files):
+                with Image.open(file) as image:
+                    pixels = np.asarray(image.convert("RGB"))
+                tag = f"{entry.name}/{entry.captions[number] if entry.captions else number}"
+                writer.add_image(tag, pixels, entry.step, dataformats="HWC")
+        elif isinstance(entry, TableEntry):
+            lines = [entry.columns, ["---"] * len(entry.columns), *entry.rows]
+            text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+            writer.add_text(entry.name, text, entry.step)
+        elif isinstance(entry, HistogramEntry):
+            middles = np.repeat((np.array(entry.edges[:-1]) + entry.edges[1:]) / 2, entry.counts)
+            writer.add_histogram(entry.name, middles, entry.step)
 
     def finish(self, summary: Facts, exit_code: int) -> None:
         self.accelerator.end_training()
@@ -52,6 +81,9 @@ class WandB:
         """Start it, online if the server takes the key; log those rows that it lost again."""
         # What W&B sends home of itself can hold up the end of a run, and prints.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # What it stages for an upload lies in the run's directory, as its other files do.
+        place = Path(os.environ.get("WANDB_DIR") or directory, "wandb")
+        os.environ.setdefault("WANDB_DATA_DIR", str(place.absolute()))
         import wandb
 
         mode, reason = wandb_mode()
@@ -76,20 +108,20 @@ class WandB:
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
         self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(facts), allow_val_change=True)
-        # Every chart over the update; the table of runs shows the best value, not the last.
+        # Every chart is over the update.
         self.run.define_metric("*", step_metric=STEP)
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
             self.run.define_metric(name, hidden=True)  # they make no curves
-        modes = {bare: m.better for bare, m in METRICS.items() if m.better and "/" not in bare}
-        metric, _ = objective = Objective.parse(facts["objective"])
-        modes |= [objective]
-        # Names without a section stand before all sections.
+        objective = Objective.parse(facts["objective"])
         split = next(PREFIXES[name] for name in PREFIXES if name in facts["data"]["sizes"])
-        goal = metric if metric != "loss" else f"loss_{split}"
-        self.first = {"train/loss": "loss", f"{split}/{metric}": goal}
-        self.best = {f"{split}/{bare}": modes[bare] for split in SPLITS for bare in modes}
-        for metric, better in self.best.items():
-            self.run.define_metric(metric, step_metric=STEP, summary=better)
+        # Names without a section stand before all sections.
+        self.first = {
+            f"{split}/{objective.metric}": f"{objective.metric}_{split}",
+            "train/loss": "loss_train",
+            f"{split}/loss": f"loss_{split}",
+        }
+        self.objective = objective
+        self.best: float | None = None
         for row in earlier:
             if row[STEP] >= self.run.step:
                 self.log(row)
@@ -99,16 +131,39 @@ class WandB:
         self.commands = offline if self.run.offline else [self.run.url] if self.run.url else []
 
     def log(self, row: Mapping[str, float]) -> None:
-        first = {name: row[long] for long, name in self.first.items() if long in row}
+        first = {short: row[name] for name, short in self.first.items() if name in row}
         # Committed at once: W&B would hold the last row back, over the summary.
         self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
+        value = row.get(f"val/{self.objective.metric}")
+        if value is not None:
+            self.best = self.objective.best(v for v in (self.best, value) if v is not None)
+            # Under the name that `summary.json` and sweeps have; else it would come at the end.
+            if self.best is not None:
+                self.run.summary[self.objective.best_key] = self.best
+
+    @property
+    def native(self) -> Any:
+        return self.run
+
+    def log_media(self, entry: Entry) -> None:
+        """Show what a recipe has logged besides figures, in the row of the entry's step."""
+        import wandb
+
+        panel: Any = None
+        if isinstance(entry, ImagesEntry):
+            captions = entry.captions or [file.stem for file in entry.files]
+            pairs = zip(entry.files, captions, strict=True)
+            panel = [wandb.Image(str(file), caption=caption) for file, caption in pairs]
+        elif isinstance(entry, TableEntry):
+            table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
+            panel = media.kept_in_run(self.run, entry.name, table, entry.step)
+        elif isinstance(entry, HistogramEntry):
+            panel = wandb.Histogram(np_histogram=(entry.counts, entry.edges))
+        # Not committed: the row of the step, which follows, has its figures too.
+        self.run.log({entry.name: panel, STEP: entry.step}, step=entry.step, commit=False)
 
     def finish(self, summary: Facts, exit_code: int) -> None:
-        """Close the run with its own summary, and the best value as W&B does: ``val/loss.min``."""
-        for name, kind in self.best.items():
-            value = self.run.summary.get(name)
-            if isinstance(value, Mapping) and kind in value:
-                summary = {f"{name}.{kind}": value[kind], **summary}
+        """Close the run with its own summary: what W&B makes of the last row is replaced."""
         self.run.summary.update(dict(summary))
         self.run.finish(exit_code=exit_code)
 
@@ -136,12 +191,31 @@ def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dic
     }
 
 
+def wandb_settings() -> Any:
+    """Return W&B's settings, as `WANDB_*` variables have them.
+
+    Raises:
+        TrackerSettingsError: one of them has a value that W&B does not take.
+    """
+    import wandb
+    from pydantic import ValidationError  # wandb's settings are a model of it
+
+    try:
+        return wandb.setup(wandb.Settings(silent=True)).settings
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
+        value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
+        raise TrackerSettingsError(f"{variable}{value} can't work: {error['msg']}") from None
+    except wandb.Error as problem:  # of a key; its message does not repeat it
+        raise TrackerSettingsError(f"a WANDB_* variable can't work: {problem}") from None
+
+
 def wandb_mode() -> tuple[str, str]:
     """Return W&B's mode and why: online if the server knows the key; takes some seconds at most."""
     import requests
-    import wandb
 
-    settings = wandb.setup(wandb.Settings(silent=True)).settings
+    settings = wandb_settings()
     if asked := os.environ.get("WANDB_MODE"):
         return asked, "by WANDB_MODE"
     key, found = os.environ.get("WANDB_API_KEY"), requests.utils.get_netrc_auth(settings.base_url)

@@ -19,12 +19,19 @@ from common.command_line import tool_parser
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.compare.table import show
-from common.console import say
+from common.console import say, spare_output
 from common.errors import UserError
 from common.files import write_json
-from common.recipe import load_recipe
+from common.recipe import Recipe, load_recipe
 from common.track.names import describe
-from common.tune.search import Search, SearchSettings, finished_trials, open_study, usable
+from common.tune.search import (
+    Search,
+    SearchSettings,
+    finished_trials,
+    open_study,
+    reconciled,
+    usable,
+)
 from common.tune.space import parse_space
 from common.tune.trial import working_in
 
@@ -39,11 +46,12 @@ def main(words: Sequence[str] | None = None) -> None:
     again = f"python -m common.tune --study {os.path.relpath(directory)}"
     with working_in(directory, "--study", again), usable(directory / "study.db"):
         study = open_study(directory, recipe.objective, settings.prune, space)
+        study = reconciled(directory, study, recipe, settings.prune, space, shared)
         write_json(directory / "search.json", asdict(settings))
         search = Search(directory, settings, space, shared, recipe.objective, study)
         say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
         search.run()
-        report(search)
+        report(search, recipe)
 
 
 def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
@@ -81,11 +89,12 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     return directory.resolve(), replace(settings, trials=trials, prune=prune)
 
 
-def report(search: Search) -> None:
+def report(search: Search, recipe: Recipe) -> None:
     """Show the best trials, draw the search, and print the command that repeats the best one."""
     from common.tune.plot import plot_search
 
-    ranked = finished_trials(search.study)
+    finished = finished_trials(search.study)
+    ranked = [trial for trial in finished if (search.place(trial) / "config.json").is_file()]
     if not ranked:
         raise UserError("no trial finished: give more --trials, or a narrower range")
     show(compare(read_runs([str(search.place(trial)) for trial in ranked[:SHOWN]])))
@@ -95,8 +104,9 @@ def report(search: Search) -> None:
     say(f"picture: {os.path.relpath(picture)}")
     value = metric.text(ranked[0].value)
     say(f"best: {search.place(ranked[0]).name}, validation {metric.label} {value}")
-    say(search.best_command())
+    say(search.best_command(ranked[0], recipe))
 
 
 if __name__ == "__main__":
+    spare_output()  # a search outlives its terminal, as its trials do
     main()

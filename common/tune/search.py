@@ -14,23 +14,29 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from common.compare.readers import read_directory
 from common.console import say
 from common.directory import read_status
 from common.errors import UserError
-from common.files import read_json_if_there
+from common.files import read_json_if_there, writing
 from common.flags import from_json
 from common.objective import Objective
+from common.recipe import Recipe
 from common.track.names import describe, duration
+from common.tune.recovery import (
+    STEPS_PER_EPOCH,
+    TRIAL,
+    TrialsOnDisk,
+    intermediate_values,
+    put_aside,
+    settled_words,
+)
 from common.tune.space import Space, command_words
 from common.tune.trial import TrialRun, launched
 
-# Trials are judged at the same share of their training: evaluations fall on other updates where
-# batches have other sizes.
-STEPS_PER_EPOCH = 100
 # All failed among so many at the beginning: the command is wrong, not what was tried.
 FIRST_TRIALS = 3
-EPOCH, MOST_EPOCHS = "progress/epoch", 10**9
-TRIAL = "trial-"  # begins the name of a trial's directory
+STUDY = "study.db"
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,7 @@ class SearchSettings:
 
 def open_study(directory: Path, objective: Objective, prune: bool, space: Space) -> Study:
     """Open the study of a directory, or begin one; a `UserError` if it is damaged or another's."""
-    path = directory / "study.db"
-    if not path.exists() and any(directory.glob(f"{TRIAL}*")):
-        raise UserError(f"{directory} has trials, but no {path.name} that says what they tried")
+    path = directory / STUDY
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     judged = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)  # not by one epoch
     with usable(path, Exception):
@@ -81,14 +85,42 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     return study
 
 
+def reconciled(
+    directory: Path, study: Study, recipe: Recipe, prune: bool, space: Space, shared: Sequence[str]
+) -> Study:
+    """Return the study, made anew from the trials' directories where it does not agree with them.
+
+    Results are credited to the values in a trial's own `config.json`. A study that was truncated,
+    or lost rows, is put aside.
+    """
+    objective = recipe.objective
+    on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
+    path = directory / STUDY
+    with usable(path, Exception):
+        difference = on_disk.disagreement(study, space, objective.best_key)
+    if difference is None:
+        return study
+    trials = on_disk.as_trials(space, objective.best_key, f"val/{objective.metric}")
+    with writing(str(path)):
+        aside = put_aside(path)
+    say(f"{path.name} does not fit the trials ({difference}): made anew; {aside.name} has the old")
+    study = open_study(directory, objective, prune, space)
+    study.add_trials(trials)
+    study.sampler = optuna.samplers.TPESampler(seed=len(trials))
+    return study
+
+
 @contextmanager
 def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[None]:
     """Turn what a damaged file of a study, or a full disk, leads to, into a sentence."""
     try:
         yield
     except errors as problem:
-        said = str(problem).partition("\n")[0]
-        raise UserError(f"{path} can't be used ({type(problem).__name__}): {said}") from None
+        message = str(problem).partition("\n")[0]
+        advice = "move it away, and the same command makes another from the trials' directories"
+        raise UserError(
+            f"{path} can't be used ({type(problem).__name__}): {message}: {advice}"
+        ) from None
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
@@ -137,12 +169,12 @@ class Search:
 
     def command(self, words: Sequence[str], directory: Path) -> list[str]:
         """Return what starts a trial in its directory, or goes on with what that holds."""
-        file, given = self.settings.config_file, [*words, *self.shared]
-        # Test data must not choose: where there is no validation split, train gives some.
-        for flag, value in (("--validation-share", "0.1"), ("--keep-checkpoints", "1")):
-            given += [] if flag in given else [flag, value]
+        file = self.settings.config_file
         options = ["--config_file", file] if file is not None else []
-        return launched(options, self.settings.recipe, given, directory)
+        flags = [*words, *with_defaults(self.shared)]
+        if "--keep-checkpoints" not in flags:
+            flags += ["--keep-checkpoints", "1"]
+        return launched(options, self.settings.recipe, flags, directory)
 
     def watch(self, trial: Trial, run: TrialRun) -> tuple[TrialState, float | None, str]:
         """Return how a trial's run ended, its best value on validation data, what to say of it."""
@@ -152,8 +184,7 @@ class Search:
             if record.splits[0] != "validation":
                 why = f"{self.settings.recipe} evaluates on test data, which must not choose"
                 self.refuse(trial, f"{why}: let its data have a validation split")
-            rows = [r for r in record.rows if name in r and 0 <= r.get(EPOCH, -1) <= MOST_EPOCHS]
-            values = {round(row[EPOCH] * STEPS_PER_EPOCH): row[name] for row in rows}
+            values = intermediate_values(record, name)
             new = values.keys() - reported
             for step in sorted(new):
                 trial.report(values[step], step)
@@ -180,8 +211,25 @@ class Search:
         self.study.tell(trial, state=TrialState.FAIL)
         raise UserError(sentence)
 
-    def best_command(self) -> str:
-        file, recipe = self.settings.config_file, self.settings.recipe
-        launch = ["accelerate", "launch", *(["--config_file", file] if file else []), recipe]
-        words = command_words(self.space, finished_trials(self.study)[0].params)
-        return shlex.join([*launch, *words, *self.shared])
+    def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
+        """Return the command that gives the figures of the best trial again.
+
+        It starts the recipe as the trials were started, and has each flag that they had, also what
+        they settled by themselves.
+        """
+        file = self.settings.config_file
+        start = ["python"]
+        if file is not None:
+            start = ["accelerate", "launch", "--config_file", file]
+        words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
+        words += settled_words(recipe, read_directory(self.place(best)))
+        return shlex.join([*start, self.settings.recipe, *words])
+
+
+def with_defaults(shared: Sequence[str]) -> list[str]:
+    """Return the flags of all trials; where they name no validation share, 10 % are held out.
+
+    Test data must not choose: where there is no validation split, train gives some.
+    """
+    is_stated = "--validation-share" in shared
+    return [*shared] if is_stated else [*shared, "--validation-share", "0.1"]

@@ -17,9 +17,9 @@ MOST_LINES_OF_A_RECIPE = 240
 LEVELS = (
     ("machine", "printable"),
     ("errors",),
-    ("files", "console", "flags", "objective"),
+    ("files", "console", "flags", "objective", "standard_output"),
     ("directory",),
-    ("initial",),
+    ("initial", "standing"),
     ("resume",),
     ("command_line",),
     ("config",),

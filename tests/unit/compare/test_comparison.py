@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,11 @@ from common.compare.__main__ import as_json, main
 from common.compare.comparison import compare
 from common.compare.readers import read_runs, record_of
 from common.compare.table import as_markdown, notes, table_cells, warnings
+from common.config import TrainingConfig
 from common.errors import UserError
-from common.track.names import flat
+from common.flags import flag
+from common.track.facts import compared_otherwise
+from common.track.names import flat, unflat
 from tests.unit.compare.run_folders import FACTS, rows, write_run
 
 
@@ -498,3 +502,59 @@ def test_states_of_wandb(state: str, summary: dict[str, float], status: str) -> 
     run = record_of("run", "there", flat(FACTS), rows([0.5]), summary, state)
     assert run.status == status
     assert bool(run.summary) == ("time/total_seconds" in summary)
+
+
+def test_flag_of_a_copy_has_the_role_that_its_field_states(tmp_path: Path) -> None:
+    """As `config.json` has it, also through W&B's flat table; an older run does not say."""
+
+    @dataclass(kw_only=True)
+    class Config(TrainingConfig):
+        nickname: str = flag("", role="record")
+        dropout: float = flag(0.0, least=0, most=1)
+        notes: str | None = flag(None)  # type: ignore[assignment]
+
+    assert compared_otherwise(Config()) == {"nickname": False, "notes": True}
+    assert compared_otherwise(TrainingConfig()) == {}
+    shown = []
+    for compared in ({"nickname": False, "notes": True}, {}):
+        runs = []
+        for index, name in enumerate("ab"):
+            flags = {"nickname": name, "notes": name, "dropout": index, "compared": compared}
+            changes = {f"config.{key}": value for key, value in flags.items()}
+            changes["compared"] = changes.pop("config.compared")
+            runs += read_runs([write_run(tmp_path / f"{name}{len(shown)}", changes)])
+        through_wandb = [replace(run, facts=unflat(flat(run.facts))) for run in runs]
+        differs = compare(runs).differences
+        assert compare(through_wandb).differences == differs
+        shown.append({label for label in differs if label.startswith("--")})
+    assert shown == [{"--notes", "--dropout"}, {"--nickname", "--dropout"}]
+
+
+def test_killed_run_is_stopped(tmp_path: Path) -> None:
+    """Its `status.json` still says running, and its lock is free."""
+    write_run(tmp_path / "run", status="running", global_step=0)
+    (tmp_path / "run" / ".lock").touch()
+    comparison = compare(read_runs([str(tmp_path / "run")]))
+    assert comparison.figures[0]["status"] == "stopped at step 40 of 40"
+    assert "its process ended without a word" in notes(comparison)[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WANDB_MODE", "junk"),
+        pytest.param("WANDB_BASE_URL", "junk", marks=pytest.mark.slow),
+        pytest.param("WANDB_BASE_URL", "http://[::1", marks=pytest.mark.slow),
+        pytest.param("WANDB_API_KEY", " ", marks=pytest.mark.slow),
+    ],
+)
+def test_junk_in_wandbs_variables_is_a_sentence(variable: str, value: str) -> None:
+    """With the variable's name; a key is not repeated. In a process of its own: W&B remembers."""
+    code = "import sys; from common.compare.readers import read_runs; read_runs(['some/project'])"
+    environment = {**os.environ, variable: value}
+    words = [sys.executable, "-c", code]
+    answer = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("error: some/project is no folder here, and W&B can't give it")
+    assert len(answer.stderr.splitlines()) == 1
+    assert variable in answer.stderr or "a WANDB_* variable" in answer.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -136,6 +137,35 @@ def test_reads_paths_of_standard_input(
     assert rows == [{**rows[0], "top": {rows[0]["label"]: rows[0]["probability"]}}] * 2
 
 
+def test_reads_all_images_of_a_folder(predicted: Callable[..., Any], tmp_path: Path) -> None:
+    """Sorted, with the folders in it and links; each line has the path of its image."""
+    folder = tmp_path / "photos"
+    for place in ("", "b", "a/deep"):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        image(folder / place, "2.png")
+        image(folder / place, "10.JPG")
+        (folder / place / "notes.txt").write_text("no image")
+    (tmp_path / "elsewhere").mkdir()
+    image(tmp_path / "elsewhere", "linked.png")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "b" / "loop").symlink_to(folder)
+    rows = predicted(folder)
+    names = ["10.JPG", "2.png", "a/deep/10.JPG", "a/deep/2.png", "b/10.JPG", "b/2.png"]
+    assert [row["file"] for row in rows] == [f"{folder}/{n}" for n in (*names, "link/linked.png")]
+
+
+def test_texts_are_not_read_from_what_never_ends(tmp_path: Path) -> None:
+    """A pipe that nobody writes to, a device, or a folder."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "a pipe"),
+        ("/dev/zero", "a pipe"),
+        (tmp_path, "folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            [*read_inputs([str(path)], True)]
+
+
 def test_a_line_is_what_a_newline_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file as of standard input: also with characters that `splitlines` knows."""
     texts = [f"a{chr(number)}b" for number in (9, 11, 12, 28, 29, 30, 133, 8232, 8233)]
@@ -205,6 +235,11 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
     [
         (("nowhere", "x.png"), "nowhere is no folder"),
         (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
+        (("refused", "x.png"), r"refused is failed .*would end so again \(the loss is NaN\)"),
+        (("early", "x.png"), "early is failed .*it ended before training began: start it again$"),
+        (("run", "nothing"), "nothing holds no images: pass image files"),
+        (("run", "pipe.png"), r"image pipe\.png can't be read .*a pipe or a device"),
+        (("run", "/dev/zero"), r"image /dev/zero can't be read .*a pipe or a device"),
         (("empty", "x.png"), "empty holds no finished model"),
         (("run", "missing.png"), r"image missing\.png can't be read"),
         (("run", "train.py"), r"image train\.py can't be read"),
@@ -231,6 +266,17 @@ def test_mistakes_are_sentences(
     (tmp_path / "empty").mkdir()
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "status.json").write_text('{"status": "preempted"}')
+    (tmp_path / "unfinished" / "config.json").write_text("{}")
+    (tmp_path / "refused").mkdir()
+    status = {"status": "failed", "resumable": False, "reason": "the loss is NaN"}
+    (tmp_path / "refused" / "status.json").write_text(json.dumps(status))
+    (tmp_path / "refused" / "config.json").write_text("{}")
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "status.json").write_text('{"status": "failed", "resumable": true}')
+    (tmp_path / "nothing" / ".hidden").mkdir(parents=True)
+    (tmp_path / "nothing" / "notes.txt").write_text("no image")
+    (tmp_path / "nothing" / ".hidden" / "a.png").write_text("")
+    os.mkfifo(tmp_path / "pipe.png")
     named = () if "--recipe" in words else ("--recipe", "train.py")
     with pytest.raises(UserError, match=said) as error:
         main([*words, *named])
@@ -265,3 +311,10 @@ def test_wrong_facts_of_a_model_are_a_sentence(run: Path, recipe: Path) -> None:
             assert "\n" not in refused.message, what
     assert ends[True] > 10
     assert ends[False] > 10
+
+
+def test_closed_standard_input_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has None for it then."""
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="standard input is closed: name files"):
+        [*read_inputs(["-"], False)]

@@ -220,8 +220,8 @@ def test_search_prunes_and_finds_the_best(
     rate = float(f"{best.params['learning-rate']:.4g}")
     batch = best.params["batch-size"]
     assert said.splitlines()[-1] == (
-        f"accelerate launch {STUB} --learning-rate {rate} --batch-size {batch} "
-        "--epochs 4 --epoch-seconds 0.3"
+        f"python {STUB} --learning-rate {rate} --batch-size {batch} "
+        "--epochs 4 --epoch-seconds 0.3 --validation-share 0.1 --mixed-precision no"
     )
     assert f"trial-{best.number:03d} (baseline)" in said
     given = read(study / f"trial-{best.number:03d}" / "config.json")["config"]

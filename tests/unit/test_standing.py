@@ -1,0 +1,69 @@
+"""A run whose job was killed is known by its lock; a running one is never disturbed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from common.directory import LOCK
+from common.standing import advice_to_go_on, present_status
+
+
+def run_with(path: Path, **status: object) -> Path:
+    """Write a run's directory with a status."""
+    path.mkdir()
+    (path / "status.json").write_text(json.dumps(status))
+    return path
+
+
+def test_free_lock_says_that_a_run_was_killed(tmp_path: Path) -> None:
+    """By a process that held it until its kill -9."""
+    run = run_with(tmp_path / "run", status="running", global_step=0)
+    assert present_status(run)["status"] == "running"  # no lock was ever taken: not known
+    code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire()"
+    code += "; print(1, flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", code, str(run / LOCK)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        assert present_status(run)["status"] == "running"
+        job.kill()
+    assert present_status(run) == {
+        "status": "stopped",
+        "reason": "its process ended without a word",
+        "global_step": 0,
+    }
+    assert json.loads((run / "status.json").read_text())["status"] == "running"  # nothing written
+
+
+def test_a_look_leaves_the_lock_free(tmp_path: Path) -> None:
+    """A job takes it at once afterwards, also where the file can't be written."""
+    run = run_with(tmp_path / "run", status="running")
+    (run / LOCK).touch(mode=0o444)
+    assert present_status(run)["status"] == "stopped"
+    with FileLock(run / LOCK, timeout=0):
+        assert present_status(run)["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("status", "has_config", "said"),
+    [
+        ({"status": "preempted", "resumable": True}, True, "go on with it by --resume"),
+        ({"status": "failed", "resumable": True}, True, "go on with it by --resume"),
+        ({"status": "failed", "resumable": False, "reason": "NaN"}, True, r"again \(NaN\): start"),
+        ({"status": "failed", "resumable": True}, False, "before training began: start it again"),
+    ],
+)
+def test_advice_is_one_that_works(
+    status: dict[str, object], has_config: bool, said: str, tmp_path: Path
+) -> None:
+    """`--resume` is named only where it is not refused."""
+    run = run_with(tmp_path / "run", **status)
+    if has_config:
+        (run / "config.json").write_text("{}")
+    assert said.replace("\\", "") in advice_to_go_on(run)
