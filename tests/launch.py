@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -226,12 +226,8 @@ class Template:
         *,
         processes: int = 1,
         cores: set[int],
-        libraries: Sequence[str] = (),
     ) -> Forked:
-        """Run a script and its flags in a fork, or in several with a launcher above them.
-
-        The template imports `libraries` first, besides what it has imported already.
-        """
+        """Run a script and its flags in a fork, or in several with a launcher above them."""
         reader, writer = os.pipe()
         request = {
             "words": words,
@@ -240,7 +236,7 @@ class Template:
             "cores": sorted(cores),
             "processes": processes,
             "port": free_port() if processes > 1 else 0,
-            "libraries": [*libraries_of(words), *libraries],
+            "libraries": [*libraries_of(words)],
         }
         files = [output.fileno(), errors.fileno(), writer]
         socket.send_fds(self.control, [json.dumps(request).encode()], files)

@@ -13,8 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.generated.drawing import drawn
-from tests.generated.running import Copies, Violation, check
+from tests.generated.running import Copies, ViolationError, check
 from tests.generated.writing import recipe_of
+from tests.launch import Runner
 
 
 def main() -> None:
@@ -29,15 +30,16 @@ def main() -> None:
     features: Counter[str] = Counter()
     failed_features: Counter[str] = Counter()
     symptoms: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        copies = Copies(Path(folder))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        runner = Runner(Path(folder))
+        copies = Copies(runner, Path(folder))
         try:
             for number, case in enumerate(drawn(options.cases, options.seed)):
                 features.update(case.features())
                 place = Path(folder) / f"case-{number}"
                 try:
                     check(case, copies, place)
-                except Violation as violation:
+                except ViolationError as violation:
                     symptoms[violation.symptom] += 1
                     failed_features.update(case.features())
                     print(f"case {number}: {violation.symptom}\n  {case}", flush=True)
@@ -46,6 +48,7 @@ def main() -> None:
                 shutil.rmtree(place)
         finally:
             copies.close()
+            runner.close()
     minutes = (time.monotonic() - began) / 60
     print(f"\n{'cases':>6} {'failed':>6}")
     for feature, count in sorted(features.items()):

@@ -23,9 +23,7 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def training_figures(
-    ranks: Iterable[Sequence[Record]], after: int, until: int
-) -> dict[str, float]:
+def training_figures(ranks: Iterable[Sequence[Record]], after: int, until: int) -> dict[str, float]:
     """Return the means over all that ranks recorded in updates `after` + 1 to `until`."""
     values = defaultdict[str, list[float]](list)
     for records in ranks:
@@ -134,7 +132,10 @@ def check_evaluations(
 
 
 def compare_evaluation(
-    expected: Mapping[str, float], row: Record | Mapping[str, Any], prefix: str, place: str,
+    expected: Mapping[str, float],
+    row: Record | Mapping[str, Any],
+    prefix: str,
+    place: str,
     violate: Violate,
 ) -> None:
     """Compare an evaluation's figures with those of a row that begin with a prefix."""
@@ -153,10 +154,9 @@ def compare(
     if expected.keys() != found.keys():
         missing = sorted(expected.keys() ^ found.keys())
         violate("names are missing or too many", f"{place}: {missing}\n{expected}\n{found}")
-    for name, value in expected.items():
+    for name in expected.keys() & found.keys():
+        value = expected[name]
         logged = found[name]
         is_number = isinstance(logged, (int, float))
-        if not is_number or not math.isclose(
-            value, logged, rel_tol=RELATIVE, abs_tol=ABSOLUTE
-        ):
+        if not is_number or not math.isclose(value, logged, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
             violate("a figure is wrong", f"{place}: {name} is {logged}, and {value} was recorded")

@@ -75,6 +75,11 @@ class Metric:
     ranks: str = "all"
     batches: str = "all"
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some ranks or batches lack it."""
+        return (self.ranks, self.batches) != ("all", "all")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -137,13 +142,15 @@ class Case:
         found += ["sums.record" if self.evaluation_records else "sums.add"]
         found += ["gradient noise"] * self.gradient_noise
         found += ["early stopping"] * (self.early_stopping is not None)
-        uneven = [metric for metric in self.metrics if (metric.ranks, metric.batches) != ("all",) * 2]
+        uneven = [
+            metric for metric in self.metrics if (metric.ranks, metric.batches) != ("all",) * 2
+        ]
         found += ["names by rank or batch"] * bool(uneven)
         return found
 
 
 def metrics(names: str, choices: dict[str, str], most: int) -> st.SearchStrategy[Any]:
-    """Return a strategy of up to so many metrics with names of their own, each of one or two values."""
+    """Return a strategy of up to so many metrics, each with one or two values in turn."""
     one = st.builds(
         Metric,
         name=st.sampled_from([*names]),
@@ -202,7 +209,5 @@ def cases(draw: st.DrawFn) -> Case:
         early_stopping=draw(early),
         seed=draw(st.integers(0, 3)),
         mistake=mistake,
-        kill=draw(
-            st.tuples(st.integers(0, 1), st.floats(0.2, 0.99), st.sampled_from(PLACES))
-        ),
+        kill=draw(st.tuples(st.integers(0, 1), st.floats(0.2, 0.99), st.sampled_from(PLACES))),
     )

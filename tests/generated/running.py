@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,23 @@ from tests.generated.grammar import Case
 from tests.generated.notes import FOLDER, KILL
 from tests.generated.writing import recipe_of
 from tests.jobs import final_weights, learned
-from tests.launch import REPOSITORY, Template, clean_environment, usable_cores, wait_or_kill
+from tests.launch import (
+    REPOSITORY,
+    Runner,
+    Template,
+    clean_environment,
+    usable_cores,
+    wait_or_kill,
+)
 
 MOST_SECONDS = 90  # of one run, on a machine that others use as well
 TRACEBACK = "Traceback (most recent call last)"
-# What torch or a launcher prints at the end of a failed process says nothing of the copy.
-UNREAD_FLAG = ("--warmup-steps", "2")
+ERROR = re.compile(r"([\w.]*(Error|Exception)|error)\b")
+MOST_LETTERS = 160  # of a reason
+UNREAD_FLAG = ("--warmup-steps", "2")  # for a copy that has a scheduler of its own
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """What a copy did is not what it should: a word for counts, and what a person needs to see."""
 
     def __init__(self, symptom: str, details: str) -> None:
@@ -49,23 +58,40 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """The last line that names an error, or else the last line."""
-        lines = [line for line in self.output.splitlines() if line.strip()] or ["(no output)"]
-        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|error)\b", line)]
-        return (errors or lines)[-1].strip()
+        """The error that ended the first rank to fail, without numbers, for counts."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        lines = [re.sub(r"^\[rank\d\]: ", "", line) for line in lines]
+        errors = [line for line in lines if ERROR.match(line)]
+        # A rank that is left alone says so in its own words.
+        causes = [line for line in errors if "gloo" not in line]
+        reason = (causes or errors or lines or ["(no output)"])[0]
+        return re.sub(r"[\d.:]*\d+", "N", reason)[:MOST_LETTERS]
 
 
 class Copies:
-    """Launches copies from one warm process; everything they write is under one folder."""
+    """Launches copies as forks of one warm process; what they write is under one folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = clean_environment(folder) | {"PYTHONPATH": str(REPOSITORY)}
-        self.template = Template(folder / "template-of-copies", self.environment)
+    def __init__(self, runner: Runner, folder: Path) -> None:
+        """Start the warm process, as a fork of the runner's template."""
+        self.environment = clean_environment(folder)
+        path = folder / "warm"
+        words = [str(REPOSITORY / "tests" / "generated" / "warm.py"), str(path)]
+        with path.with_suffix(".log").open("w") as output:
+            self.process = runner.template.fork(
+                words, self.environment, folder, output, output, cores=usable_cores()
+            )
+        deadline = time.monotonic() + MOST_SECONDS
+        while not path.exists():
+            said = path.with_suffix(".log").read_text()
+            assert self.process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+        self.template = Template(path, self.environment)
 
     def close(self) -> None:
-        """End what still runs."""
+        """End what still runs, and the warm process."""
         self.template.close()
+        self.process.wait(30)
 
     def launch(
         self, recipe: Path, directory: Path, processes: int, *flags: str, kill: str = ""
@@ -84,7 +110,6 @@ class Copies:
                 output,
                 processes=processes,
                 cores=usable_cores(),
-                libraries=("tests.generated.warm",),
             )
             returncode = wait_or_kill(process, MOST_SECONDS)
         return Ended(returncode, log.read_text(errors="replace"), directory, notes)
@@ -94,7 +119,7 @@ def check(case: Case, copies: Copies, folder: Path) -> None:
     """Run a case's copy in every way, in a new folder.
 
     Raises:
-        Violation: what is wrong.
+        ViolationError: what is wrong.
     """
     folder.mkdir(parents=True)
     recipe = folder / "copied.py"
@@ -113,19 +138,19 @@ def check(case: Case, copies: Copies, folder: Path) -> None:
 
 
 def violate(symptom: str, details: str) -> None:
-    """Raise a `Violation`."""
-    raise Violation(symptom, details)
+    """Raise a `ViolationError`."""
+    raise ViolationError(symptom, details)
 
 
 def insist_on_success(ended: Ended, name: str) -> None:
-    """Raise a `Violation` unless a run ended well, as its status says, too."""
+    """Raise a `ViolationError` unless a run ended well, as its status says, too."""
     if ended.returncode is None:
-        raise Violation(f"{name} hangs", ended.output[-3000:])
+        raise ViolationError(f"{name} hangs", ended.output[-3000:])
     if ended.returncode != 0:
-        raise Violation(f"{name} failed: {ended.reason}", ended.output[-6000:])
+        raise ViolationError(f"{name} failed: {ended.reason}", ended.output[-6000:])
     status = read(ended, "status.json")["status"]
     if status != "finished":
-        raise Violation(f"{name} has the status {status}", ended.output[-3000:])
+        raise ViolationError(f"{name} has the status {status}", ended.output[-3000:])
 
 
 def check_refusal(case: Case, copies: Copies, recipe: Path) -> None:
@@ -133,17 +158,19 @@ def check_refusal(case: Case, copies: Copies, recipe: Path) -> None:
     flags = UNREAD_FLAG if case.mistake == "unread flag" else ()
     ended = copies.launch(recipe, recipe.parent / "refused", case.processes, *flags)
     if ended.returncode is None:
-        raise Violation("a mistake hangs", ended.output[-3000:])
+        raise ViolationError("a mistake hangs", ended.output[-3000:])
     if ended.returncode == 0:
-        raise Violation(f"nobody was told of the mistake: {case.mistake}", ended.output[-3000:])
+        raise ViolationError(
+            f"nobody was told of the mistake: {case.mistake}", ended.output[-3000:]
+        )
     if TRACEBACK in ended.output:
-        raise Violation(f"a mistake ends in a traceback: {ended.reason}", ended.output[-6000:])
+        raise ViolationError(f"a mistake ends in a traceback: {ended.reason}", ended.output[-6000:])
     sentences = ended.output.count("error: ")
     if sentences != 1:
-        raise Violation(f"a mistake is told {sentences} times", ended.output[-6000:])
+        raise ViolationError(f"a mistake is told {sentences} times", ended.output[-6000:])
     if saved := [*ended.directory.glob("checkpoints/step-*")]:
         details = f"{ended.output[-3000:]}\n{saved}"
-        raise Violation(f"updates were made and saved before: {case.mistake}", details)
+        raise ViolationError(f"updates were made and saved before: {case.mistake}", details)
 
 
 def check_clipping(case: Case, whole: Ended) -> None:
@@ -154,14 +181,14 @@ def check_clipping(case: Case, whole: Ended) -> None:
         for record in records:
             if record["norm"] > case.max_grad_norm * (1 + 1e-4):
                 details = f"rank {rank}, update {record['update']}: a norm of {record['norm']}"
-                raise Violation("gradients are not clipped yet", details)
+                raise ViolationError("gradients are not clipped yet", details)
 
 
 def check_weights(whole: Ended) -> None:
     """All ranks end with the same bits."""
     digests = [records[0]["digests"] for records in whole.records("end")]
     if any(other != digests[0] for other in digests):
-        raise Violation("the ranks' weights differ", json.dumps(digests, indent=1))
+        raise ViolationError("the ranks' weights differ", json.dumps(digests, indent=1))
 
 
 def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
@@ -178,12 +205,12 @@ def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
     at = f"killed at {case.kill_words}\n{killed.output[-1500:]}\n{resumed.output[-3000:]}"
     expected, found = learned(whole.directory), learned(directory)
     if found != expected:
-        raise Violation("a kill changes rows", f"{at}\n{differing(expected, found)}")
+        raise ViolationError("a kill changes rows", f"{at}\n{differing(expected, found)}")
     if final_weights(directory) != final_weights(whole.directory):
-        raise Violation("a kill changes the weights", at)
+        raise ViolationError("a kill changes the weights", at)
     digests = [[rank[-1]["digests"] for rank in run.records("end")] for run in (whole, resumed)]
     if digests[0] != digests[1]:
-        raise Violation("a kill changes the weights of a part", f"{at}\n{digests}")
+        raise ViolationError("a kill changes the weights of a part", f"{at}\n{digests}")
 
 
 def folder_of_killed(notes: Path) -> Path:
@@ -206,7 +233,7 @@ def check_evaluation_alone(case: Case, copies: Copies, recipe: Path, whole: Ende
         for run in (whole, again)
     )
     if found != expected:
-        raise Violation("--evaluate-only has other figures", f"{expected}\n{found}")
+        raise ViolationError("--evaluate-only has other figures", f"{expected}\n{found}")
 
 
 def read(ended: Ended, name: str) -> Mapping[str, Any]:

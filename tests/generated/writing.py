@@ -201,7 +201,8 @@ def main(config):
                 counts = accelerator.reduce(counts, "sum")  #? loss own collective
                 weight = 1 / (1 + counts)  #? loss own collective
                 loss = F.cross_entropy(logits, labels, weight=weight)  #? loss own collective
-                loss = loss + F.mse_loss(logits, teacher(batch["inputs"]))  #? teacher that is not kept
+                wanted = teacher(batch["inputs"])  #? teacher that is not kept
+                loss = loss + F.mse_loss(logits, wanted)  #? teacher that is not kept
                 loss = loss * (1 + fading.weight)  #? own state
                 accelerator.backward(loss)
                 notes.reached(number, "backward")
