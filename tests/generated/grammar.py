@@ -135,9 +135,10 @@ class Case:
 
     def features(self) -> list[str]:
         """Return what this copy has that counts are kept of."""
+        if self.mistake is not None:  # it ends before the rest shows
+            return [f"mistake: {self.mistake}"]
         found = [f"{self.processes} processes", f"freezes {self.freezing}", f"loss {self.loss}"]
         found += [f"scheduler {self.scheduler}", f"optimizer {self.optimizer}", *self.parts]
-        found += [f"mistake: {self.mistake}"] * (self.mistake is not None)
         found += ["evaluation draws"] * self.evaluation_draws
         found += ["sums.record" if self.evaluation_records else "sums.add"]
         found += ["gradient noise"] * self.gradient_noise

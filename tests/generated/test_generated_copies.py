@@ -21,10 +21,19 @@ from tests.generated.running import Copies, ViolationError, check
 from tests.generated.writing import recipe_of
 from tests.launch import Runner
 
-# The same in every run: few that have much of the grammar between them come first.
-POOL = drawn(150, seed=0)
-CASES = covering(36, POOL)
-BY_DEFAULT = 6
+COUNT, BY_DEFAULT = 36, 6
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[Case]:
+    """Cases to choose from, the same ones in every run."""
+    return drawn(80, seed=0)
+
+
+@pytest.fixture(scope="module")
+def chosen(pool: list[Case]) -> list[Case]:
+    """The cases that are run: the first few have much of the grammar between them."""
+    return covering(COUNT, pool)
 
 
 @pytest.fixture(scope="module")
@@ -35,35 +44,30 @@ def copies(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     launcher.close()
 
 
-def numbered(value: Any) -> str | None:
-    """Return a name for a case."""
-    return f"{CASES.index(value)}" if isinstance(value, Case) else None
-
-
-@pytest.mark.parametrize("case", first(BY_DEFAULT, CASES), ids=numbered)
-def test_generated_copy(case: Case, copies: Copies, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", first(BY_DEFAULT, range(COUNT)))
+def test_generated_copy(number: int, chosen: list[Case], copies: Copies, tmp_path: Path) -> None:
     """Its figures are those recomputed, its ranks agree, a kill changes no bit; or it is told."""
+    case = chosen[number]
     try:
         check(case, copies, tmp_path / "case")
     except ViolationError as violation:
         pytest.fail(f"{violation}\n\n{case}\n\n{recipe_of(case)}", pytrace=False)
 
 
-def test_each_copy_is_python() -> None:
-    """And all that it names has a place in it."""
-    for case in POOL:
+def test_each_copy_is_python(pool: list[Case]) -> None:
+    """And nothing of the template is left in it."""
+    for case in pool:
         source = recipe_of(case)
         ast.parse(source)
         assert "$" not in source
         assert "#?" not in source
 
 
-def test_the_few_have_much_of_the_grammar() -> None:
-    """Between them, the chosen cases have nearly every feature of the pool."""
-    every = {feature for case in POOL for feature in case.features()}
-    chosen = {feature for case in CASES for feature in case.features()}
-    assert every == chosen
-    few = {feature for case in CASES[:BY_DEFAULT] for feature in case.features()}
+def test_the_few_have_much_of_the_grammar(pool: list[Case], chosen: list[Case]) -> None:
+    """Between them, the chosen cases have every feature of the pool, and the first ones most."""
+    every = {feature for case in pool for feature in case.features()}
+    assert {feature for case in chosen for feature in case.features()} == every
+    few = {feature for case in chosen[:BY_DEFAULT] for feature in case.features()}
     assert len(few) > 0.75 * len(every)
 
 
