@@ -21,6 +21,11 @@ class Copy:
     # Whether that holds for evaluations, too: batch norm's running statistics are averaged over
     # processes, and on one process updated in each micro-batch.
     evaluated_same_on_two: bool = True
+    # What one process takes for that. A loss that compares the samples of a batch with each other
+    # needs the batches of two processes at once.
+    same_on_one: tuple[object, ...] = ("--gradient-accumulation-steps", 2)
+    # Whether its kill is tried on two processes, too.
+    is_killed_on_two: bool = False
     searched: str = "--learning-rate"
     space: str = "1e-4:1e-2:log"
     dataset: str | None = None  # the fixture that writes its data, where they are not built in
@@ -97,5 +102,42 @@ COPIES: tuple[Copy, ...] = (
         target=0.85,  # 0.33 by guessing
         same_on_two=("--max-steps", 2, "--batch-size", 8, "--dropout", 0),
         dataset="odd_text",
+    ),
+    Copy(
+        "two_heads",
+        "mnist_mlp",
+        (
+            *(*SECONDS, "--dataset", "digits", "--epochs", 12),
+            *("--hidden-sizes", 64, 64, "--learning-rate", 5e-3),
+        ),
+        target=0.9,  # 0.1 by guessing
+        is_killed_on_two=True,
+    ),
+    Copy(
+        "contrastive",
+        "mnist_mlp",
+        ("--epochs", 12, "--checkpoint-every", 20),
+        target=0.85,  # 0.1 by guessing
+        same_on_two=("--max-steps", 2, "--batch-size", 16),
+        same_on_one=("--batch-size", 32),
+        is_killed_on_two=True,
+    ),
+    Copy(
+        "freezing",
+        "mnist_mlp",
+        (
+            *(*SECONDS, "--dataset", "digits", "--epochs", 8),
+            *("--hidden-sizes", 64, 64, "--learning-rate", 5e-3),
+        ),
+        target=0.9,  # 0.1 by guessing
+        # An epoch of 8 updates, and one in which all layers learn.
+        same_on_two=("--max-steps", 12, "--batch-size", 64, "--learning-rate", 1e-3),
+        is_killed_on_two=True,
+    ),
+    Copy(
+        "distilled",
+        "mnist_mlp",
+        (*SECONDS, "--dataset", "digits", "--epochs", 12, "--learning-rate", 1e-2),
+        target=0.9,  # 0.1 by guessing
     ),
 )

@@ -21,13 +21,13 @@ from common.tune.space import parse_space
 from tests.conftest import first
 from tests.copies.listed import COPIES, Copy
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import REPOSITORY, Finished, Runner
+from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
 # What is left of the recipe's loop in each copy, in this order.
 KEPT = (
-    *("Run(config, __file__, OBJECTIVE)", "run.loaders(data)", "run.keep(model=", "run.start("),
+    *("Run(config, __file__, OBJECTIVE", "run.loaders(data)", "run.keep(model=", "run.start("),
     *("in run.batches(train_loader):", "if run.should_evaluate:", "run.log("),
     *("accelerator.accumulate(", "accelerator.backward(", "optimizer", ".step()", "zero_grad()"),
     *("run.record(", "if run.should_save:", "run.save()", "run.finish(evaluate("),
@@ -47,9 +47,11 @@ def with_data(copy: Copy, request: pytest.FixtureRequest) -> Copy:
     return replace(copy, flags=(*copy.flags, "--dataset", request.getfixturevalue(copy.dataset)))
 
 
-def whole(runner: Runner, copy: Copy) -> Finished:
+def whole(runner: Runner, copy: Copy, launcher: Launcher = "python") -> Finished:
     """Return the run of a copy that nothing stops."""
-    return runner.shared(copy.path, *copy.flags, *QUIET)
+    if launcher == "python":
+        return runner.shared(copy.path, *copy.flags, *QUIET)
+    return runner.shared(copy.path, *copy.flags, *QUIET, launcher=launcher)
 
 
 def test_each_copy_is_listed() -> None:
@@ -120,13 +122,30 @@ def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -
 @EACH
 def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """And a real one, at any moment after its first checkpoint."""
-    run, directory = whole(runner, copy), tmp_path / "run"
+    kill_and_resume(copy, runner, tmp_path / "run", "python")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "copy",
+    [copy for copy in COPIES if copy.is_killed_on_two],
+    ids=lambda copy: copy.name,
+    indirect=True,
+)
+def test_copy_survives_kill_9_on_two_processes(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    """Both processes at once, as a power cut would end them."""
+    kill_and_resume(copy, runner, tmp_path / "run", "two")
+
+
+def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launcher) -> None:
+    """Kill a run in its middle and resume it: the rows and bits of one that nothing stopped."""
+    run = whole(runner, copy, launcher)
     again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, copy.path, *again, directory=directory)
+    job = Job(runner, copy.path, *again, directory=directory, launcher=launcher)
     job.wait_for_step(run.summary["progress/global_step"] // 3)
     job.kill()
     assert 0 < newest_step(directory) < run.summary["progress/global_step"], "killed too late"
-    job = Job(runner, copy.path, *again, directory=directory)
+    job = Job(runner, copy.path, *again, directory=directory, launcher=launcher)
     assert job.end(240) == 0, job.said()
     assert learned(directory) == learned(run.directory)
     assert final_weights(directory) == final_weights(run.directory)
@@ -139,10 +158,10 @@ def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> Non
     indirect=True,
 )
 def test_copy_on_two_processes_is_the_copy_on_one(copy: Copy, runner: Runner) -> None:
-    """Two processes make the updates of one with twice the accumulation."""
+    """Two processes make the updates of one with twice the accumulation, or twice the batch."""
     assert copy.same_on_two is not None
     flags = (*copy.flags, *copy.same_on_two, *QUIET, "--log-every", 1, "--mixed-precision", "no")
-    one = runner.run(copy.path, *flags, "--gradient-accumulation-steps", 2)
+    one = runner.run(copy.path, *flags, *copy.same_on_one)
     two = runner.run(copy.path, *flags, launcher="two")
     assert two.config["environment"]["world_size"] == 2
     assert one.series("train/loss") == pytest.approx(two.series("train/loss"), rel=1e-3)

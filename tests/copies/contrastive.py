@@ -1,0 +1,198 @@
+"""Train an embedding without labels: two views of an image are alike, and unlike all others'.
+
+A copy of recipes/mnist_mlp.py, which says how to launch it. An image's pair is compared with all
+others of the global batch (InfoNCE, arXiv 1807.03748), whichever process has them. The loss is the
+mean over the pairs of the global batch, the same number on each process. `run.gather` gives back to
+each process the sum of all processes' gradients, and their average over processes, as always, makes
+it the gradient of one process with the whole batch. So n processes with batches of b equal one
+process with batches of n × b, but not n accumulated batches of b, which have fewer others each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from common.config import TrainingConfig, parse_config
+from common.data.batch import Batch, Data, TensorSamples
+from common.data.loader import Loader
+from common.flags import flag
+from common.measure.sums import Sums
+from common.models.compile import compile_model
+from common.models.recompute import recompute
+from common.run import Run
+from common.training.optim import decay_groups
+
+# ------------------------------------------------------------------------------------- Config
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    batch_size: int = 128  # Samples per process and micro-batch.
+    learning_rate: float = 3e-3  # Peak learning rate.
+    weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
+    hidden_sizes: tuple[int, ...] = flag((128,), 1, 10**6, role="size")  # Of hidden layers.
+    dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
+    embedding_size: int = flag(32, 1, 10**6, role="size")  # Numbers that an image becomes.
+    noise: float = flag(0.2, least=0)  # Deviation of what is added to a view's pixels.
+    temperature: float = flag(0.1, least=0.001)  # What cosines are divided by.
+
+
+OBJECTIVE = "accuracy:max"
+DEFAULT_EPOCHS = {"other": 20}
+
+# --------------------------------------------------------------------------------------- Data
+
+
+class Views(Dataset[dict[str, Any]]):
+    """Two noisy views of each image, float32 [64]: of seed, epoch and sample, as all that draws."""
+
+    def __init__(self, images: np.ndarray, noise: float):
+        self.images, self.noise = images, noise
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = torch.from_numpy(self.images[index])
+        views = image + self.noise * torch.randn(2, len(image))
+        return {"first": views[0], "second": views[1]}
+
+
+def load_data(config: Config, run: Run) -> Data:
+    pixels, labels = load_digits(return_X_y=True)
+    images, chosen = (pixels / 16).astype(np.float32), np.arange(len(labels)) % 5
+    splits: dict[str, Any] = {"train": Views(images[chosen > 1], config.noise)}
+    # Any other name is of a split that only the recipe reads, as the evaluation does below.
+    for name, part in {"validation": chosen == 0, "test": chosen == 1, "bank": chosen > 1}.items():
+        splits[name] = TensorSamples(images=images[part], labels=labels[part])
+    return Data("pairs", splits)
+
+
+# -------------------------------------------------------------------------------------- Model
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between: [batch, pixels] to [batch, embedding]."""
+
+    def __init__(self, in_features: int, hidden_sizes: list[int], size: int, dropout: float):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in hidden_sizes:
+            layers += [nn.Linear(in_features, width), nn.ReLU(), nn.Dropout(dropout)]
+            in_features = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(in_features, size)
+        self.gradient_checkpointing = False  # recompute the body in the backward pass
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = images
+        if self.gradient_checkpointing and self.training:
+            features = recompute(self.body, features)
+        else:
+            features = self.body(features)
+        return F.normalize(self.head(features).float(), dim=-1)
+
+
+def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
+    arguments: dict[str, Any] = {
+        "in_features": 64,
+        "hidden_sizes": list(config.hidden_sizes),
+        "size": config.embedding_size,
+        "dropout": config.dropout,
+    }
+    model = MLP(**arguments)
+    model.gradient_checkpointing = config.gradient_checkpointing
+    sizes = [arguments["in_features"], *config.hidden_sizes, arguments["size"]]
+    name = f"MLP {'-'.join(map(str, sizes))}"
+    return model, {"name": name, "arguments": arguments}
+
+
+def compute_loss(
+    model: nn.Module,
+    batch: Batch,
+    temperature: float = 0.1,
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean loss of all pairs that are gathered, and their cosines [pairs, pairs]."""
+    views = model(torch.cat([batch["first"], batch["second"]])).chunk(2)
+    first, second = (gather(view) for view in views)
+    logits = first @ second.T / temperature
+    pairs = torch.arange(len(logits), device=logits.device)
+    return (F.cross_entropy(logits, pairs) + F.cross_entropy(logits.T, pairs)) / 2, logits
+
+
+# --------------------------------------------------------------------------------- Evaluation
+
+
+def metrics(logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    pairs = torch.arange(len(logits), device=logits.device)
+    return {"pairs_found": logits.argmax(-1) == pairs}
+
+
+def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
+    """Return how many images lie next to the mean embedding of their class in the bank."""
+    centres, sums = Sums(run.accelerator), Sums(run.accelerator)
+    with run.evaluating(model) as bare_model:
+        for batch in run.all_loaders["bank"]:
+            classes = F.one_hot(batch["labels"], 10).float()
+            centres.add(len(classes), total=classes.T @ bare_model(batch["images"]))
+        means = F.normalize(centres.reduced()["total"].float(), dim=-1).to(run.device)
+        for batch in loader:
+            nearest = (bare_model(batch["images"]) @ means.T).argmax(-1)
+            sums.add(len(nearest), accuracy=(nearest == batch["labels"]).sum())
+    return sums.result()
+
+
+# --------------------------------------------------------------------------------------- Main
+
+
+def main(config: Config) -> None:
+    with Run(config, __file__, OBJECTIVE) as run:
+        accelerator = run.accelerator
+        data = load_data(config, run)
+        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        train_loader, validation_loader, test_loader = run.loaders(data)
+        run.make_plan(train_loader, DEFAULT_EPOCHS)
+
+        model, description = build_model(config, data)
+        if config.compile:
+            compile_model(model, config)
+        groups = decay_groups(model, config.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.start(description, compute_loss, couples_samples=True)  # resumes, shows the plan
+
+        for batch in run.batches(train_loader):
+            if run.should_evaluate:
+                run.log(evaluate(run, model, validation_loader))
+            if run.should_stop:  # by --early-stopping
+                break
+            with accelerator.accumulate(model):
+                loss, logits = compute_loss(model, batch, config.temperature, run.gather)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            run.record(loss, metrics(logits))
+            if run.should_save:
+                run.save()
+
+        if run.should_evaluate:
+            run.log(evaluate(run, model, validation_loader))
+        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.finish(evaluate(run, model, test_loader))
+
+
+if __name__ == "__main__":
+    main(parse_config(Config, __doc__))

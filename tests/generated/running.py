@@ -1,0 +1,253 @@
+"""Runs generated copies in forks of a process that has the libraries, and checks what they did."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.generated.figures import Record, check_figures
+from tests.generated.grammar import Case
+from tests.generated.notes import FOLDER, KILL
+from tests.generated.writing import recipe_of
+from tests.jobs import final_weights, learned
+from tests.launch import (
+    REPOSITORY,
+    Runner,
+    Template,
+    clean_environment,
+    usable_cores,
+    wait_or_kill,
+)
+
+MOST_SECONDS = 90  # of one run, on a machine that others use as well
+TRACEBACK = "Traceback (most recent call last)"
+ERROR = re.compile(r"([\w.]*(Error|Exception)|error)\b")
+MOST_LETTERS = 160  # of a reason
+UNREAD_FLAG = ("--warmup-steps", "2")  # for a copy that has a scheduler of its own
+
+
+class ViolationError(AssertionError):
+    """What a copy did is not what it should: a word for counts, and what a person needs to see."""
+
+    def __init__(self, symptom: str, details: str) -> None:
+        super().__init__(f"{symptom}\n{details}")
+        self.symptom = symptom
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch of a copy that is over."""
+
+    returncode: int | None  # below 0: the signal that ended it; None: it took too long
+    output: str
+    directory: Path  # of the run
+    notes: Path
+
+    def records(self, kind: str) -> list[list[Record]]:
+        """Return the notes of a kind, for each rank."""
+        found = []
+        for path in sorted(self.notes.glob("rank-*.jsonl")):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found.append([line for line in lines if line["kind"] == kind])
+        return found
+
+    @property
+    def reason(self) -> str:
+        """The error that ended the first rank to fail, without numbers, for counts."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        lines = [re.sub(r"^\[rank\d\]: ", "", line) for line in lines]
+        errors = [line for line in lines if ERROR.match(line)]
+        # A rank that is left alone says so in its own words.
+        causes = [line for line in errors if "gloo" not in line]
+        reason = (causes or errors or lines or ["(no output)"])[0]
+        return re.sub(r"[\d.:]*\d+", "N", reason)[:MOST_LETTERS]
+
+
+class Copies:
+    """Launches copies as forks of one warm process; what they write is under one folder."""
+
+    def __init__(self, runner: Runner, folder: Path) -> None:
+        """Start the warm process, as a fork of the runner's template."""
+        self.environment = clean_environment(folder)
+        path = folder / "warm"
+        words = [str(REPOSITORY / "tests" / "generated" / "warm.py"), str(path)]
+        with path.with_suffix(".log").open("w") as output:
+            self.process = runner.template.fork(
+                words, self.environment, folder, output, output, cores=usable_cores()
+            )
+        deadline = time.monotonic() + MOST_SECONDS
+        while not path.exists():
+            said = path.with_suffix(".log").read_text()
+            assert self.process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+        self.template = Template(path, self.environment)
+
+    def close(self) -> None:
+        """End what still runs, and the warm process."""
+        self.template.close()
+        self.process.wait(30)
+
+    def launch(
+        self, recipe: Path, directory: Path, processes: int, *flags: str, kill: str = ""
+    ) -> Ended:
+        """Run a copy to its end; `kill` says where it is to kill itself."""
+        notes = directory.with_name(f"{directory.name}-notes")
+        variables = {FOLDER: str(notes)} | ({KILL: kill} if kill else {})
+        log = directory.with_name(f"{directory.name}.log")
+        words = [str(recipe), "--output-dir", str(directory), *flags]
+        with log.open("w") as output:
+            process = self.template.fork(
+                words,
+                self.environment | variables,
+                recipe.parent,
+                output,
+                output,
+                processes=processes,
+                cores=usable_cores(),
+            )
+            returncode = wait_or_kill(process, MOST_SECONDS)
+        return Ended(returncode, log.read_text(errors="replace"), directory, notes)
+
+
+def check(case: Case, copies: Copies, folder: Path) -> None:
+    """Run a case's copy in every way, in a new folder.
+
+    Raises:
+        ViolationError: what is wrong.
+    """
+    folder.mkdir(parents=True)
+    recipe = folder / "copied.py"
+    recipe.write_text(recipe_of(case))
+    if case.mistake is not None:
+        check_refusal(case, copies, recipe)
+        return
+    whole = copies.launch(recipe, folder / "whole", case.processes)
+    insist_on_success(whole, "the run")
+    check_figures(case, whole.records, rows_of(whole), read(whole, "summary.json"), violate)
+    check_clipping(case, whole)
+    check_weights(whole)
+    check_kill(case, copies, recipe, whole)
+    if case.evaluation_draws:
+        check_evaluation_alone(case, copies, recipe, whole)
+
+
+def violate(symptom: str, details: str) -> None:
+    """Raise a `ViolationError`."""
+    raise ViolationError(symptom, details)
+
+
+def insist_on_success(ended: Ended, name: str) -> None:
+    """Raise a `ViolationError` unless a run ended well, as its status says, too."""
+    if ended.returncode is None:
+        raise ViolationError(f"{name} hangs", ended.output[-3000:])
+    if ended.returncode != 0:
+        raise ViolationError(f"{name} failed: {ended.reason}", ended.output[-6000:])
+    status = read(ended, "status.json")["status"]
+    if status != "finished":
+        raise ViolationError(f"{name} has the status {status}", ended.output[-3000:])
+
+
+def check_refusal(case: Case, copies: Copies, recipe: Path) -> None:
+    """A mistake ends the run in one sentence, before anything is saved."""
+    flags = UNREAD_FLAG if case.mistake == "unread flag" else ()
+    ended = copies.launch(recipe, recipe.parent / "refused", case.processes, *flags)
+    if ended.returncode is None:
+        raise ViolationError("a mistake hangs", ended.output[-3000:])
+    if ended.returncode == 0:
+        raise ViolationError(
+            f"nobody was told of the mistake: {case.mistake}", ended.output[-3000:]
+        )
+    if TRACEBACK in ended.output:
+        raise ViolationError(f"a mistake ends in a traceback: {ended.reason}", ended.output[-6000:])
+    sentences = ended.output.count("error: ")
+    if sentences != 1:
+        raise ViolationError(f"a mistake is told {sentences} times", ended.output[-6000:])
+    if saved := [*ended.directory.glob("checkpoints/step-*")]:
+        details = f"{ended.output[-3000:]}\n{saved}"
+        raise ViolationError(f"updates were made and saved before: {case.mistake}", details)
+
+
+def check_clipping(case: Case, whole: Ended) -> None:
+    """After `run.clip_grad_norm_`, the gradients' norm is at most what was asked for."""
+    if not case.max_grad_norm:
+        return
+    for rank, records in enumerate(whole.records("clipped")):
+        for record in records:
+            if record["norm"] > case.max_grad_norm * (1 + 1e-4):
+                details = f"rank {rank}, update {record['update']}: a norm of {record['norm']}"
+                raise ViolationError("gradients are not clipped yet", details)
+
+
+def check_weights(whole: Ended) -> None:
+    """All ranks end with the same bits."""
+    digests = [records[0]["digests"] for records in whole.records("end")]
+    if any(other != digests[0] for other in digests):
+        raise ViolationError("the ranks' weights differ", json.dumps(digests, indent=1))
+
+
+def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
+    """A run that was killed and resumed ends with the bits of one that nothing stopped."""
+    directory = recipe.parent / "killed"
+    killed = copies.launch(recipe, directory, case.processes, kill=case.kill_words)
+    if killed.returncode == 0:  # it stopped early, before the place of the kill
+        resumed = killed
+    else:
+        # Beside the notes of the killed run, whose last line may be torn.
+        killed.notes.rename(folder_of_killed(killed.notes))
+        resumed = copies.launch(recipe, directory, case.processes, "--resume", "auto")
+        insist_on_success(resumed, "the resumed run")
+    at = f"killed at {case.kill_words}\n{killed.output[-1500:]}\n{resumed.output[-3000:]}"
+    expected, found = learned(whole.directory), learned(directory)
+    if found != expected:
+        raise ViolationError("a kill changes rows", f"{at}\n{differing(expected, found)}")
+    if final_weights(directory) != final_weights(whole.directory):
+        raise ViolationError("a kill changes the weights", at)
+    digests = [[rank[-1]["digests"] for rank in run.records("end")] for run in (whole, resumed)]
+    if digests[0] != digests[1]:
+        raise ViolationError("a kill changes the weights of a part", f"{at}\n{digests}")
+
+
+def folder_of_killed(notes: Path) -> Path:
+    """Return where the notes of a killed run are put aside."""
+    return notes.with_name(f"{notes.name}-before")
+
+
+def check_evaluation_alone(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
+    """An evaluation that draws random numbers gives its figures again with --evaluate-only."""
+    flags = ("--evaluate-only", "--init-from", str(whole.directory))
+    again = copies.launch(recipe, recipe.parent / "again", case.processes, *flags)
+    insist_on_success(again, "--evaluate-only")
+    prefix = "val/" if case.test is None else "test/"
+    expected, found = (
+        {
+            name: value
+            for name, value in read(run, "summary.json").items()
+            if name.startswith(prefix) and "best" not in name
+        }
+        for run in (whole, again)
+    )
+    if found != expected:
+        raise ViolationError("--evaluate-only has other figures", f"{expected}\n{found}")
+
+
+def read(ended: Ended, name: str) -> Mapping[str, Any]:
+    """Return a JSON file of the run's directory."""
+    return json.loads((ended.directory / name).read_text())
+
+
+def rows_of(ended: Ended) -> list[Record]:
+    """Return the rows of `metrics.jsonl`."""
+    return [json.loads(line) for line in (ended.directory / "metrics.jsonl").open()]
+
+
+def differing(expected: list[Record], found: list[Record]) -> str:
+    """Return the rows in which two runs differ."""
+    pairs = zip(expected, found, strict=False)
+    lines = [f"- {one}\n+ {other}" for one, other in pairs if one != other]
+    return f"{len(expected)} and {len(found)} rows\n" + "\n".join(lines)

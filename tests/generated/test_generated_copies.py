@@ -1,0 +1,155 @@
+"""Copies that Hypothesis draws do what they say: a few by default, more as slow tests.
+
+`python -m tests.generated --cases 500 --seed 7` draws as many as one wants.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import first
+from tests.generated.drawing import covering, drawn
+from tests.generated.figures import Record, check_figures
+from tests.generated.grammar import Case
+from tests.generated.running import Copies, ViolationError, check
+from tests.generated.writing import recipe_of
+from tests.launch import Runner
+
+COUNT, BY_DEFAULT = 36, 6
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[Case]:
+    """Cases to choose from, the same ones in every run."""
+    return drawn(80, seed=0)
+
+
+@pytest.fixture(scope="module")
+def chosen(pool: list[Case]) -> list[Case]:
+    """The cases that are run: the first few have much of the grammar between them."""
+    return covering(COUNT, pool)
+
+
+@pytest.fixture(scope="module")
+def copies(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
+    """What launches copies."""
+    launcher = Copies(runner, tmp_path_factory.mktemp("copies"))
+    yield launcher
+    launcher.close()
+
+
+@pytest.mark.parametrize("number", first(BY_DEFAULT, range(COUNT)))
+def test_generated_copy(number: int, chosen: list[Case], copies: Copies, tmp_path: Path) -> None:
+    """Its figures are those recomputed, its ranks agree, a kill changes no bit; or it is told."""
+    case = chosen[number]
+    try:
+        check(case, copies, tmp_path / "case")
+    except ViolationError as violation:
+        pytest.fail(f"{violation}\n\n{case}\n\n{recipe_of(case)}", pytrace=False)
+
+
+def test_each_copy_is_python(pool: list[Case]) -> None:
+    """And nothing of the template is left in it."""
+    for case in pool:
+        source = recipe_of(case)
+        ast.parse(source)
+        assert "$" not in source
+        assert "#?" not in source
+
+
+def test_the_few_have_much_of_the_grammar(pool: list[Case], chosen: list[Case]) -> None:
+    """Between them, the chosen cases have every feature of the pool, and the first ones most."""
+    every = {feature for case in pool for feature in case.features()}
+    assert {feature for case in chosen for feature in case.features()} == every
+    few = {feature for case in chosen[:BY_DEFAULT] for feature in case.features()}
+    assert len(few) > 0.75 * len(every)
+
+
+CASE = Case(processes=2, updates_per_epoch=2, epochs=1, log_every=1, validation=3, test=2)
+RECORDS: dict[str, list[list[Record]]] = {
+    "record": [
+        [
+            {"update": 1, "loss": [1.0], "metrics": {"a": [100.0]}},
+            {"update": 2, "loss": [3.0], "metrics": {"a": [1.0, 2.0, 3.0]}},
+        ],
+        [
+            {"update": 1, "loss": [2.0], "metrics": {"b": [1.0]}},
+            {"update": 2, "loss": [5.0], "metrics": {"a": [6.0]}},
+        ],
+    ],
+    "evaluation": [
+        [
+            {
+                "purpose": purpose,
+                "step": 2,
+                "count": count,
+                "totals": {"loss": [3.0], "hits": [1.0]},
+                "loss": None,
+                "metrics": {},
+            }
+            for purpose, count in (("validation", 2), ("final", 2))
+        ],
+        [
+            {
+                "purpose": "validation",
+                "step": 2,
+                "count": 1,
+                "totals": {"loss": [6.0]},
+                "loss": None,
+                "metrics": {},
+            }
+        ],
+    ],
+}
+ROWS: list[Record] = [
+    {"progress/global_step": 1, "train/loss": 1.5, "train/a": 100.0, "train/b": 1.0},
+    {
+        "progress/global_step": 2,
+        "train/loss": 4.0,
+        "train/a": 3.0,
+        "val/loss": 3.0,
+        "val/hits": 1 / 3,
+        "val/count": 3,
+    },
+]
+SUMMARY = {"train/loss": 4.0, "test/loss": 1.5, "test/hits": 0.5, "test/count": 2}
+
+
+def violations(rows: list[Record], summary: dict[str, Any]) -> list[str]:
+    """Return what is wrong with figures, given what the ranks wrote down above."""
+    symptoms: list[str] = []
+    check_figures(
+        CASE, RECORDS.__getitem__, rows, summary, lambda symptom, _: symptoms.append(symptom)
+    )
+    return symptoms
+
+
+def test_right_figures_are_right() -> None:
+    """Nothing is wrong with figures that were computed by hand."""
+    assert violations(ROWS, SUMMARY) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [(row, name) for row, values in enumerate(ROWS) for name in values if "/global" not in name],
+)
+def test_a_wrong_figure_is_seen(row: int, name: str) -> None:
+    """One that is a thousandth too large, and one that is not there."""
+    rows = copy.deepcopy(ROWS)
+    rows[row][name] *= 1.001
+    assert violations(rows, SUMMARY) == ["a figure is wrong"]
+    if not name.endswith("/loss"):
+        del rows[row][name]
+        assert violations(rows, SUMMARY) == ["names are missing or too many"]
+
+
+@pytest.mark.parametrize("name", SUMMARY)
+def test_a_wrong_final_figure_is_seen(name: str) -> None:
+    """In the summary, too."""
+    assert violations(ROWS, {**SUMMARY, name: SUMMARY[name] + 0.01}) == ["a figure is wrong"]
