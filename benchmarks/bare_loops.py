@@ -6,7 +6,6 @@ the schedule, counting, logging and the run's files cost.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +15,8 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.isolation import default_device, synchronize
+from benchmarks.clock import LoopClock
+from benchmarks.isolation import default_device
 from benchmarks.rounds import Training
 from benchmarks.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
 
@@ -39,7 +39,7 @@ class BareLoop:
     precision: str
     same_work: bool
 
-    def with_accelerate(self, steps: int, seed: int) -> Training:
+    def with_accelerate(self, steps: int, seed: int, untimed: int = 0) -> Training:
         """`prepare`, `accumulate`, backward, step."""
         cpu = default_device().type == "cpu"
         precision = ACCELERATE_PRECISIONS.get(self.precision, self.precision)
@@ -49,13 +49,13 @@ class BareLoop:
         optimizer = self.task.build_optimizer(model)
         model, optimizer = accelerator.prepare(model, optimizer)
         # Making a schedule sets its first learning rate, so the bare loop has none.
-        scheduler = self.task.build_schedule(optimizer, steps) if self.same_work else None
+        scheduler = self.task.build_schedule(optimizer, untimed + steps) if self.same_work else None
         scheduler = accelerator.prepare(scheduler) if scheduler else None
         model.train()
         losses: list[torch.Tensor] = []
-        synchronize()
-        began = time.perf_counter()
-        for _, batch in zip(range(steps), self.batches(seed), strict=False):
+        clock = LoopClock(untimed)
+        clock.start()
+        for _, batch in zip(range(untimed + steps), self.batches(seed), strict=False):
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(batch["images"]), batch["labels"])
                 accelerator.backward(loss)
@@ -66,23 +66,23 @@ class BareLoop:
                     scheduler.step()
                 optimizer.zero_grad()
             losses.append(loss.detach())
-        synchronize()
-        return self.trained(began, losses, accelerator.unwrap_model(model))
+            clock.update()
+        return self.trained(clock, steps, losses, accelerator.unwrap_model(model))
 
-    def without_accelerate(self, steps: int, seed: int) -> Training:
+    def without_accelerate(self, steps: int, seed: int, untimed: int = 0) -> Training:
         """The same in plain PyTorch."""
         set_seed(seed)
         device = default_device()
         model = self.task.build_model().to(device)
         optimizer = self.task.build_optimizer(model)
-        scheduler = self.task.build_schedule(optimizer, steps) if self.same_work else None
+        scheduler = self.task.build_schedule(optimizer, untimed + steps) if self.same_work else None
         scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         dtype = AUTOCAST_TYPES.get(self.precision)
         model.train()
         losses: list[torch.Tensor] = []
-        synchronize()
-        began = time.perf_counter()
-        for _, batch in zip(range(steps), self.batches(seed), strict=False):
+        clock = LoopClock(untimed)
+        clock.start()
+        for _, batch in zip(range(untimed + steps), self.batches(seed), strict=False):
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss = F.cross_entropy(model(batch["images"]), batch["labels"])
             scaler.scale(loss).backward()
@@ -95,11 +95,13 @@ class BareLoop:
                 scheduler.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-        synchronize()
-        return self.trained(began, losses, model)
+            clock.update()
+        return self.trained(clock, steps, losses, model)
 
-    def trained(self, began: float, losses: list[torch.Tensor], model: nn.Module) -> Training:
+    def trained(
+        self, clock: LoopClock, steps: int, losses: list[torch.Tensor], model: nn.Module
+    ) -> Training:
         """Stop the clock, then look at the losses."""
-        seconds = time.perf_counter() - began
+        seconds = clock.stop()
         mean_loss = torch.stack(losses).float().mean().item()
-        return Training(seconds, len(losses) * self.task.batch_size, mean_loss, model)
+        return Training(seconds, steps * self.task.batch_size, mean_loss, model)

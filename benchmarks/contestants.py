@@ -21,7 +21,8 @@ from common.machine import cpu_threads
 
 BATCH_SIZE = 128  # of the image suites
 
-Train = Callable[[int, int], Training]  # of a number of updates and a seed
+# Of a number of timed updates, a seed, and a number of updates before the clock starts.
+Train = Callable[[int, int, int], Training]
 
 
 def threads() -> int:
@@ -34,7 +35,7 @@ def contestant(train: Train, judge: Judge | None = None) -> Contestant:
 
     def compete(asked: Round) -> Measurement:
         with isolated(threads()):
-            training = train(asked.steps, asked.seed)
+            training = train(asked.steps, asked.seed, asked.untimed)
         return throughput(training, judge, asked)
 
     return compete
@@ -45,6 +46,7 @@ def roof(work: Callable[[], object], batch_size: int) -> Contestant:
 
     def compete(asked: Round) -> Measurement:
         with isolated(threads()):
+            roofs.seconds_of(work, asked.untimed)
             seconds = roofs.seconds_of(work, asked.steps)
         return Measurement(asked.steps * batch_size / seconds)
 
@@ -58,9 +60,12 @@ def recipe_contestant(
     recipe = load_recipe(name)
     settings = {"batch_size": BATCH_SIZE, "tracker": options.tracker, **settings}
 
-    def train(steps: int, seed: int) -> Training:
-        warmup = int(warmup_share * steps)
-        return train_recipe(recipe, steps, seed=seed, warmup_steps=warmup, **settings)
+    def train(steps: int, seed: int, untimed: int) -> Training:
+        warmup = int(warmup_share * (untimed + steps))
+        skipped = untimed * settings.get("gradient_accumulation_steps", 1)
+        return train_recipe(
+            recipe, untimed + steps, skipped, seed=seed, warmup_steps=warmup, **settings
+        )
 
     return contestant(train, judge)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -54,8 +55,19 @@ class Judge:
 
 def throughput(training: Training, judge: Judge | None, asked: Round) -> Measurement:
     """Return the samples/s of a training, and how good its model is where that is asked for."""
-    measurement = Measurement(training.samples / training.seconds, training.train_loss)
+    rate = training.samples / training.seconds
+    measurement = Measurement(rate, training.train_loss, mfu=mfu_at(rate, training.summary))
     if judge is None or training.model is None or not asked.judged:
         return measurement
     loss, accuracy = judge.evaluate(training.model)
     return dataclasses.replace(measurement, evaluation_loss=loss, accuracy=accuracy)
+
+
+def mfu_at(rate: float, summary: Mapping[str, float]) -> float | None:
+    """Return the MFU at a rate in samples/s, from that of a recipe's own summary.
+
+    The summary's own figure may contain updates that the benchmark leaves out.
+    """
+    if "perf/mfu" not in summary:
+        return None
+    return summary["perf/mfu"] * rate / summary["perf/samples_per_second"]

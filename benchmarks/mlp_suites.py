@@ -121,21 +121,17 @@ def mnist_suite(
 
     contestants = {
         "recipe": recipe(),
-        "Accelerate fp32": contestant(
-            lambda n, seed: train_accelerate(task, "fp32", n, seed), judge
-        ),
+        "Accelerate fp32": contestant(lambda *turn: train_accelerate(task, "fp32", *turn), judge),
         f"Accelerate {chosen}": contestant(
-            lambda n, seed: train_accelerate(task, chosen, n, seed), judge
+            lambda *turn: train_accelerate(task, chosen, *turn), judge
         ),
-        "PyTorch fp32": contestant(lambda n, seed: train_pytorch(task, "fp32", n, seed), judge),
-        f"PyTorch {chosen}": contestant(
-            lambda n, seed: train_pytorch(task, chosen, n, seed), judge
-        ),
+        "PyTorch fp32": contestant(lambda *turn: train_pytorch(task, "fp32", *turn), judge),
+        f"PyTorch {chosen}": contestant(lambda *turn: train_pytorch(task, chosen, *turn), judge),
         f"Accelerate, TensorDataset, {chosen}": contestant(
-            lambda n, seed: train_accelerate(ready, chosen, n, seed), judge
+            lambda *turn: train_accelerate(ready, chosen, *turn), judge
         ),
         f"Lightning Fabric {chosen}": contestant(
-            lambda n, seed: train_fabric(task, chosen, n, seed), judge
+            lambda *turn: train_fabric(task, chosen, *turn), judge
         ),
         f"PyTorch, one ready batch, {chosen}": contestant(bare.without_accelerate),
         "recipe fp32": recipe(mixed_precision="no"),
@@ -167,6 +163,7 @@ def mnist_suite(
         name,
         "samples/s",
         steps=options.scaled(epoch),
+        untimed_steps=options.untimed,
         workload={
             "data": data.source.name,
             "layers": sizes,
@@ -271,6 +268,7 @@ def loop(options: Options) -> Suite:
         "loop",
         "samples/s",
         steps=options.scaled(700),
+        untimed_steps=options.untimed,
         workload={
             "data": data.source.name,
             "hidden_sizes": [width, width],

@@ -13,6 +13,9 @@ from common.training.accelerator import choose_precision
 
 SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "flags", "quality"]
 
+# In these updates, libraries are initialised, kernels chosen, and graphs recorded.
+UNTIMED_ON_GPU = 20
+
 
 @dataclass(kw_only=True)
 class Options:
@@ -47,6 +50,14 @@ class Options:
     def has_goals(self) -> bool:
         """Whether goals are for such a machine: a GPU, or a CPU with bf16 arithmetic."""
         return self.precision != "fp32"
+
+    @property
+    def untimed(self) -> int:
+        """Updates of each training before its clock starts.
+
+        On a CPU there are none: nothing is tuned or recorded there, and updates are dear.
+        """
+        return self.scaled(UNTIMED_ON_GPU) if self.on_gpu else 0
 
     def scaled(self, steps: int) -> int:
         """Return a number of updates, scaled; at least 2."""

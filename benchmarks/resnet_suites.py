@@ -73,9 +73,9 @@ def resnet(options: Options) -> Suite:
 
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, dataset=dataset),
-        "Accelerate fp32": contestant(lambda n, seed: train_accelerate(task, "fp32", n, seed)),
-        f"Accelerate {chosen}": contestant(lambda n, seed: train_accelerate(task, chosen, n, seed)),
-        f"PyTorch {chosen}": contestant(lambda n, seed: train_pytorch(task, chosen, n, seed)),
+        "Accelerate fp32": contestant(lambda *turn: train_accelerate(task, "fp32", *turn)),
+        f"Accelerate {chosen}": contestant(lambda *turn: train_accelerate(task, chosen, *turn)),
+        f"PyTorch {chosen}": contestant(lambda *turn: train_pytorch(task, chosen, *turn)),
         f"convolutions {chosen}": roof(convolutions[chosen], BATCH_SIZE),
     }
     goals = (2.5, 1.2, 0.85) if options.has_goals and not options.on_gpu else (None, None, None)
@@ -94,6 +94,7 @@ def resnet(options: Options) -> Suite:
         "resnet",
         "samples/s",
         steps=options.scaled(200 if options.on_gpu else 4),
+        untimed_steps=options.untimed,
         workload={
             "data": data.source.name,
             "model": "resnet18",
@@ -123,7 +124,7 @@ def resnet_quality(options: Options) -> Suite:
     title = f"Accelerate {chosen}"
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, judge, dataset="digits"),
-        title: contestant(lambda n, seed: train_accelerate(task, chosen, n, seed), judge),
+        title: contestant(lambda *turn: train_accelerate(task, chosen, *turn), judge),
     }
     epoch = len(data.splits["train"]) // BATCH_SIZE
     return Suite(
@@ -143,12 +144,19 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
     recipe_module = load_recipe("resnet")
     data = read_images("synthetic", image_size)
 
-    def train_timm(steps: int, seed: int) -> Training:
+    def train_timm(steps: int, seed: int, untimed: int) -> Training:
         """Train as timm's `benchmark.py --bench train --amp --channels-last` does."""
         from benchmarks.timm_side import train_timm_resnet50
 
-        classes = len(data.class_names)
-        return train_timm_resnet50(steps, seed, batch_size, chosen, classes, image_size)
+        return train_timm_resnet50(
+            steps,
+            seed,
+            untimed,
+            batch_size=batch_size,
+            precision=chosen,
+            classes=len(data.class_names),
+            image_size=image_size,
+        )
 
     convolutions = roofs.convolution_products(
         recipe_module.build_model(recipe_module.Config(model="resnet50"), data)[0],
@@ -187,6 +195,7 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
         "resnet50",
         "samples/s",
         steps=options.scaled(60),
+        untimed_steps=options.untimed,
         workload={"data": "synthetic", "image_size": image_size, "batch_size": batch_size},
         contestants=contestants,
         comparisons=comparisons,

@@ -93,7 +93,7 @@ def summarize(suite: Suite) -> dict[str, Any]:
         name: {
             **{
                 figure: suite.median(name, figure)
-                for figure in ("value", "train_loss", "evaluation_loss", "accuracy")
+                for figure in ("value", "train_loss", "evaluation_loss", "accuracy", "mfu")
             },
             "rounds": [known_values(one) for one in measurements],
         }

@@ -15,17 +15,18 @@ from torch import nn
 class Round:
     """What every contestant is asked to do in one round."""
 
-    steps: int  # optimizer updates
+    steps: int  # optimizer updates that are timed
     seed: int
     judged: bool = True  # whether the trained model is evaluated, after the clock has stopped
+    untimed: int = 0  # updates before the clock starts
 
 
 @dataclass(frozen=True)
 class Training:
     """What one contestant did: its loop's time, and how good the result is."""
 
-    seconds: float  # from asking for the first batch to the end of the last update
-    samples: int
+    seconds: float  # from asking for the first timed batch to the end of the last update
+    samples: int  # of the timed updates
     train_loss: float  # mean over all samples of the loop
     model: nn.Module | None = None
     summary: dict[str, float] = field(default_factory=dict)  # a recipe's own
@@ -39,6 +40,7 @@ class Measurement:
     train_loss: float | None = None
     evaluation_loss: float | None = None
     accuracy: float | None = None
+    mfu: float | None = None  # model FLOPs utilisation, 0 to 1, where the recipe knows it
 
 
 Contestant = Callable[[Round], Measurement]
@@ -87,7 +89,8 @@ class Suite:
     comparisons: list[Comparison]
     notes: list[str] = field(default_factory=list)
     quoted: dict[str, float] = field(default_factory=dict)  # what peers should reach, see results
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # of a training before the first round
+    untimed_steps: int = 0  # in each training, before its clock starts
     rounds_for_one: int = (
         1  # that are made for each asked for: shorter ones average out a busy host
     )
@@ -111,7 +114,8 @@ class Suite:
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 announce(f"{self.name}: round {number + 1} of {rounds}: {name}")
-                measurement = self.contestants[name](Round(self.steps, seed=number))
+                turn = Round(self.steps, seed=number, untimed=self.untimed_steps)
+                measurement = self.contestants[name](turn)
                 self.measurements[name].append(measurement)
         self.seconds = time.perf_counter() - began
 

@@ -22,7 +22,7 @@ WARMUP = 0.1  # share of the updates, as in the recipe's `main`
 def recipe_task(options: Options, steps: int) -> dict[str, Any]:
     """Return what the recipe is to train, and on which text: as many samples as `steps` take."""
     return {
-        "dataset": str(text_extract(options.data, steps * BATCH_SIZE)),
+        "dataset": str(text_extract(options.data, (options.untimed + steps) * BATCH_SIZE)),
         "model": str(bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)),
         "batch_size": BATCH_SIZE,
         "max_length": MAX_LENGTH,
@@ -55,7 +55,7 @@ def compare_bert(
     Args:
         kinds: padding, precision and goal of each Trainer; a goal of 0 is none.
     """
-    folder = text_extract(options.data, steps * BATCH_SIZE)
+    folder = text_extract(options.data, (options.untimed + steps) * BATCH_SIZE)
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
     recipe = load_recipe("bert")
     config = recipe.Config(batch_size=BATCH_SIZE, max_length=MAX_LENGTH)
@@ -92,6 +92,7 @@ def compare_bert(
         name,
         "samples/s",
         steps=steps,
+        untimed_steps=options.untimed,
         workload={
             "data": data.source.name,
             "model": describe_checkpoint(checkpoint),

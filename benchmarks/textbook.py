@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,8 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks.isolation import default_device, synchronize
+from benchmarks.clock import LoopClock
+from benchmarks.isolation import default_device
 from benchmarks.rounds import Training
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -127,13 +127,13 @@ def first_batches(loader: Any, steps: int) -> Iterator[Any]:
     return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
 
 
-def train_pytorch(task: Task, precision: str, steps: int, seed: int) -> Training:
+def train_pytorch(task: Task, precision: str, steps: int, seed: int, untimed: int = 0) -> Training:
     """Train with a plain PyTorch loop under autocast, adding up `loss.item()`."""
     set_seed(seed)
     device = default_device()
     model = task.build_model().to(device)
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, steps)
+    scheduler = task.build_schedule(optimizer, untimed + steps)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     loader = task.build_loader(device)
     autocast = torch.autocast(
@@ -141,9 +141,9 @@ def train_pytorch(task: Task, precision: str, steps: int, seed: int) -> Training
     )
     model.train()
     total_loss = 0.0
-    synchronize()
-    began = time.perf_counter()
-    for images, labels in first_batches(loader, steps):
+    clock = LoopClock(untimed)
+    clock.start()
+    for images, labels in first_batches(loader, untimed + steps):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         with autocast:
@@ -155,26 +155,29 @@ def train_pytorch(task: Task, precision: str, steps: int, seed: int) -> Training
         scaler.update()
         scheduler.step()
         total_loss += loss.item()
-    synchronize()
-    seconds = time.perf_counter() - began
-    return Training(seconds, steps * task.batch_size, total_loss / steps, model)
+        clock.update()
+    seconds = clock.stop()
+    mean_loss = total_loss / (untimed + steps)
+    return Training(seconds, steps * task.batch_size, mean_loss, model)
 
 
-def train_accelerate(task: Task, precision: str, steps: int, seed: int) -> Training:
+def train_accelerate(
+    task: Task, precision: str, steps: int, seed: int, untimed: int = 0
+) -> Training:
     """Train as Accelerate's `complete_cv_example.py` does."""
     named = ACCELERATE_PRECISIONS.get(precision, precision)
     accelerator = Accelerator(cpu=default_device().type == "cpu", mixed_precision=named)
     set_seed(seed)
     model = task.build_model()
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, steps)
+    scheduler = task.build_schedule(optimizer, untimed + steps)
     loader = task.build_loader(accelerator.device)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     model.train()
     total_loss = torch.zeros((), device=accelerator.device)
-    synchronize()
-    began = time.perf_counter()
-    for images, labels in first_batches(loader, steps):
+    clock = LoopClock(untimed)
+    clock.start()
+    for images, labels in first_batches(loader, untimed + steps):
         logits = model(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
         total_loss += loss.detach().float()
@@ -182,13 +185,13 @@ def train_accelerate(task: Task, precision: str, steps: int, seed: int) -> Train
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    synchronize()
-    seconds = time.perf_counter() - began
-    mean_loss = total_loss.item() / steps
+        clock.update()
+    seconds = clock.stop()
+    mean_loss = total_loss.item() / (untimed + steps)
     return Training(seconds, steps * task.batch_size, mean_loss, accelerator.unwrap_model(model))
 
 
-def train_fabric(task: Task, precision: str, steps: int, seed: int) -> Training:
+def train_fabric(task: Task, precision: str, steps: int, seed: int, untimed: int = 0) -> Training:
     """Train with Lightning Fabric as its guide "convert PyTorch to Fabric" shows."""
     from lightning.fabric import Fabric
 
@@ -197,14 +200,14 @@ def train_fabric(task: Task, precision: str, steps: int, seed: int) -> Training:
     set_seed(seed)
     model = task.build_model()
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, steps)
+    scheduler = task.build_schedule(optimizer, untimed + steps)
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(task.build_loader(device))
     model.train()
     total_loss = 0.0
-    synchronize()
-    began = time.perf_counter()
-    for images, labels in first_batches(loader, steps):
+    clock = LoopClock(untimed)
+    clock.start()
+    for images, labels in first_batches(loader, untimed + steps):
         optimizer.zero_grad()
         logits = model(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
@@ -212,6 +215,7 @@ def train_fabric(task: Task, precision: str, steps: int, seed: int) -> Training:
         optimizer.step()
         scheduler.step()
         total_loss += loss.item()
-    synchronize()
-    seconds = time.perf_counter() - began
-    return Training(seconds, steps * task.batch_size, total_loss / steps, model.module)
+        clock.update()
+    seconds = clock.stop()
+    mean_loss = total_loss / (untimed + steps)
+    return Training(seconds, steps * task.batch_size, mean_loss, model.module)

@@ -6,18 +6,24 @@ its `train.py` has and fp16 needs.
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch.nn import functional as F
 
-from benchmarks.isolation import default_device, synchronize
+from benchmarks.clock import LoopClock
+from benchmarks.isolation import default_device
 from benchmarks.rounds import Training
 from benchmarks.textbook import AUTOCAST_TYPES
 
 
 def train_timm_resnet50(
-    steps: int, seed: int, batch_size: int, precision: str, classes: int, image_size: int = 224
+    steps: int,
+    seed: int,
+    untimed: int,
+    *,
+    batch_size: int,
+    precision: str,
+    classes: int,
+    image_size: int = 224,
 ) -> Training:
     """Train on one random batch that lies on the device; needs the package timm."""
     import timm
@@ -34,15 +40,14 @@ def train_timm_resnet50(
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch_size,), device=device)
     model.train()
-    synchronize()
-    began = time.perf_counter()
-    for _ in range(steps):
+    clock = LoopClock(untimed)
+    clock.start()
+    for _ in range(untimed + steps):
         optimizer.zero_grad()
         with torch.autocast(device.type, AUTOCAST_TYPES[precision]):
             loss = F.cross_entropy(model(images), labels)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    synchronize()
-    seconds = time.perf_counter() - began
-    return Training(seconds, steps * batch_size, loss.item())
+        clock.update()
+    return Training(clock.stop(), steps * batch_size, loss.item())

@@ -6,13 +6,13 @@ Nothing is imported from the recipes' `common`, so that a fresh process can run 
 from __future__ import annotations
 
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.isolation import default_device, synchronize
+from benchmarks.clock import LoopClock
+from benchmarks.isolation import default_device
 from benchmarks.rounds import Training
 
 
@@ -61,8 +61,8 @@ class TrainerTask:
 
         return split.map(tokenize, batched=True)
 
-    def train(self, steps: int, seed: int) -> Training:
-        """Train for `steps` updates; the time is from the loop's begin to its last update."""
+    def train(self, steps: int, seed: int, untimed: int = 0) -> Training:
+        """Train for `untimed` updates, then for `steps` updates that are timed."""
         from transformers import (
             AutoModelForSequenceClassification,
             DataCollatorWithPadding,
@@ -75,17 +75,17 @@ class TrainerTask:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        times: list[float] = []
+        clock = LoopClock(untimed)
+        seconds: list[float] = []
 
         class Clock(TrainerCallback):
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                synchronize()
-                times.append(time.perf_counter())
+                clock.start()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                clock.update()
                 if state.global_step == state.max_steps:
-                    synchronize()
-                    times.append(time.perf_counter())
+                    seconds.append(clock.stop())
 
         set_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -100,10 +100,10 @@ class TrainerTask:
                 args=TrainingArguments(
                     output_dir=output,
                     per_device_train_batch_size=self.batch_size,
-                    max_steps=steps,
+                    max_steps=untimed + steps,
                     learning_rate=self.learning_rate,
                     weight_decay=self.weight_decay,
-                    warmup_steps=int(self.warmup_share * steps),
+                    warmup_steps=int(self.warmup_share * (untimed + steps)),
                     bf16=self.precision == "bf16",
                     fp16=self.precision == "fp16",
                     use_cpu=default_device().type == "cpu",
@@ -119,4 +119,4 @@ class TrainerTask:
                 callbacks=[Clock()],
             )
             loss = trainer.train().training_loss
-        return Training(times[1] - times[0], steps * self.batch_size, loss, trainer.model)
+        return Training(seconds[0], steps * self.batch_size, loss, trainer.model)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.clock import LoopClock
 from benchmarks.contestants import contestant, read_images
 from benchmarks.mlp_suites import MLP_WARMUP, adamw, mlp_builder
 from benchmarks.process_suites import measurements_as_json
@@ -41,6 +41,7 @@ def train_by_hand(
     request: dict[str, Any],
     steps: int,
     seed: int,
+    untimed: int,
 ) -> Training:
     """Train with DDP and `no_sync`, as its documentation shows, over tensors in memory."""
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -48,14 +49,15 @@ def train_by_hand(
     set_seed(seed)
     model = DistributedDataParallel(task.build_model(), gradient_as_bucket_view=True)
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, steps)
+    scheduler = task.build_schedule(optimizer, untimed + steps)
     dtype = AUTOCAST_TYPES.get(request["precision"])
     model.train()
     total_loss = torch.zeros(())
-    began = time.perf_counter()
+    clock = LoopClock(untimed)
+    clock.start()
     generator = torch.Generator().manual_seed(seed)
     waiting: list[torch.Tensor] = []
-    for _ in range(steps):
+    for _ in range(untimed + steps):
         for micro_batch in range(accumulation):
             if not waiting:
                 order = torch.randperm(len(labels), generator=generator)[rank::world_size]
@@ -72,10 +74,11 @@ def train_by_hand(
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    seconds = time.perf_counter() - began
+        clock.update()
+    seconds = clock.stop()
     torch.distributed.all_reduce(total_loss)
     micro_batches = steps * accumulation * world_size
-    mean_loss = total_loss.item() / micro_batches
+    mean_loss = total_loss.item() / ((untimed + steps) * accumulation * world_size)
     return Training(seconds, micro_batches * batch_size, mean_loss, model.module)
 
 
@@ -106,21 +109,22 @@ def main(request: dict[str, Any]) -> None:
     task = Task(mlp_builder(data), adamw(fused=True), arrays, request["batch_size"], MLP_WARMUP)
     images = images.to(AUTOCAST_TYPES.get(request["precision"], torch.float32))
 
-    def recipe(steps: int, seed: int) -> Training:
+    def recipe(steps: int, seed: int, untimed: int) -> Training:
         return train_recipe(
             load_recipe("mnist_mlp"),
-            steps,
+            untimed + steps,
+            untimed * request["accumulation"],
             dataset=request["dataset"],
             batch_size=request["batch_size"],
             gradient_accumulation_steps=request["accumulation"],
             mixed_precision=ACCELERATE_PRECISIONS.get(request["precision"], request["precision"]),
-            warmup_steps=int(MLP_WARMUP * steps),
+            warmup_steps=int(MLP_WARMUP * (untimed + steps)),
             tracker=request["tracker"],
             seed=seed,
         )
 
-    def by_hand(steps: int, seed: int) -> Training:
-        return train_by_hand(task, images, labels, request, steps, seed)
+    def by_hand(steps: int, seed: int, untimed: int) -> Training:
+        return train_by_hand(task, images, labels, request, steps, seed, untimed)
 
     suite = Suite(
         "ddp",

@@ -3,6 +3,7 @@
 import platform
 import secrets
 import subprocess
+from contextlib import suppress
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
@@ -74,9 +75,18 @@ def environment(config: TrainingConfig, accelerator: Any, placement: str) -> dic
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": config.deterministic,
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "versions": package_versions(),
         "git_commit": git_commit(),
     }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES`, without those that are not installed."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def git_commit() -> str | None:

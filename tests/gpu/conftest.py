@@ -1,16 +1,14 @@
-"""What only a GPU shows; elsewhere these tests are skipped.
+"""Fixtures of the tests that need a GPU; without one they are skipped. None has run on a GPU yet.
 
 pytest -o addopts= --confcutdir=tests/gpu tests/gpu
 
-The other tests hide GPUs from what they launch, and so does their `conftest.py`, which is left out
-here. With GPU_TESTS_ANYWHERE=1 they run on a CPU too, to try the tests themselves.
+`tests/conftest.py` hides GPUs from its process, so these tests must neither load nor import it.
+With GPU_TESTS_ANYWHERE=1 they run on a CPU, to try the tests themselves.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +16,11 @@ import pytest
 import torch
 
 from common.training.accelerator import choose_precision
-from tests.launch import REPOSITORY, Finished
+from tests.gpu.launching import Launcher
 from tests.local_data import write_odd_text
 
 HAS_GPU = torch.cuda.is_available()
+DEVICE_TYPE = "cuda" if HAS_GPU else "cpu"
 
 
 @pytest.fixture(autouse=True)
@@ -54,29 +53,10 @@ def small(tmp_path: Path) -> Callable[[str], dict[str, object]]:
     return settings
 
 
-Launch = Callable[..., Finished]
-
-
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    """Run a script with its flags in a process of its own; it must succeed."""
-
-    def run(script: Path, *flags: object, directory: Path) -> Finished:
-        command = [sys.executable, str(script), *map(str, flags)]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment(), capture_output=True, text=True
-        )
-        said = (done.stdout, done.stderr)
-        finished = Finished(command, done.returncode, *said, directory, directory / "wandb")
-        finished.insist_on_success()
-        return finished
-
-    return run
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of a launch: `common` may be imported, and no tracker is asked."""
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+def launcher(tmp_path: Path) -> Launcher:
+    """Run scripts in processes of their own, on the device that is tested."""
+    return Launcher(tmp_path, DEVICE_TYPE)
 
 
 def as_flags(settings: dict[str, object]) -> list[object]:

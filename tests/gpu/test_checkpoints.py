@@ -1,10 +1,7 @@
-"""A checkpoint's copy of what lies on a GPU, and a run that is killed there and goes on."""
+"""A checkpoint's copy of tensors on a GPU; and a run that is killed there and resumed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,32 +11,43 @@ from safetensors.torch import load_file
 
 from benchmarks.isolation import default_device
 from common.checkpoints.store import Checkpoints, Contents
-from tests.gpu.conftest import Launch, as_flags, environment
+from tests.gpu.conftest import HAS_GPU, as_flags
+from tests.gpu.launching import Launcher
 from tests.jobs import final_weights, learned, newest_step
 from tests.launch import RECIPES, REPOSITORY
 
 STEPS = 60
+STAMPED = REPOSITORY / "tests" / "stamped.py"
+DTYPES = (torch.float32, torch.float16, torch.int64)
 
 
-def test_a_checkpoint_holds_what_was_there_when_it_was_made(tmp_path: Path) -> None:
-    """Whatever training does to the tensors while they are on their way to the disk."""
+def tensors_of_many_shapes(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return tensors of several dtypes and sizes, one of them transposed."""
     sizes = [(64, 64), (1000,), (3, 5, 7), ()] * 100 + [(2048, 2048)] * 8
-    kinds = (torch.float32, torch.float16, torch.int64)
-    made = {
-        f"{number}": torch.full(size, number, dtype=kinds[number % 3], device=default_device())
+    tensors = {
+        f"{number}": torch.full(size, number, dtype=DTYPES[number % 3], device=device)
         for number, size in enumerate(sizes)
     }
-    made["transposed"] = torch.arange(6.0, device=default_device()).view(2, 3).t()
-    expected = {name: tensor.cpu().clone() for name, tensor in made.items()}
-    checkpoints = Checkpoints(tmp_path, 0, 1, 2, 60.0)
-    checkpoints.save(1, Contents(files={"model.safetensors": made}), {})
-    for tensor in made.values():
+    tensors["transposed"] = torch.arange(6.0, device=device).view(2, 3).t()
+    return tensors
+
+
+def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
+    """Training may change the tensors while they are on their way to the disk."""
+    tensors = tensors_of_many_shapes(default_device())
+    expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+    checkpoints = Checkpoints(tmp_path, 0, 1, 2, 60.0, default_device())
+    pinned_before = torch.cuda.host_memory_stats() if HAS_GPU else {}
+    checkpoints.save(1, Contents(files={"model.safetensors": tensors}), {})
+    for tensor in tensors.values():
         tensor.fill_(-1)
     checkpoints.wait()
     assert checkpoints.failure is None
-    held = load_file(tmp_path / "step-00000001" / "model.safetensors")
-    assert held.keys() == expected.keys()
-    for name, tensor in held.items():
+    if HAS_GPU:
+        assert torch.cuda.host_memory_stats() != pinned_before, "no pinned memory was used"
+    saved = load_file(tmp_path / "step-00000001" / "model.safetensors")
+    assert saved.keys() == expected.keys()
+    for name, tensor in saved.items():
         assert tensor.dtype == expected[name].dtype
         assert torch.equal(tensor, expected[name]), name
 
@@ -47,30 +55,30 @@ def test_a_checkpoint_holds_what_was_there_when_it_was_made(tmp_path: Path) -> N
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_resume_after_a_kill_ends_in_the_same_bits(
     recipe: str,
-    launch: Launch,
+    launcher: Launcher,
     small: Callable[[str], dict[str, object]],
     half: str,
     tmp_path: Path,
 ) -> None:
     """With `--deterministic`: losses, loss scale and weights."""
-    script, whole, killed = REPOSITORY / "recipes" / f"{recipe}.py", tmp_path / "a", tmp_path / "b"
-    settings = {**small(recipe), "max_steps": STEPS, "checkpoint_every": 5, "log_every": 5}
-    settings |= {"epochs": 99, "mixed_precision": half, "tracker": "none"}
+    script = REPOSITORY / "recipes" / f"{recipe}.py"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    settings = {
+        **small(recipe),
+        "max_steps": STEPS,
+        "epochs": 99,
+        "checkpoint_every": 5,
+        "log_every": 5,
+        "mixed_precision": half,
+        "tracker": "none",
+    }
     flags = [*as_flags(settings), "--deterministic", "--output-dir"]
-    launch(script, *flags, whole, directory=whole)
-    slow = [REPOSITORY / "tests" / "stamped.py", tmp_path / "stamps", 0, 0, 0.05]
-    words = [sys.executable, *map(str, (*slow, script, *flags, killed))]
-    with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=log, stderr=log)
-        try:
-            ends = time.monotonic() + 120
-            while newest_step(killed) < 20 and process.poll() is None and time.monotonic() < ends:
-                time.sleep(0.02)
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        assert 20 <= newest_step(killed) < STEPS, log.read()[-4000:]
-    launch(script, "--resume", killed, directory=killed)
+    launcher.run(script, *flags, whole, directory=whole)
+    # Each update of the run that is killed takes 50 ms longer, so that the kill comes in time.
+    slow = (tmp_path / "stamps", 0, 0, 0.05, script, *flags, killed)
+    output = launcher.kill_after_checkpoint(STAMPED, *slow, directory=killed, step=20)
+    assert newest_step(killed) < STEPS, f"the kill came too late\n{output[-4000:]}"
+    launcher.run(script, "--resume", killed, directory=killed)
     assert learned(killed) == learned(whole)
     assert final_weights(killed) == final_weights(whole)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from benchmarks.isolation import default_device
 from common.models import packing
 from common.training import accelerator
-from tests.gpu.conftest import HAS_GPU, Launch, as_flags
+from tests.gpu.conftest import HAS_GPU, as_flags
+from tests.gpu.launching import Launcher
 from tests.launch import REPOSITORY
 from tests.unit.models.test_packing import LENGTHS, loss_and_gradients, tiny_bert
 
@@ -80,13 +81,13 @@ def test_packed_bert_is_the_padded_one_and_drops(compiled: bool) -> None:
 
 @pytest.mark.parametrize("flag", ["--no-compile", "--compile"])
 def test_batch_size_is_found(
-    flag: str, launch: Launch, small: Callable[[str], dict[str, object]], tmp_path: Path
+    flag: str, launcher: Launcher, small: Callable[[str], dict[str, object]], tmp_path: Path
 ) -> None:
     """It divides the update; what was tried is shown, and the flags that are fastest."""
     script, directory = REPOSITORY / "recipes" / "mnist_mlp.py", tmp_path / "run"
     settings = {**small("mnist_mlp"), "gradient_accumulation_steps": 4, "max_steps": 6}
     flags = [*as_flags(settings), "--auto-batch-size", flag, "--tracker", "none", "--log-every", 1]
-    run = launch(script, *flags, "--output-dir", directory, directory=directory)
+    run = launcher.run(script, *flags, "--output-dir", directory, directory=directory)
     config = run.config["config"]
     assert config["batch_size"] * config["gradient_accumulation_steps"] == 256
     assert "fastest --batch-size" in run.output

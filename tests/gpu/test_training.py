@@ -16,16 +16,17 @@ from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Training
 from common.measure.memory import MEBIBYTE, MemoryTracker
 from common.measure.peak import PowerMeter
-from tests.gpu.conftest import HAS_GPU, Launch, as_flags
+from tests.gpu.conftest import DEVICE_TYPE, HAS_GPU, as_flags
+from tests.gpu.launching import Launcher
 from tests.launch import RECIPES, REPOSITORY
-from tests.runs.test_fp16 import SCRIPT, WILD, assert_scale_follows_overflows
+from tests.loss_scale import SCRIPT, WILD, assert_scale_follows_overflows
 
 Small = Callable[[str], dict[str, object]]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_overflow_is_skipped_and_halves_the_scale(
-    recipe: str, launch: Launch, small: Small, tmp_path: Path
+    recipe: str, launcher: Launcher, small: Small, tmp_path: Path
 ) -> None:
     """It doubles after four updates without one, and losses stay near those of fp32."""
     flags = [*as_flags(small(recipe)), "--max-steps", 12, "--epochs", 9, "--log-every", 1]
@@ -33,10 +34,10 @@ def test_an_overflow_is_skipped_and_halves_the_scale(
     path = REPOSITORY / "recipes" / f"{recipe}.py"
     half, full = tmp_path / "half", tmp_path / "full"
     words = (*WILD, path, *flags, half, "--mixed-precision", "fp16")
-    run = launch(SCRIPT, *words, directory=half)
+    run = launcher.run(SCRIPT, *words, directory=half)
     assert_scale_follows_overflows(run)
     assert run.config["environment"]["mixed_precision"] == "fp16"
-    expected = launch(path, *flags, full, "--mixed-precision", "no", directory=full)
+    expected = launcher.run(path, *flags, full, "--mixed-precision", "no", directory=full)
     assert run.series("train/learning_rate") == expected.series("train/learning_rate")
     first = expected.series("train/loss")[1]
     assert run.series("train/loss")[1] == pytest.approx(first, rel=0.02)
@@ -46,7 +47,11 @@ def trained(recipe: str, steps: int, settled: int, **settings: object) -> Traini
     """Train in this process, a wait in the loop being an error after `settled` updates."""
     module = load_recipe(recipe)
     with isolated(threads()), without_waiting(module, settled):
-        return train_recipe(module, steps, **settings)
+        training = train_recipe(module, steps, **settings)
+    assert training.model is not None
+    parameters = training.model.parameters()
+    assert {parameter.device.type for parameter in parameters} == {DEVICE_TYPE}
+    return training
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -9,11 +9,9 @@ import pytest
 from tests.conftest import first
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner
+from tests.loss_scale import SCRIPT, STEADY, WILD, assert_scale_follows_overflows
 
-SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
 QUIET = ("--tracker", "none", "--log-every", 1)
-# A scale that nothing overflows under; and one that overflows at once, and grows soon.
-STEADY, WILD = (1024, 10**6), (2**24, 4)
 # In fp16 convolutions take many times as long on a CPU, and BERT's products some.
 EACH = first(1, RECIPES)
 
@@ -55,19 +53,6 @@ def test_losses_are_near_those_of_fp32(
     assert half.series("train/grad_norm") == pytest.approx(norms, rel=0.3)
     kinds = {name: weights.dtype for name, weights in full.weights().items()}
     assert {name: weights.dtype for name, weights in half.weights().items()} == kinds
-
-
-def assert_scale_follows_overflows(run: Finished) -> None:
-    """Check that each skipped update halved the scale, and four in a row without one doubled it."""
-    scales, skipped = run.series("train/loss_scale"), run.series("train/skipped_updates")
-    before, before_skipped, since = float(WILD[0]), 0, 0
-    for step, scale in scales.items():
-        was_skipped = skipped[step] > before_skipped
-        since = 0 if was_skipped else since + 1
-        grows = since == WILD[1]
-        assert scale == before * (0.5 if was_skipped else 2 if grows else 1), step
-        before, before_skipped, since = scale, skipped[step], 0 if grows else since
-    assert 0 < before_skipped < len(scales)
 
 
 @pytest.mark.parametrize("recipe", EACH)

@@ -1,0 +1,32 @@
+"""How tests drive fp16's loss scale, and what they check of it.
+
+Tests on CPUs and on GPUs share this module, so it must not import `tests/conftest.py`, which hides
+GPUs from the process.
+"""
+
+from __future__ import annotations
+
+from tests.launch import REPOSITORY, Finished
+
+SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
+# A scale that nothing overflows under; and one that overflows at once, and grows soon.
+STEADY, WILD = (1024, 10**6), (2**24, 4)
+
+
+def assert_scale_follows_overflows(run: Finished) -> None:
+    """Check that each skipped update halved the scale, and four in a row without one doubled it."""
+    scales = run.series("train/loss_scale")
+    skipped_updates = run.series("train/skipped_updates")
+    previous_scale = float(WILD[0])
+    previous_skipped = 0.0
+    updates_since_change = 0
+    for step, scale in scales.items():
+        was_skipped = skipped_updates[step] > previous_skipped
+        updates_since_change = 0 if was_skipped else updates_since_change + 1
+        grows = updates_since_change == WILD[1]
+        factor = 0.5 if was_skipped else 2 if grows else 1
+        assert scale == previous_scale * factor, step
+        previous_scale = scale
+        previous_skipped = skipped_updates[step]
+        updates_since_change = 0 if grows else updates_since_change
+    assert 0 < previous_skipped < len(scales)
