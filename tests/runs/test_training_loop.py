@@ -134,9 +134,9 @@ def config(name, **others):
     return Config(dataset="digits", max_steps=3, hidden_sizes=(8,), tracker="none",
                   output_dir=sys.argv[1] + name, **others)
 
-before = signal.getsignal(signal.SIGINT)
 notebook_launcher(main, (config("notebook-2"),), num_processes=2, use_port=sys.argv[2])
 debug_launcher(main, (config("debug"),), num_processes=2)
+before = signal.getsignal(signal.SIGINT)
 notebook_launcher(main, (config("notebook-1", mixed_precision="bf16"),), num_processes=1)
 main(config("again", mixed_precision="no"))
 thread = threading.Thread(target=main, args=(config("thread"),))
