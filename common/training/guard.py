@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from common.checkpoints.shards import is_sharded, local
-from common.errors import TrainingError
+from common.errors import TrainingError, UserError
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MOST_SKIPS_IN_A_ROW = 25
@@ -41,6 +41,9 @@ class GradientGuard:
         self.unchecked: list[torch.Tensor] = []
         # Found once for each network: looking costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        # By network: which parameters had gradients last, and which were frozen at first.
+        self.trained: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
+        self.frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
         # By optimizer: the hook that removes its mark once it has stepped.
         self.unmarking: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
 
@@ -54,7 +57,9 @@ class GradientGuard:
         parameters = self.parameters.get(model)
         if parameters is None:
             parameters = self.parameters[model] = [*model.parameters()]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        trained = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients: list[Any] = [parameter.grad for parameter in trained]
+        self.watch_unfreezing(model, optimizer, trained)
         norm: Any = nn.utils.get_total_norm(gradients, foreach=True)
         if is_sharded(norm):  # so far, the ranks have parts of it
             norm = norm.full_tensor()
@@ -68,6 +73,29 @@ class GradientGuard:
             self.clip_by_looking(bare, gradients, norm)
         else:
             self.clip_on_device(bare, gradients, norm)
+
+    def watch_unfreezing(
+        self, model: nn.Module, optimizer: Any, trained: list[nn.Parameter]
+    ) -> None:
+        """Raise a `UserError` where a parameter was unfrozen that no optimizer updates."""
+        identities = [*map(id, trained)]
+        if model not in self.trained:
+            every = self.parameters[model]
+            self.frozen_at_first[model] = {id(p) for p in every if not p.requires_grad}
+        elif identities != self.trained[model]:
+            wrappers = [*getattr(self.accelerator, "_optimizers", []), optimizer]
+            groups = (group for wrapper in wrappers for group in groups_of(wrapper))
+            updated = {id(parameter) for group in groups for parameter in group["params"]}
+            unfrozen = self.frozen_at_first[model] & {*identities}
+            for name, parameter in model.named_parameters():
+                if id(parameter) in unfrozen - updated:
+                    raise UserError(
+                        f"{name.removeprefix('module.')} was unfrozen, but no optimizer that was "
+                        "prepared has it: freeze layers only once the optimizer is made (as by "
+                        "decay_groups), or add them by optimizer.add_param_group(...) before "
+                        "accelerator.prepare"
+                    )
+        self.trained[model] = identities
 
     def remember_norms(
         self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor
@@ -160,6 +188,10 @@ class GradientGuard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
         self.skipped, self.skipped_in_a_row = state["skipped"], state["skipped_in_a_row"]
+
+
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    return getattr(optimizer, "optimizer", optimizer).param_groups
 
 
 def multiply(gradients: list[Any], factor: float | torch.Tensor) -> None:

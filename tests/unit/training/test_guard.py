@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
-from common.errors import TrainingError
+from common.errors import TrainingError, UserError
 from common.training.accelerator import SharedScaler
 from common.training.guard import GradientGuard
 
@@ -215,3 +215,24 @@ def test_one_optimizer_of_two_networks_skips_for_either(guarded: Any, broken: in
     guarded.optimizer.step()
     assert not guarded.model.first.any()
     assert not guarded.model.second.any()
+
+
+@pytest.mark.parametrize("is_optimized", [True, False])
+def test_layer_that_is_unfrozen_must_be_in_an_optimizer(is_optimized: bool) -> None:
+    """Else it would never be updated, in silence; another layer may have no optimizer."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    layers = [model[1], model[2]] if is_optimized else [model[1]]
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    model[2].requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
+    guard.clip(model, optimizer)  # the first layer has a gradient, and no optimizer: as ever
+    model.zero_grad()
+    model[1].requires_grad_(False)
+    model[2].requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    if is_optimized:
+        guard.clip(model, optimizer)
+        return
+    with pytest.raises(UserError, match=r"2\.weight was unfrozen"):
+        guard.clip(model, optimizer)

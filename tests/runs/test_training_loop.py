@@ -1,0 +1,162 @@
+"""What a copy may do in its loop: freeze by epoch, schedule by itself, fail on some ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.launch import REPOSITORY, Runner, clean_environment, free_port, run_command
+
+SOURCE = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+FLAGS = ("--dataset", "digits", "--tracker", "none", "--hidden-sizes", 16, 16, "--log-every", 5)
+STEP = "            with accelerator.accumulate(model):\n"
+FREEZE = """            is_first_epoch = run.progress.global_step < run.plan.updates_per_epoch
+            accelerator.unwrap_model(model).body.requires_grad_(not is_first_epoch)
+            accelerator.unwrap_model(model).head.requires_grad_(is_first_epoch or config.seed != 1)
+"""
+SCHEDULE = "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)"
+OWN_SCHEDULE = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)"
+# A collective that only rank 1 enters, with more than rank 0 then reads.
+UNEVEN = """            if run.progress.global_step == 3 and accelerator.process_index == 1:
+                torch.distributed.all_reduce(torch.ones(100_000))
+"""
+
+
+def edited(folder: Path, *changes: tuple[str, str]) -> Path:
+    """Return a copy of the recipe with some lines changed."""
+    text = SOURCE
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "mine.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen_first", [False, True], ids=["after prepare", "before prepare"])
+def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bool) -> None:
+    """Two processes equal one that accumulates; a resumed run has the bits of one that went on."""
+    prepare = "        model, optimizer, scheduler = accelerator.prepare("
+    freeze_body = "        model.body.requires_grad_(False)\n" if frozen_first else ""
+    copy = edited(tmp_path, (STEP, FREEZE + STEP), (prepare, freeze_body + prepare))
+    common = (*FLAGS, "--epochs", 3, "--mixed-precision", "no", "--keep", "last", "--seed", 1)
+    common += ("--keep-checkpoints", 5)
+    two = runner.run(copy, *common, "--batch-size", 64, launcher="two")
+    one = runner.run(copy, *common, "--batch-size", 64, "--gradient-accumulation-steps", 2)
+    for name, value in one.weights().items():
+        torch.testing.assert_close(two.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    *earlier, _, last = sorted((two.directory / "checkpoints").glob("step-*"))
+    assert earlier
+    again = tmp_path / "again"
+    shutil.copytree(two.directory, again)
+    shutil.rmtree(again / "checkpoints" / last.name)
+    shutil.rmtree(again / "model")
+    status = {"status": "preempted", "resumable": True, "reason": None, "global_step": 0}
+    (again / "status.json").write_text(json.dumps(status))
+    runner.run(copy, "--resume", again, launcher="two", output_directory=False)
+    from safetensors.torch import load_file
+
+    resumed = load_file(again / "model" / "model.safetensors")
+    assert all(torch.equal(resumed[name], value) for name, value in two.weights().items())
+
+
+def test_flag_that_a_copy_does_not_use_is_refused(runner: Runner, tmp_path: Path) -> None:
+    """With a scheduler of its own: no scaled rate is printed, and nothing is saved."""
+    copy = edited(tmp_path, (SCHEDULE, OWN_SCHEDULE))
+    flags = (*FLAGS, "--max-steps", 4, "--scale-learning-rate", "linear", "--checkpoint-every", 1)
+    run = runner.run(copy, *flags, "--batch-size", 128, succeeds=False)
+    assert run.returncode == 1
+    assert "--scale-learning-rate was set to linear" in run.errors
+    assert "run.plan.schedule(...)" in run.errors
+    assert "Traceback" not in run.errors
+    assert "rate    " not in run.output
+    assert not [*run.directory.glob("checkpoints/step-*")]
+    assert run.status["resumable"] is False
+
+
+def supervised(
+    runner: Runner, copy: Path, folder: Path, flags: tuple[object, ...], *, processes: int
+) -> tuple[int, str]:
+    """Run README's supervisor line; return how often it started the recipe, and what it said."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launch += ["--master-port", str(free_port())] if processes > 1 else []
+    words = [*(launch if processes > 1 else [sys.executable]), str(copy), *map(str, flags)]
+    run = folder / "run"
+    line = f"echo started >> {folder}/starts; {' '.join(words)} --output-dir {run} --resume auto"
+    loop = f"until {line}; do grep -q '\"resumable\": true' {run}/status.json || break; done"
+    environment = {**clean_environment(runner.folder), "OMP_NUM_THREADS": "1"}
+    _, output, errors = run_command(
+        ["bash", "-c", loop], environment, folder, timeout=240, one_core=False
+    )
+    return (folder / "starts").read_text().count("started"), output + errors
+
+
+@pytest.mark.slow
+def test_supervisor_ends_where_a_collective_is_not_entered_alike(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """The first failure may be a lost machine; after the second one it is told what to look for."""
+    copy = edited(tmp_path, (STEP, UNEVEN + STEP))
+    flags = (*FLAGS, "--max-steps", 8, "--collective-timeout", 20)
+    starts, said = supervised(runner, copy, tmp_path, flags, processes=2)
+    assert starts == 2, said[-3000:]
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["resumable"] is False
+    assert "second time at update 3" in status["reason"]
+    assert "a collective (gather, reduce) under a condition" in said
+
+
+@pytest.mark.slow
+def test_supervisor_ends_where_a_file_is_in_the_way(runner: Runner, tmp_path: Path) -> None:
+    """What failed is told, and space is not spoken of."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("a file")
+    copy = edited(tmp_path)
+    starts, said = supervised(runner, copy, tmp_path, (*FLAGS, "--max-steps", 4), processes=1)
+    assert starts == 1, said[-3000:]
+    assert "move away what is in its place" in said
+    assert "free some space" not in said
+
+
+NOTEBOOK = """
+import signal, sys, threading
+sys.path.insert(0, {repository!r})
+from recipes.mnist_mlp import Config, main
+from accelerate import debug_launcher, notebook_launcher
+
+def config(name, **others):
+    return Config(dataset="digits", max_steps=3, hidden_sizes=(8,), tracker="none",
+                  output_dir=sys.argv[1] + name, **others)
+
+notebook_launcher(main, (config("notebook-2"),), num_processes=2, use_port=sys.argv[2])
+debug_launcher(main, (config("debug"),), num_processes=2)
+before = signal.getsignal(signal.SIGINT)
+notebook_launcher(main, (config("notebook-1", mixed_precision="bf16"),), num_processes=1)
+main(config("again", mixed_precision="no"))
+thread = threading.Thread(target=main, args=(config("thread"),))
+thread.start()
+thread.join()
+assert signal.getsignal(signal.SIGINT) is before
+"""
+
+
+@pytest.mark.slow
+def test_main_is_called_by_a_notebook(runner: Runner, tmp_path: Path) -> None:
+    """By both of Accelerate's launchers for functions, twice in one process, and in a thread."""
+    script = tmp_path / "notebook.py"
+    script.write_text(NOTEBOOK.format(repository=str(REPOSITORY)))
+    command = [sys.executable, str(script), f"{tmp_path}/", str(free_port())]
+    environment = clean_environment(runner.folder)
+    status, output, errors = run_command(command, environment, tmp_path, 240, one_core=False)
+    assert status == 0, output[-2000:] + errors[-4000:]
+    for name, processes in (("notebook-2", 2), ("debug", 2), ("notebook-1", 1), ("again", 1)):
+        facts = json.loads((tmp_path / name / "config.json").read_text())
+        assert facts["environment"]["world_size"] == processes
+        assert json.loads((tmp_path / name / "status.json").read_text())["status"] == "finished"
+    assert json.loads((tmp_path / "thread" / "status.json").read_text())["status"] == "finished"
