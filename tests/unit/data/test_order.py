@@ -294,8 +294,11 @@ def test_equal_batches_by_blocks_have_each_sample_once() -> None:
     blocks = Blocks(np.array([5, 6, 6]), at_once=2)
     ranks = [EvaluationOrder(17, 4, 2, rank, blocks=blocks).equal_batches() for rank in (0, 1)]
     assert [len(batches.samples) for batches in ranks] == [3, 3]
-    real = [s[m].tolist() for batches in ranks for s, m in zip(*batches, strict=True)]
-    assert sorted(sum(real, [])) == [*range(17)]
+    real = []
+    for batches in ranks:
+        for samples, is_real in zip(*batches, strict=True):
+            real += samples[is_real].tolist()
+    assert sorted(real) == [*range(17)]
 
 
 def test_rehearsal_is_half_a_batch_and_the_same_samples_twice() -> None:
