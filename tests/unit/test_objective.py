@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from common.errors import UserError
@@ -17,8 +19,11 @@ def test_an_objective_is_read_as_it_is_written(text: str) -> None:
     assert Objective.parse(text).best_key == f"val/best_{text.partition(':')[0]}"
 
 
-@pytest.mark.parametrize("text", ["", "accuracy", ":max", "accuracy:", "accuracy:more", "a:max:b"])
-def test_anything_else_is_a_sentence(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "accuracy", ":max", "accuracy:", "accuracy:more", "a:max:b", None, ("accuracy", "max")],
+)
+def test_anything_else_is_a_sentence(text: Any) -> None:
     """With an example of what would do."""
     with pytest.raises(UserError, match="accuracy:max"):
         Objective.parse(text)

@@ -13,6 +13,7 @@ from common.data.order import (
     TrainingOrder,
     hash_integers,
     random_bits,
+    rehearsal_batches,
 )
 from common.errors import UserError
 
@@ -264,3 +265,46 @@ def test_evaluation_by_blocks_has_each_sample_once(world_size: int) -> None:
     ]
     assert torch.cat(ranks).tolist() == [*range(67)]
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("num_samples", [1, 3, 8, 17, 37])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_equal_batches_have_each_sample_once(
+    num_samples: int, world_size: int, grouped: bool
+) -> None:
+    """As many batches of one size on all ranks; the mask has each sample once over all ranks."""
+    lengths = lengths_of(num_samples) if grouped else None
+    sizes, real = set(), []
+    for rank in range(world_size):
+        order = EvaluationOrder(num_samples, 4, world_size, rank, lengths)
+        batches = order.equal_batches()
+        sizes.add(tuple(len(batch) for batch in batches.samples))
+        for samples, is_real in zip(*batches, strict=True):
+            assert len(samples) == len(is_real) <= 4
+            assert samples.max() < num_samples
+            real += samples[is_real].tolist()
+    assert len(sizes) == 1
+    assert len(set(*sizes)) == 1
+    assert sorted(real) == [*range(num_samples)]
+
+
+def test_equal_batches_by_blocks_have_each_sample_once() -> None:
+    """Where each rank reads a stretch of its own."""
+    blocks = Blocks(np.array([5, 6, 6]), at_once=2)
+    ranks = [EvaluationOrder(17, 4, 2, rank, blocks=blocks).equal_batches() for rank in (0, 1)]
+    assert [len(batches.samples) for batches in ranks] == [3, 3]
+    real = []
+    for batches in ranks:
+        for samples, is_real in zip(*batches, strict=True):
+            real += samples[is_real].tolist()
+    assert sorted(real) == [*range(17)]
+
+
+def test_rehearsal_is_half_a_batch_and_the_same_samples_twice() -> None:
+    """No batch is larger than an evaluation's; a rank without samples has none."""
+    batches = rehearsal_batches([torch.arange(9), torch.arange(4)], 9)
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [0, 1, 2, 3] * 2]
+    assert [batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 9)] == [[0], [0, 0]]
+    assert [batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 1)] == [[0]]
+    assert rehearsal_batches([], 9) == []

@@ -1,14 +1,17 @@
 """Throughput and operations: what is counted, over which time, and how ranks add up."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from common.data.batch import Work
+from common.data.batch import DatasetSamples, TensorSamples, Work
 from common.data.images import ImageSamples
 from common.data.text import TextSamples
-from common.measure.flops import TrainingFlops, training_flops
+from common.measure.flops import TrainingFlops, training_flops, training_flops_of_values
 from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
 from recipes.bert import compute_loss as bert_loss
 from recipes.mnist_mlp import MLP
@@ -156,3 +159,62 @@ def test_operations_of_bert_follow_a_samples_length() -> None:
     assert counted.total(1, length, length**2) == pytest.approx(expected, rel=1e-9)
     assert model.training
     assert model.config._attn_implementation == "sdpa"
+
+
+class MaskedSum(nn.Module):
+    """Two linear layers over the points that a two-dimensional mask has, with buffers and noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, points: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return [points that the mask has, 2]."""
+        self.calls += 1
+        hidden = self.norm(self.first(points)[mask])
+        return self.second(hidden + 0.1 * torch.randn_like(hidden))
+
+
+def masked_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a loss, and the logits."""
+    logits = model(batch["points"], batch["mask"])
+    return logits.square().mean(), logits
+
+
+def test_operations_of_a_model_that_looks_at_values() -> None:
+    """Counted on real samples where shapes are not enough, without a trace."""
+    model, count = MaskedSum(), 4
+    model.norm.eval()
+    mask = torch.zeros(count, 5, dtype=torch.bool)
+    mask[:, :3] = True
+    samples = TensorSamples(points=torch.randn(count, 5, 3), mask=mask)
+    with pytest.raises(NotImplementedError):
+        training_flops(model, masked_loss, samples)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    counted = training_flops_of_values(model, masked_loss, samples, torch.device("cpu"))
+    # The first layer needs no gradient of its input.
+    assert counted == TrainingFlops(4 * 5 * 3 * 8 + 6 * 3 * 8 * 2)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.training
+    assert not model.norm.training
+
+
+@pytest.mark.parametrize("count", [training_flops, training_flops_of_values])
+def test_operations_follow_the_lengths_of_a_data_set(count: Any) -> None:
+    """Of samples of one's own with `lengths`: a cost for each token, for lengths never counted."""
+    layer = nn.Linear(3, 2)
+    lengths = [2, 9, 4, 7, 5, 3]
+    samples = DatasetSamples([{"points": torch.ones(length, 3)} for length in lengths])
+    samples.lengths = np.array(lengths)
+    devices = [torch.device("cpu")] if count is training_flops_of_values else []
+
+    def loss_of(model: Any, batch: Any) -> tuple[torch.Tensor, None]:
+        return model(batch["points"]).sum(), None
+
+    counted = count(layer, loss_of, samples, *devices)
+    assert counted.total(1, 100, 100**2) == pytest.approx(100 * 4 * 3 * 2)

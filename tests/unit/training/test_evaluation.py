@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from common.checkpoints.kinds import RandomState
 from common.objective import Objective
-from common.training.evaluation import Best, average_buffers
+from common.training.evaluation import (
+    Best,
+    Rehearsal,
+    average_buffers,
+    evaluation_mode,
+    keep_buffers,
+)
 
 NAN = float("nan")
 
@@ -111,3 +120,52 @@ def test_state_of_older_checkpoints_still_loads() -> None:
     best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
     assert best.improves(1.0, 8, 0.5)
     assert (best.step, best.later, best.loss) == (8, 2, 0.5)
+
+
+def test_evaluations_draw_the_same_and_leave_no_trace() -> None:
+    """Each rank its own numbers, whatever was drawn before; modules keep the modes they had."""
+    drawn = []
+    for before in range(2):
+        for rank in range(2):
+            torch.manual_seed(before)
+            model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
+            model[1].eval()  # as of a layer that is frozen
+            accelerator: Any = SimpleNamespace(num_processes=1, process_index=rank, mesh=None)
+            generators = RandomState(torch.device("cpu"))
+            expected = generators.state_dict()
+            with evaluation_mode(accelerator, model, generators, seed=5):
+                assert not model[0].training
+                drawn.append((rank, float(torch.rand(())), np.random.rand(), random.random()))
+            assert str(generators.state_dict()) == str(expected)
+            assert (model.training, model[0].training, model[1].training) == (True, True, False)
+    assert len(drawn) == 4
+    assert len(set(drawn)) == 2
+
+
+def test_rehearsal_is_due_once() -> None:
+    """From the first batch until it is recorded; not where a real evaluation is due there."""
+    rehearsal = Rehearsal(is_wanted=True)
+    rehearsal.begin(is_replaced=False)
+    assert rehearsal.is_due
+    rehearsal.enter()
+    assert (rehearsal.is_due, rehearsal.is_on, rehearsal.is_reading) == (False, True, True)
+    rehearsal.leave()
+    assert (rehearsal.is_on, rehearsal.is_reading) == (True, False)
+    rehearsal.end()
+    rehearsal.begin(is_replaced=False)
+    assert not rehearsal.is_on
+    replaced = Rehearsal(is_wanted=True)
+    replaced.begin(is_replaced=True)
+    replaced.begin(is_replaced=False)
+    assert not replaced.is_on
+
+
+def test_buffers_are_put_back() -> None:
+    """All of them, whole numbers too."""
+    model = network(0)
+    before = [buffer.clone() for buffer in model.buffers()]
+    put_back = keep_buffers(model)
+    for buffer in model.buffers():
+        buffer.add_(3)
+    put_back()
+    assert all(map(torch.equal, before, model.buffers()))

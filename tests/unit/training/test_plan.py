@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from common.errors import UserError
 from common.training.plan import MOST_EVALUATIONS, Plan
 from recipes.mnist_mlp import Config
 
@@ -59,3 +60,19 @@ def test_cut_run_evaluates_as_what_it_is() -> None:
     plan = plan_of(100, 2, max_steps=10)
     assert steps(plan, plan.evaluates) == [2, 4, 6, 8, 10]
     assert plan.log_every == 1
+
+
+def test_epochs_by_default_need_other() -> None:
+    """A data set that a recipe does not name has those of "other"; else it is a sentence."""
+    order = SimpleNamespace(updates_per_epoch=5, global_batch=8)
+    assert Plan(Config(), order, "mine", {"digits": 3, "other": 7}).total_steps == 35
+    with pytest.raises(UserError, match=r"names digits.*data set is mine.*\"other\".*--epochs"):
+        Plan(Config(), order, "mine", {"digits": 3})
+
+
+def test_epoch_is_that_of_the_next_update() -> None:
+    """From 0; after the last update it is the last one, also of a run that is cut short."""
+    plan = plan_of(3, 4)
+    assert [plan.epoch(step) for step in range(13)] == [0] * 4 + [1] * 4 + [2] * 5
+    cut = plan_of(3, 4, max_steps=6)
+    assert [cut.epoch(step) for step in range(7)] == [0] * 4 + [1] * 3

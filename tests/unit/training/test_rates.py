@@ -1,0 +1,63 @@
+"""Learning rates of all groups of parameters and of all optimizers, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.track.names import describe
+from common.training.optim import warmup_decay
+from common.training.rates import learning_rates
+
+
+def groups(*stated: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return groups of one parameter each."""
+    return [{"params": [nn.Parameter(torch.zeros(1))], **group} for group in stated]
+
+
+def test_groups_that_differ_are_logged_by_name_or_number() -> None:
+    """One that has the first group's rate has no curve of its own."""
+    own = groups({"lr": 0.1}, {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "name": "head"})
+    own += groups({"lr": 0.4, "name": "head"})
+    assert learning_rates({"optimizer": torch.optim.SGD(own)}) == {
+        "train/learning_rate": 0.1,
+        "train/learning_rate/2": 0.2,
+        "train/learning_rate/head": 0.3,
+        "train/learning_rate/head-4": 0.4,
+    }
+
+
+def test_further_optimizers_are_logged_by_their_name() -> None:
+    """And their groups below it."""
+    optimizers = {
+        "optimizer": torch.optim.SGD(groups({"lr": 0.1})),
+        "optimizer_d": torch.optim.AdamW(groups({"lr": 0.1}, {"lr": 0.5, "name": "head"})),
+    }
+    assert learning_rates(optimizers) == {
+        "train/learning_rate": 0.1,
+        "train/learning_rate/optimizer_d": 0.1,
+        "train/learning_rate/optimizer_d/head": 0.5,
+    }
+
+
+def test_a_schedule_leaves_no_gap() -> None:
+    """Where it has brought all rates to 0, the same ones are logged as before."""
+    optimizer = torch.optim.SGD(groups({"lr": 0.1}, {"lr": 0.2}))
+    scheduler = warmup_decay(optimizer, total_steps=2, warmup_steps=0, schedule="linear")
+    names = [*learning_rates({"optimizer": optimizer})]
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    assert learning_rates({"optimizer": optimizer}) == dict.fromkeys(names, 0.0)
+    assert len(names) == 2
+
+
+def test_rates_have_a_label_and_a_panel() -> None:
+    """As `train/learning_rate` has, with the group."""
+    for group in ("head", "1", "optimizer_d/1"):
+        metric = describe(f"train/learning_rate/{group}")
+        assert metric.label == f"learning rate, {group}"
+        assert metric.panel == describe("train/learning_rate").panel
+        assert metric.text(0.00012345) == "0.000123"
