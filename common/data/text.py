@@ -18,6 +18,7 @@ from common.data.sources import DataSource
 from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
 from common.errors import UserError
 from common.files import reading
+from common.initial import weights_file
 
 PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
 # From lengths, int64 [batch], and a padded length, both on the host, what a model wants besides.
@@ -130,6 +131,14 @@ class TextData(Data):
         return {name: getattr(self, name) for name in names} | {"files": self.tokenizer_folder}
 
 
+def tokenizer_digest(checkpoint: str) -> str:
+    """Return a digest of a tokenizer in a local folder; the same for all that are not."""
+    with reading(f"checkpoint {checkpoint}"):
+        files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
+        contents = b"".join(path.read_bytes() for path in sorted(files))
+    return hashlib.sha256(contents).hexdigest()
+
+
 def load_text(
     source: DataSource,
     *,
@@ -148,13 +157,15 @@ def load_text(
     """
     if source.location == "synthetic":
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
-    with reading(f"checkpoint {checkpoint}"):
-        files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
-        contents = b"".join(path.read_bytes() for path in sorted(files))  # of a local folder
-    version = f"text-9-{SCRATCH_VOCABULARY}-{hashlib.sha256(contents).hexdigest()}"
+    version = f"text-9-{SCRATCH_VOCABULARY}-{tokenizer_digest(checkpoint)}"
     columns = {"text_columns": text_columns, "label_column": label_column}
     settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
-    folder, facts, arrays = prepared(source, prepare_text, version, ARRAYS, settings)
+    for_model: dict[str, Any] = {}
+    if source.is_whole and source.evaluated is not None and checkpoint == "scratch":
+        # No other vocabulary has the model's numbers.
+        own = str(weights_file(source.evaluated.model).parent)
+        for_model = {"checkpoint": own, "tokenizer_digest": tokenizer_digest(own)}
+    folder, facts, arrays = prepared(source, prepare_text, version, ARRAYS, settings, for_model)
     make: Callable[..., TextSamples] = TextSamples
     tokenizer = folder / "tokenizer"
     if index := facts.pop("index", None):

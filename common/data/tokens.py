@@ -40,10 +40,12 @@ def prepare_text(
     max_length: int,
     text_columns: tuple[str, ...],
     label_column: str | None,
+    tokenizer_digest: str | None = None,
 ) -> dict[str, Any]:
     """Write the tokenizer, and all splits as flat arrays of tokens; return facts.
 
-    Or, in place of the arrays, where the rows of parquet files are.
+    Or, in place of the arrays, where the rows of parquet files are. The digest tells caches of
+    tokenizers in one folder apart.
     """
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
     columns = table.find_texts("--text-columns", text_columns)

@@ -1,0 +1,160 @@
+"""CSV files of any separator, encoding and quoting are read as written, or named."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.data.csv_files import Dialect, find_dialect
+from common.data.sources import find_named
+from common.data.tables import Tables
+from tests.unit.data.loading import refusal
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-32")
+QUOTING = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC)
+TEXTS = (
+    'He said "no", twice; then left',
+    "tabs\tand | bars",
+    "commas, commas, commas",
+    "naïve café; Überraschung",
+    "two\nlines",
+    "plain words",
+)
+
+
+def write(path: Path, separator: str, encoding: str, quoting: Any, labels: list[Any]) -> list[str]:
+    """Write a table of texts and labels; return the texts."""
+    texts = [f"{TEXTS[row % len(TEXTS)]} {path.stem} {row}" for row in range(12)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding=encoding, newline="") as file:
+        writer = csv.writer(file, delimiter=separator, quoting=quoting)
+        writer.writerow(["review", "label"])
+        writer.writerows((text, labels[row % len(labels)]) for row, text in enumerate(texts))
+    return texts
+
+
+CASES = [*itertools.product(",;\t|", ENCODINGS, QUOTING)]
+
+
+@pytest.mark.parametrize(("separator", "encoding", "quoting"), CASES)
+def test_dialect_is_told(separator: str, encoding: str, quoting: Any, tmp_path: Path) -> None:
+    """Whatever the texts hold."""
+    for labels in ([0, 1], ["good", "bad"], ["a;b", "c,d"]):
+        path = tmp_path / "train.csv"
+        write(path, separator, encoding, quoting, labels)
+        assert find_dialect(str(path)) == Dialect(separator, encoding.removesuffix("-sig"))
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_table_is_read_as_it_was_written(number: int, tmp_path: Path) -> None:
+    """Also where each split is written in a way of its own; what is unusual is said."""
+    labels: list[Any] = [["no", "yes"], [0, 1]][number % 2]
+    names = ("train", "validation", "test")[: 1 + number % 3]
+    written = {}
+    for place, name in enumerate(names):
+        case = CASES[(number * 7 + place * 11) % len(CASES)]
+        written[name] = write(tmp_path / "mine" / f"{name}.csv", *case, labels)
+    table = Tables(find_named(str(tmp_path / "mine"), None), None)
+    found = {name: split["review"][:] for name, split in table.splits.items()}
+    if len(names) == 1:  # a part is held out
+        assert sorted(found["train"] + found["validation"]) == sorted(written["train"])
+    else:
+        assert found == written
+    assert table.class_names == [str(label) for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "advice"),
+    [("cp1252", "CP1252"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")],
+)
+def test_encoding_that_is_not_certain_is_named(encoding: str, advice: str, tmp_path: Path) -> None:
+    """With how to convert the file: another encoding would make other words in silence."""
+    write(tmp_path / "mine" / "train.csv", ";", encoding, csv.QUOTE_ALL, [0, 1])
+    message = refusal(lambda: Tables(find_named(str(tmp_path / "mine"), None), None))
+    assert "train.csv" in message
+    assert f"iconv -f {advice} -t UTF-8" in message
+
+
+def test_byte_that_is_no_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(codecs.BOM_UTF8 + b"review,label\n" + b"a,b\n" * 600_000 + b"\xe9,b\n")
+    assert "at 2,400,016" in refusal(lambda: find_dialect(str(path)))
+
+
+# Files as data sets, and columns that no name tells.
+
+
+def test_file_is_a_data_set_of_itself_alone(tmp_path: Path) -> None:
+    """Files beside it are not read, and a column of two values beside free text is the labels."""
+    path = tmp_path / "reviews.csv"
+    texts = [f"a review of some words, number {row}" for row in range(30)]
+    rows = "".join(f'"{text}",{"good" if n % 2 else "bad"}\n' for n, text in enumerate(texts))
+    path.write_text("review,sentiment\n" + rows)
+    (tmp_path / "test.csv").write_text("other\n1\n")
+    source = find_named(str(path), None)
+    assert (source.name, source.location) == ("reviews", str(path))
+    table = Tables(source, None)
+    assert table.class_names == ["bad", "good"]
+    assert table.find_texts("--text-columns", ()) == ["review"]
+    assert sum(len(split) for split in table.splits.values()) == 30
+    assert any("labels from sentiment" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "json", "jsonl", "parquet"])
+def test_file_of_any_kind_is_a_data_set(suffix: str, tmp_path: Path) -> None:
+    import pandas
+
+    path = tmp_path / f"reviews.{suffix}"
+    frame = pandas.DataFrame({"text": [f"text {n}" for n in range(12)], "label": [0, 1, 2] * 4})
+    if suffix == "tsv":
+        frame.to_csv(path, sep="\t", index=False)
+    elif suffix == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_json(path, orient="records", lines=suffix == "jsonl")
+    table = Tables(find_named(str(path), None), None)
+    assert table.class_names == ["0", "1", "2"]
+    assert sum(len(split) for split in table.splits.values()) == 12
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"mood": ["glad", "sad"]}, ("sentiment", "mood")),  # two of few values
+        ({"price": [n * 1.5 for n in range(30)]}, ("no columns",)),  # numbers may be meant, too
+    ],
+)
+def test_labels_that_could_be_two_columns_are_asked_for(
+    others: dict[str, list[Any]], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    columns = {
+        "review": [f"a review, number {row}" for row in range(30)],
+        "sentiment": ["good", "bad"] * 15,
+        **{
+            name: [values[row % len(values)] for row in range(30)]
+            for name, values in others.items()
+        },
+    }
+    with (tmp_path / "reviews.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    source = find_named(str(tmp_path / "reviews.csv"), None)
+    message = refusal(lambda: Tables(source, None))
+    assert all(word in message for word in ("--label-column", *words))
+    assert Tables(source, "sentiment").class_names == ["bad", "good"]
+
+
+def test_what_was_typed_is_not_what_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reviews.csv").write_text("text,label\n")
+    assert "Did you mean" not in refusal(lambda: find_named("sst2", None))
+    assert "Did you mean sst2?" in refusal(lambda: find_named("sst-2", None))
+    assert "Did you mean reviews.csv?" in refusal(lambda: find_named("review.csv", None))

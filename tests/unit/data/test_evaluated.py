@@ -1,0 +1,181 @@
+"""What `--evaluate-only` reads: whole what the run did not train on, else what it held out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from common.data.images import ImageData, load_images
+from common.data.sources import DataSource, find_named, for_evaluation
+from common.data.text import TextData, load_text
+from tests.local_data import sentences, write_csv
+from tests.unit.data.loading import images, refusal, text
+
+NAMES = ("a", "b", "c")
+
+
+def write_images(
+    folder: Path, per_class: int, names: tuple[str, ...] = NAMES, split: str = "", seed: int = 0
+) -> Path:
+    random = np.random.default_rng(seed)
+    for name in names:
+        for index in range(per_class):
+            path = folder / split / name / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    return folder
+
+
+def write_run(run: Path, folder: Path, data: ImageData | TextData, **config: Any) -> str:
+    """Write what an evaluation reads of a run that trained on a folder."""
+    if isinstance(data, TextData):
+        shutil.copytree(data.tokenizer_folder, run / "model")
+    (run / "model").mkdir(parents=True, exist_ok=True)
+    preprocessing = {n: v for n, v in data.preprocessing().items() if n != "files"}
+    (run / "model" / "model.json").write_text(json.dumps(preprocessing))
+    save_file({"x": torch.zeros(1)}, run / "model" / "model.safetensors")
+    flags = {"dataset": str(folder), "dataset_config": None, "validation_share": None, **config}
+    record = {"config": flags, "data": data.facts()}
+    (run / "config.json").write_text(json.dumps(record))
+    return str(run)
+
+
+def evaluated(folder: Path, run: str, share: float | None = None) -> ImageData:
+    source = for_evaluation(with_share(folder, share), run)
+    return load_images(
+        source,
+        image_size=None,
+        image_column=None,
+        label_column=None,
+        dtype=torch.float32,
+        init_from=run,
+    )
+
+
+def with_share(folder: Path, share: float | None) -> DataSource:
+    import dataclasses
+
+    return dataclasses.replace(find_named(str(folder), None), validation_share=share)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, ImageData, str]:
+    """A folder, what a run read of it, and the run."""
+    folder = write_images(tmp_path / "first", per_class=10)
+    data = images(folder)
+    return folder, data, write_run(tmp_path / "runs" / "one", folder, data)
+
+
+@pytest.mark.parametrize("split", ["", "test", "validation", "train"])
+def test_new_data_are_evaluated_whole(
+    split: str, trained: tuple[Path, ImageData, str], tmp_path: Path
+) -> None:
+    """46 images are 46, with or without a split, and of two of the three classes."""
+    own = write_images(tmp_path / "own", per_class=23, names=("a", "c"), split=split, seed=1)
+    data = evaluated(own, trained[2])
+    role = "validation" if split == "validation" else "test"
+    assert data.facts()["sizes"] == {role: 46}
+    assert data.class_names == [*NAMES]
+    assert np.bincount(data.splits[role].labels).tolist() == [23, 0, 23]
+    assert data.mean == trained[1].mean
+    assert any("was not trained on them" in note for note in data.notes)
+
+
+def test_test_split_alone_is_not_trained_on(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "own", per_class=5, split="test")
+    assert "training needs train" in refusal(lambda: images(folder))
+
+
+def test_data_of_the_run_keep_what_it_held_out(trained: tuple[Path, ImageData, str]) -> None:
+    folder, before, run = trained
+    data = evaluated(folder, run)
+    assert data.facts()["sizes"] == before.facts()["sizes"]
+    for name in ("train", "validation"):
+        assert np.array_equal(data.splits[name].images, before.splits[name].images)
+    assert any("what it held out is evaluated" in note for note in data.notes)
+
+
+def test_same_data_elsewhere_are_known(
+    trained: tuple[Path, ImageData, str], tmp_path: Path
+) -> None:
+    """A copy, under another name, of other times."""
+    folder, before, run = trained
+    shutil.copytree(folder, tmp_path / "copy")
+    data = evaluated(tmp_path / "copy", run)
+    assert data.fingerprint == before.fingerprint
+    assert any("trained on the same data" in note for note in data.notes)
+
+
+def test_data_that_have_grown_since_are_refused(trained: tuple[Path, ImageData, str]) -> None:
+    """Which samples were held out of them, no one knows any more."""
+    folder, _, run = trained
+    write_images(folder, per_class=14)
+    assert "has changed since" in refusal(lambda: evaluated(folder, run))
+
+
+def test_share_is_that_of_the_run(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "first", per_class=10)
+    source = with_share(folder, 0.4)
+    before = load_images(
+        source, image_size=None, image_column=None, label_column=None, dtype=torch.float32
+    )
+    run = write_run(tmp_path / "runs" / "one", folder, before, validation_share=0.4)
+    assert evaluated(folder, run).facts()["sizes"] == {"train": 18, "validation": 12}
+    assert evaluated(folder, run, 0.4).facts()["sizes"] == {"train": 18, "validation": 12}
+    assert "--validation-share 0.2" in refusal(lambda: evaluated(folder, run, 0.2))
+
+
+def test_data_that_an_earlier_run_began_with_are_known(
+    trained: tuple[Path, ImageData, str], tmp_path: Path
+) -> None:
+    """A run that went on from the weights of another has seen both data sets."""
+    folder, _, first = trained
+    other = write_images(tmp_path / "other", per_class=6, seed=5)
+    second = write_run(tmp_path / "runs" / "two", other, images(other), init_from=first)
+    assert evaluated(folder, second).facts()["sizes"] == {"train": 27, "validation": 3}
+
+
+def test_class_that_the_model_lacks_is_named(
+    trained: tuple[Path, ImageData, str], tmp_path: Path
+) -> None:
+    own = write_images(tmp_path / "own", per_class=4, names=("a", "zebra"))
+    message = refusal(lambda: evaluated(own, trained[2]))
+    assert "zebra" in message
+    assert "a, b, c" in message
+
+
+def test_nothing_held_out_needs_a_test_split(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "mine", per_class=10, split="train")
+    load = lambda: load_images(  # noqa: E731
+        with_share(folder, 0),
+        image_size=None,
+        image_column=None,
+        label_column=None,
+        dtype=torch.float32,
+    )
+    assert "--validation-share 0" in refusal(load)
+    write_images(folder, per_class=3, split="test")
+    assert load().facts()["sizes"] == {"train": 30, "test": 9}
+
+
+def test_texts_are_evaluated_whole(tmp_path: Path) -> None:
+    write_csv(tmp_path / "first" / "train.csv", sentences(60, 0))
+    before = text(tmp_path / "first")
+    run = write_run(tmp_path / "run", tmp_path / "first", before)
+    write_csv(tmp_path / "own.csv", sentences(46, 1))
+    source = for_evaluation(find_named(str(tmp_path / "own.csv"), None), run)
+    data = load_text(
+        source, checkpoint="scratch", max_length=32, text_columns=(), label_column=None
+    )
+    assert data.facts()["sizes"] == {"test": 46}
+    assert data.vocabulary_size == before.vocabulary_size  # not that of the few texts
+    same = (data.tokenizer_folder / "tokenizer.json").read_bytes()
+    assert same == (before.tokenizer_folder / "tokenizer.json").read_bytes()

@@ -1,0 +1,125 @@
+"""Data sets of symbolic links, as git-annex and DVC make them: read, or told of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.data.local_files import find_files
+from common.data.sources import find_named, listing
+from tests.local_data import sentences, write_csv, write_image_folder
+from tests.unit.data.loading import images, refusal, text
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    return write_image_folder(tmp_path / "pets", ["cat", "dog", "emu"], per_class=8)
+
+
+def moved(path: Path, store: Path) -> None:
+    """Put a file or a folder elsewhere, and leave a link to it."""
+    store.mkdir(parents=True, exist_ok=True)
+    place = store / "-".join(path.parts[-3:])
+    path.rename(place)
+    path.symlink_to(place)
+
+
+@pytest.mark.parametrize("layout", ["class", "split", "files", "all"])
+def test_linked_images_are_read_as_if_they_lay_there(
+    layout: str, pets: Path, tmp_path: Path
+) -> None:
+    before = images(pets)
+    train, store = pets / "train", tmp_path / "store"
+    if layout in ("files", "all"):
+        for path in sorted(train.rglob("*.png")):
+            moved(path, store)
+    if layout in ("class", "all"):
+        moved(train / "dog", store)
+    if layout in ("split", "all"):
+        moved(train, store)
+    after = images(pets)
+    assert after.class_names == ["cat", "dog", "emu"]
+    assert after.fingerprint == before.fingerprint
+
+
+def test_linked_tables_are_read(tmp_path: Path) -> None:
+    write_csv(tmp_path / "store" / "a" / "one.csv", sentences(12, 0))
+    write_csv(tmp_path / "mine" / "test" / "two.csv", sentences(9, 1))
+    (tmp_path / "mine" / "train").symlink_to(tmp_path / "store" / "a")
+    sizes = {name: len(split) for name, split in text(tmp_path / "mine").splits.items()}
+    assert sizes == {"train": 12, "test": 9}
+
+
+def test_circles_end(pets: Path) -> None:
+    (pets / "train" / "cat" / "again").symlink_to(pets)
+    (pets / "train" / "itself").symlink_to(pets / "train" / "itself")
+    found = find_files(pets)
+    assert len(found.files) == 24
+    assert found.dangling == [str(pets / "train" / "itself")]
+
+
+def test_maze_of_links_is_refused(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        for other in "abcdefgh":
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / f"to-{other}").symlink_to(tmp_path / other)
+    assert "again and again" in refusal(lambda: find_files(tmp_path))
+
+
+@pytest.mark.parametrize("gone", [1, 6, 8])
+def test_links_that_lead_nowhere_are_counted_or_refused(gone: int, pets: Path) -> None:
+    """Some of each class are noted, all of one are refused."""
+    for name in ("cat", "dog", "emu") if gone < 8 else ("dog",):
+        for index in range(gone):
+            path = pets / "train" / name / f"{index:03d}.png"
+            path.unlink()
+            path.symlink_to("../../.git/annex/objects/nowhere")
+    if gone == 8:
+        message = refusal(lambda: images(pets))
+        assert "train/dog/000.png" in message
+        assert "a class or split would be missing" in message
+    else:
+        (note,) = [note for note in images(pets).notes if "links that lead nowhere" in note]
+        assert f"{3 * gone} of 24 files" in note
+        assert "train/cat/000.png" in note
+
+
+def test_class_that_leads_nowhere_is_refused(pets: Path) -> None:
+    (pets / "train" / "fox").symlink_to("nowhere")
+    assert "train/fox" in refusal(lambda: images(pets))
+
+
+def test_content_identifies_data_at_the_same_size_and_time(tmp_path: Path) -> None:
+    """A relabelled table, and an image that is another, are new; and the run reads them anew."""
+    folder = write_image_folder(tmp_path / "pets", [""], per_class=12)
+    train = folder / "train"
+    table = train / "metadata.csv"
+    table.write_text(
+        "file_name,label\n" + "".join(f"{n:03d}.png,{'ab'[n % 2]}\n" for n in range(12))
+    )
+    before, status = images(folder), table.stat()
+    changed = table.read_text().replace("000.png,a", "000.png,b")
+    table.write_text(changed)
+    os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = images(folder)
+    assert before.fingerprint != after.fingerprint
+    assert sum(len(split) for split in after.splits.values()) == 12
+    labels = [sum(int(s.labels.sum()) for s in data.splits.values()) for data in (before, after)]
+    assert labels == [6, 7]
+    image = train / "003.png"
+    known, status = listing(folder), image.stat()
+    content = bytearray(image.read_bytes())
+    content[-20] ^= 1
+    with image.open("r+b") as file:
+        file.write(content)
+    os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert listing(folder) != known
+
+
+def test_touched_table_is_the_same_data(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", sentences(12, 0))
+    before = find_named(str(tmp_path), None).fingerprint
+    os.utime(tmp_path / "train.csv", ns=(1, 1))
+    assert find_named(str(tmp_path), None).fingerprint == before
