@@ -14,6 +14,7 @@ from accelerate.tracking import filter_trackers
 from common.config import TrainingConfig
 from common.console import warn
 from common.objective import PREFIXES, Objective
+from common.printable import with_letters
 from common.track.names import METRICS, SPLITS, STEP, Facts, flat, precision_name
 from common.track.service import MOST_SECONDS_TO_FINISH, ServiceWatch
 
@@ -146,12 +147,14 @@ def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dic
     return {
         "id": facts["wandb_run_id"],
         "resume": "allow",
-        "name": config.run_name or said("WANDB_NAME") or directory.name,
+        "name": with_letters(config.run_name or said("WANDB_NAME") or directory.name),
         "dir": wandb_folder(directory),
         "group": config.group or said("WANDB_RUN_GROUP"),
         "job_type": said("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
         "notes": config.notes or said("WANDB_NOTES"),
-        "tags": list(dict.fromkeys(tag.strip()[:LONGEST_TAG] for tag in tags if tag.strip())),
+        "tags": list(
+            dict.fromkeys(with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip())
+        ),
     }
 
 

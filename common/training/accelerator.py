@@ -27,6 +27,12 @@ LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
     "--multi_gpu --num_processes N"
 )
+# What `accelerate launch` sets for `distributed_type: DEEPSPEED` and the like.
+NOT_HONOURED = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
+}
 NEEDS = {
     "fp16": "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32)",
     "bf16": "this GPU has no bf16 arithmetic",
@@ -51,6 +57,7 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
     if not 0 <= rank() < world_size():
         which = f"this is process {rank()} of {world_size()}, numbered from 0"
         raise UserError(f"by RANK and WORLD_SIZE {which}: {LAUNCH}", every_rank=True)
+    refuse_other_launchers()
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
@@ -114,6 +121,15 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
+
+
+def refuse_other_launchers() -> None:
+    """Raise a `UserError` where the launcher asks for a way to train that recipes do not have."""
+    for variable, setting in NOT_HONOURED.items():
+        value = os.environ.get(variable, "")
+        if value.lower() in ("1", "true", "yes", "on"):
+            asked = f"{variable}={value} asks for {setting}, which recipes do not use"
+            raise UserError(f"{asked}: unset it, or launch with one of accelerate_configs/")
 
 
 class SharedScaler(torch.amp.GradScaler):
