@@ -61,7 +61,7 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(str(path)):
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def plain(path: Path) -> Path:
 
 def open_to_append(path: Path) -> TextIO:
     with writing(str(path)):
-        return plain(path).open("a", encoding="utf-8")
+        return plain(path).open("a", encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:

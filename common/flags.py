@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import re
+import os
 import reprlib
 import sys
 import typing
@@ -89,7 +89,7 @@ def check_limits(config: Any) -> None:
 def outside(config_class: type, name: str, value: Any) -> str | None:
     """Return what should be given instead of a flag's value, or one of a tuple; None if nothing."""
     if isinstance(value, str):
-        return "text without NUL, in UTF-8" if re.search("[\0\ud800-\udfff]", value) else None
+        return None if is_text(value) else "text without NUL, in UTF-8"
     if not isinstance(value, (int, float)):
         return None
     least, most = stated(config_class, name)["limits"]
@@ -100,6 +100,26 @@ def outside(config_class: type, name: str, value: Any) -> str | None:
     if None not in (least, most):
         return f"{least:,} to {most:,}"
     return f"at most {most:,}" if least is None else f"{least:,} or more"
+
+
+def is_text(value: str) -> bool:
+    """Whether a value is text without NUL, as it came from the command line.
+
+    Where the locale knows ASCII alone, other letters arrive as the bytes that they have in UTF-8,
+    each in a character of its own, and name the files that have them.
+    """
+    try:
+        words = value.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return False
+    return "\0" not in words and (words == value or is_name(value))
+
+
+def is_name(value: str) -> bool:
+    try:
+        return bool(os.fsencode(value))
+    except UnicodeEncodeError:
+        return False
 
 
 def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:

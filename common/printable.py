@@ -17,7 +17,17 @@ def printable(text: str) -> str:
     Their middle is left out: the beginning names what is wrong, and the end says what to do.
     """
     shortened = LONG_LINE.sub(shorten, text)
-    return UNSAFE.sub(escape, shortened)
+    return UNSAFE.sub(escape, with_letters(shortened))
+
+
+def with_letters(text: str) -> str:
+    """Return text with the letters that a locale of ASCII alone has left as single bytes."""
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeError:
+        return text
 
 
 def escape(match: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 """Batches in a resumable order, from memory of the device or from worker processes."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -201,4 +202,7 @@ def free_memory(device: torch.device) -> int:
     """Return the free memory of `device`, in bytes; for a CPU, what this process may still take."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    try:
+        return psutil.virtual_memory().available
+    except (OSError, psutil.Error):  # without /proc
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,9 +1,11 @@
 """Memory that was really taken: on the device where there is one, of the process on a CPU."""
 
+import functools
+import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -12,8 +14,8 @@ import torch
 
 MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
-PROCESS = psutil.Process()  # takes longer to make than to ask for its memory
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 # Peaks before the last reset: of the whole process, and of each `MemoryTracker` that is open.
 EARLIER: defaultdict[torch.device, list[tuple[int, int]]] = defaultdict(lambda: [(0, 0)])
 
@@ -35,9 +37,46 @@ def device_memory(device: torch.device) -> int:
     """Return all memory of `device` in bytes; on a CPU, what the process's container may take."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    limits = [Path(path).read_text().strip() for path in LIMITS if Path(path).is_file()]
-    total = psutil.virtual_memory().total
-    return min([total, *(int(limit) for limit in limits if limit != "max")])
+    return min([total_memory(), *container_limits()])
+
+
+def total_memory() -> int:
+    """Return the bytes of memory that the machine has."""
+    try:
+        return psutil.virtual_memory().total
+    except (OSError, psutil.Error):  # without /proc
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def container_limits() -> list[int]:
+    """Return the limits of memory in bytes of this process's control groups, all levels of them.
+
+    Slurm, systemd and container engines nest control groups: each level has a limit of its own.
+    """
+    limits = []
+    for root, path, name in own_cgroups():
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            try:
+                limits.append(int(root.joinpath(*parts[:depth], name).read_text()))
+            except (OSError, ValueError):  # no such level in this container, or "max": no limit
+                continue
+    return limits
+
+
+def own_cgroups() -> Iterator[tuple[Path, str, str]]:
+    """Yield (where they are mounted, path of this process's own, name of the file of its limit)."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        lines = ["0::/", "1:memory:/"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield CGROUPS, path, "memory.max"
+            yield CGROUPS / "unified", path, "memory.max"  # beside those of version 1
+        elif "memory" in controllers.split(","):
+            yield CGROUPS / "memory", path, "memory.limit_in_bytes"
 
 
 def limit_memory() -> None:
@@ -47,7 +86,7 @@ def limit_memory() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         # The program's own data are for the most part never touched: threads' stacks.
-        limit = PROCESS.memory_info().data + device_memory(torch.device("cpu"))
+        limit = own_data_bytes() + device_memory(torch.device("cpu"))
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
@@ -74,8 +113,11 @@ def peaks(device: torch.device) -> tuple[int, int]:
 def since_reset(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    path = Path("/proc/self/status")  # Linux keeps a high-water mark
-    marks = re.findall(r"VmHWM:\s+(\d+) kB", path.read_text() if path.exists() else "")
+    try:
+        status = Path("/proc/self/status").read_text()  # Linux keeps a high-water mark
+    except OSError:
+        status = ""
+    marks = re.findall(r"VmHWM:\s+(\d+) kB", status)
     return max([resident_bytes(), *(1024 * int(mark) for mark in marks)]), 0
 
 
@@ -97,8 +139,28 @@ def indexed(device: torch.device) -> torch.device:
     return device
 
 
+@functools.cache
+def own_process() -> psutil.Process | None:
+    """Return this process, which takes longer to make than to ask; None without /proc."""
+    try:
+        return psutil.Process()
+    except (OSError, psutil.Error):
+        return None
+
+
+def own_data_bytes() -> int:
+    """Return the bytes of this process's data, with those that were never touched."""
+    process = own_process()
+    return 0 if process is None else process.memory_info().data
+
+
 def resident_bytes() -> int:
-    return PROCESS.memory_info().rss
+    process = own_process()
+    if process is not None:
+        return process.memory_info().rss
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peak, in KiB
 
 
 class MemoryTracker:

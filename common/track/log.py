@@ -154,7 +154,8 @@ class Log:
         """Call `send` with the W&B run, where there is one, and `what`; if it fails, say so."""
         if self.tracker is not None and self.tracker.run is not None:
             try:
-                send(self.tracker.run, *what)
+                with self.tracker.limited():
+                    send(self.tracker.run, *what)
             except Exception as problem:
                 warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
@@ -163,7 +164,8 @@ class Log:
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
             if self.tracker is not None and self.tracker.run is not None:
-                self.tracker.run.write_logs(line)
+                with self.tracker.limited():
+                    self.tracker.run.write_logs(line)
 
     def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[str]:
         """Close all, with the summary or the latest values; return what to type or open."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from accelerate.tracking import filter_trackers
 from PIL import Image
 
 from common.config import TrainingConfig
+from common.console import warn
 from common.objective import PREFIXES, Objective
+from common.printable import with_letters
 from common.track import media
 from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
+from common.track.service import MOST_SECONDS_TO_FINISH, ServiceWatch
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
+PROBE_BYTES = 2**16  # that a folder for W&B's files must have room for
 SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
 
 
@@ -38,6 +43,9 @@ class TensorBoard:
             raise ModuleNotFoundError("pip install tensorboard")
         self.accelerator = accelerator
         self.commands = [f"tensorboard --logdir {shlex.quote(os.path.relpath(directory))}"]
+
+    def limited(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def log(self, row: Mapping[str, float]) -> None:
         self.accelerator.log(dict(row), step=int(row[STEP]))
@@ -106,6 +114,20 @@ class WandB:
             wandb.teardown()  # the failed attempt would keep the run's id in use
             mode, reason = "offline", f"the server refused: {type(problem).__name__}"
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
+        self.service = ServiceWatch()
+        with self.limited():
+            self.begin(accelerator, facts, earlier)
+        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
+        folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
+        offline = [f"wandb leet {folder}", f"wandb sync {folder}"]
+        self.commands = offline if self.run.offline else [self.run.url] if self.run.url else []
+
+    def limited(self) -> contextlib.AbstractContextManager[None]:
+        """Let calls to W&B wait for its service for a limited time."""
+        return self.service.limited()
+
+    def begin(self, accelerator: Accelerator, facts: Facts, earlier: Sequence[Facts]) -> None:
+        """Say how the metrics are shown, and log the rows that W&B lost again."""
         self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(facts), allow_val_change=True)
         # Every chart is over the update.
@@ -125,21 +147,22 @@ class WandB:
         for row in earlier:
             if row[STEP] >= self.run.step:
                 self.log(row)
-        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
-        folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
-        offline = [f"wandb leet {folder}", f"wandb sync {folder}"]
-        self.commands = offline if self.run.offline else [self.run.url] if self.run.url else []
 
     def log(self, row: Mapping[str, float]) -> None:
         first = {short: row[name] for name, short in self.first.items() if name in row}
-        # Committed at once: W&B would hold the last row back, over the summary.
-        self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
-        value = row.get(f"val/{self.objective.metric}")
-        if value is not None:
-            self.best = self.objective.best(v for v in (self.best, value) if v is not None)
-            # Under the name that `summary.json` and sweeps have; else it would come at the end.
-            if self.best is not None:
-                self.run.summary[self.objective.best_key] = self.best
+        with self.limited():
+            # Committed at once: W&B would hold the last row back, over the summary.
+            self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
+            value = row.get(f"val/{self.objective.metric}")
+            if value is not None:
+                self.note_best(value)
+
+    def note_best(self, value: float) -> None:
+        """Keep the best value in the summary, under the name that `summary.json` and sweeps use."""
+        known = [best for best in (self.best, value) if best is not None]
+        self.best = self.objective.best(known)
+        if self.best is not None:
+            self.run.summary[self.objective.best_key] = self.best
 
     @property
     def native(self) -> Any:
@@ -160,12 +183,14 @@ class WandB:
         elif isinstance(entry, HistogramEntry):
             panel = wandb.Histogram(np_histogram=(entry.counts, entry.edges))
         # Not committed: the row of the step, which follows, has its figures too.
-        self.run.log({entry.name: panel, STEP: entry.step}, step=entry.step, commit=False)
+        with self.limited():
+            self.run.log({entry.name: panel, STEP: entry.step}, step=entry.step, commit=False)
 
     def finish(self, summary: Facts, exit_code: int) -> None:
         """Close the run with its own summary: what W&B makes of the last row is replaced."""
-        self.run.summary.update(dict(summary))
-        self.run.finish(exit_code=exit_code)
+        with self.service.limited(MOST_SECONDS_TO_FINISH):
+            self.run.summary.update(dict(summary))
+            self.run.finish(exit_code=exit_code)
 
 
 def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dict[str, Any]:
@@ -182,12 +207,14 @@ def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dic
     return {
         "id": facts["wandb_run_id"],
         "resume": "allow",
-        "name": config.run_name or said("WANDB_NAME") or directory.name,
-        "dir": said("WANDB_DIR") or directory,
+        "name": with_letters(config.run_name or said("WANDB_NAME") or directory.name),
+        "dir": wandb_folder(directory),
         "group": config.group or said("WANDB_RUN_GROUP"),
         "job_type": said("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
         "notes": config.notes or said("WANDB_NOTES"),
-        "tags": list(dict.fromkeys(tag.strip()[:LONGEST_TAG] for tag in tags if tag.strip())),
+        "tags": list(
+            dict.fromkeys(with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip())
+        ),
     }
 
 
@@ -209,6 +236,22 @@ def wandb_settings() -> Any:
         raise TrackerSettingsError(f"{variable}{value} can't work: {error['msg']}") from None
     except wandb.Error as problem:  # of a key; its message does not repeat it
         raise TrackerSettingsError(f"a WANDB_* variable can't work: {problem}") from None
+
+
+def wandb_folder(directory: Path) -> Path:
+    """Return the folder for W&B's files: WANDB_DIR, or the run's where that can't be written."""
+    asked = os.environ.get("WANDB_DIR")
+    if not asked:
+        return directory
+    try:
+        Path(asked).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=asked) as file:
+            file.write(bytes(PROBE_BYTES))
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        warn(f"WANDB_DIR {asked} can't be written ({why}): W&B's files go to {directory}")
+        return directory
+    return Path(asked)
 
 
 def wandb_mode() -> tuple[str, str]:

@@ -30,6 +30,12 @@ LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
     "--multi_gpu --num_processes N"
 )
+# What `accelerate launch` sets for `distributed_type: DEEPSPEED` and the like.
+NOT_HONOURED = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
+}
 NEEDS = {
     "fp16": "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32)",
     "bf16": "this GPU has no bf16 arithmetic",
@@ -66,6 +72,7 @@ def build_accelerator(
     if not 0 <= rank() < world_size():
         which = f"this is process {rank()} of {world_size()}, numbered from 0"
         raise UserError(f"by RANK and WORLD_SIZE {which}: {LAUNCH}", every_rank=True)
+    refuse_other_launchers()
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
@@ -154,6 +161,15 @@ def refuse_launchers_compiler() -> None:
     if backend.lower() not in ("", "no"):
         asked = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
         raise UserError(f"{asked}: leave that out, and pass --compile to the recipe")
+
+
+def refuse_other_launchers() -> None:
+    """Raise a `UserError` where the launcher asks for a way to train that recipes do not have."""
+    for variable, setting in NOT_HONOURED.items():
+        value = os.environ.get(variable, "")
+        if value.lower() in ("1", "true", "yes", "on"):
+            asked = f"{variable}={value} asks for {setting}, which recipes do not use"
+            raise UserError(f"{asked}: unset it, or launch with one of accelerate_configs/")
 
 
 class SharedScaler(torch.amp.GradScaler):

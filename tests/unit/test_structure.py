@@ -35,7 +35,7 @@ LEVELS = (
 )
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
-TRACKS = {f"common.track.{module}" for module in ("names", "trackers")}
+TRACKS = {"common.track.service"} | {f"common.track.{module}" for module in ("names", "trackers")}
 # These stand beside the house: what each may import besides itself.
 BESIDE = {
     "common.compare": BASE | TRACKS,

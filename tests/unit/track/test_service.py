@@ -1,0 +1,97 @@
+"""A W&B service that hangs is ended, and a call that waits for it fails; one that works is left."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.track import service, trackers
+from common.track.service import ServiceWatch
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and leave the real W&B alone."""
+    monkeypatch.setattr(service, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(service, "MOST_IDLE", 0.5)
+    monkeypatch.setattr(service, "forget_service", lambda: None)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """Return a process that works without end, in place of the service."""
+    monkeypatch.setattr(service, "NAME", "yes")
+    process = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def read_all(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the service as a call to W&B does: until it is gone."""
+    assert process.stdout is not None
+    while process.stdout.read(2**16):
+        pass
+    raise ConnectionResetError("the service is gone")
+
+
+def test_stopped_service_is_ended(stand_in: subprocess.Popen[bytes]) -> None:
+    """The call that waits for it ends with an error of its own."""
+    watch = ServiceWatch()
+    psutil.Process(stand_in.pid).suspend()
+    with pytest.raises(TimeoutError, match="did not answer"), watch.limited():
+        read_all(stand_in)
+    assert watch.has_ended_service
+    with pytest.raises(TimeoutError), watch.limited():  # and so do all others
+        raise BrokenPipeError
+
+
+def test_call_that_takes_too_long_is_ended(stand_in: subprocess.Popen[bytes]) -> None:
+    """Also where the service does something."""
+    watch = ServiceWatch()
+    with pytest.raises(TimeoutError), watch.limited(1.0):
+        read_all(stand_in)
+    assert watch.has_ended_service
+
+
+def test_service_is_left_alone_while_nobody_waits(stand_in: subprocess.Popen[bytes]) -> None:
+    """An error of a call is then its own."""
+    watch = ServiceWatch()
+    psutil.Process(stand_in.pid).suspend()
+    time.sleep(1.0)
+    assert not watch.has_ended_service
+    with pytest.raises(ValueError, match="of the call"), watch.limited():
+        raise ValueError("of the call")
+    watch.has_ended_service = True  # ends the thread
+
+
+@pytest.mark.parametrize("ending", ["file", "file/folder", "nul\0"])
+def test_folder_that_cannot_be_written_is_said(
+    ending: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """W&B would take a folder for temporary files, and say nothing."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(trackers.os, "environ", {"WANDB_DIR": f"{tmp_path}/{ending}"})
+    assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "run"
+    said = capsys.readouterr().out
+    assert said.startswith("WANDB_DIR ")
+    assert said.endswith(f"W&B's files go to {tmp_path}/run\n")
+    assert "\0" not in said
+
+
+def test_folder_that_can_be_written_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is made where it is missing; nothing is left in it."""
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "new"))
+    assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "new"
+    assert not [*(tmp_path / "new").iterdir()]
+    assert capsys.readouterr().out == ""
