@@ -170,10 +170,19 @@ def applies(requirement: Requirement, python: str, extra: str) -> bool:
     return requirement.marker.evaluate(environment)
 
 
-def left_out(installed: Installed, wheels: Iterable[Wheel]) -> set[str]:
-    """Return the packages of this environment that the other machine will not have."""
-    brought = {wheel.name for wheel in wheels if wheel.is_needed}
-    return installed_versions().keys() - installed.keys() - brought - {"accelerate-recipes"}
+def left_out(installed: Installed, wheels: Iterable[Wheel], python: str) -> set[str]:
+    """Return the packages of this environment that the other machine will not have.
+
+    Those that this environment's own versions of the others require are not among them: the other
+    machine's versions may require other packages instead.
+    """
+    own = installed_versions().keys()
+    kept = {"accelerate-recipes", *(wheel.name for wheel in wheels if wheel.is_needed)}
+    kept |= installed.keys() & own
+    required: set[str] = set()
+    for name in kept - {"accelerate-recipes"}:
+        required |= missing_of(Requirement(name), {}, python)
+    return own - kept - required
 
 
 def programme_runs_without(missing: set[str]) -> None:
@@ -228,7 +237,7 @@ def main(options: Options) -> None:
     for wheel in wheels:
         print(wheel)
     if options.check:
-        programme_runs_without(left_out(installed, wheels))
+        programme_runs_without(left_out(installed, wheels, options.python))
         print("# checked: each recipe runs with these and what is installed there")
 
 
