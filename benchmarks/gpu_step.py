@@ -1,125 +1,237 @@
-"""One step of `benchmarks/gpu.py`: its file, what it runs, and a recipe in one precision."""
+"""One step of `benchmarks/gpu.py`: its file, its launches, and recipes in several precisions."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.contestants import threads
+from benchmarks.guarded import without_waiting
+from benchmarks.isolation import default_device, isolated
+from benchmarks.judging import mfu_at
+from benchmarks.kernel_time import KernelTime
 from benchmarks.materials import image_dataset, random_bert, text_extract
 from benchmarks.options import Options
 from benchmarks.recipe_side import REPOSITORY, load_recipe, train_recipe
-from benchmarks.rounds import Comparison
+from benchmarks.rounds import Comparison, Training
+from common.errors import UserError
+from common.measure import memory
+
+PROFILED_UPDATES = 20
+# Updates after which a wait for the device is an error: memory is measured in the first ones.
+SETTLED = 5
+
+
+@dataclass
+class Cell:
+    """A recipe at some settings, and what was measured of it."""
+
+    name: str
+    recipe: str
+    settings: dict[str, Any]
+    compiled: bool = False
+    rates: list[float] = field(default_factory=list)  # samples/s of each round
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Whether the recipe trained whenever it was tried so far."""
+        return not {"refused", "failed"} & self.figures.keys()
 
 
 @dataclass
 class Step:
-    """What one step is asked for, and what it found so far."""
+    """What one step is asked for, and what it has measured so far."""
 
     file: Path
     tiny: bool  # as small as can be: does it run?
     options: Options  # of the suites
     tokenizer: Path | None
-    found: dict[str, Any] = field(default_factory=lambda: {"figures": {}, "goals": []})
+    record: dict[str, Any] = field(default_factory=lambda: {"figures": {}, "goals": []})
 
     def write(self) -> None:
-        """Write all of it anew, so that a kill loses nothing."""
+        """Write the whole record, so that a kill loses nothing."""
         part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
+        part.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
         os.replace(part, self.file)
 
     def note(self, name: str, figures: Any) -> None:
         """Keep figures under a name."""
-        self.found["figures"][name] = figures
+        self.record["figures"][name] = figures
         self.write()
 
-    def goal(self, title: str, value: float, least: float | None, most: float | None) -> None:
+    def goal(
+        self, title: str, value: float, least: float | None = None, most: float | None = None
+    ) -> None:
         """Keep a figure that there is a goal for."""
-        aim = Comparison(title, "", "", least, most)
-        reached = aim.is_reached(value)
-        row = {"title": title, "value": value, "goal": aim.goal, "reached": reached}
-        self.found["goals"].append(row)
+        comparison = Comparison(title, "", "", least, most)
+        row = {
+            "title": title,
+            "value": value,
+            "goal": comparison.goal,
+            "reached": comparison.is_reached(value),
+        }
+        self.record["goals"].append(row)
         self.write()
 
     def run(self, name: str, command: Sequence[object], **environment: str) -> float:
-        """Run a command in a process, its output into the log, and return its seconds."""
+        """Run a Python command, its output into the log, and return its seconds."""
         print(f"--- {name}: {' '.join(map(str, command))}", flush=True)
         began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, *map(str, command)], env=os.environ | environment, check=True
-        )
+        words = [sys.executable, *map(str, command)]
+        subprocess.run(words, env=os.environ | environment, check=True)
         return time.perf_counter() - began
 
-    def recipe(self, name: str, recipe: str, *flags: object) -> tuple[Path, float]:
-        """Run a recipe as a user does; return its directory, and its seconds from the shell."""
+    def launch(self, name: str, recipe: str, *flags: object) -> tuple[Path, float]:
+        """Run a recipe as a user does; return its directory and the seconds that it took.
+
+        Raises:
+            RuntimeError: when it did not use the device that is measured.
+        """
         directory = self.file.parent / name
         shutil.rmtree(directory, ignore_errors=True)
         script = REPOSITORY / "recipes" / f"{recipe}.py"
         words = [script, *flags, "--output-dir", directory, "--tracker", "none"]
-        return directory, self.run(name, words)
+        seconds = self.run(name, words)
+        config = json.loads((directory / "config.json").read_text())
+        insist_on_device(name, config["environment"]["device_type"])
+        return directory, seconds
 
     def data_of(self, recipe: str) -> dict[str, Any]:
-        """Return what a recipe trains on: its public data where they are at hand."""
+        """Return the data that a recipe trains on: public data where they are at hand."""
         if recipe == "bert":
             rows = 64 if self.tiny else 20_000
             checkpoint = random_bert("tiny" if self.tiny else "base", self.tokenizer)
             return {"dataset": str(text_extract(self.options.data, rows)), "model": str(checkpoint)}
-        size = {} if recipe == "mnist_mlp" else {"image_size": 32}
-        found = image_dataset(
-            self.options.data, {"mnist_mlp": "mnist", "resnet": "cifar10"}[recipe]
+        public_name = {"mnist_mlp": "mnist", "resnet": "cifar10"}[recipe]
+        dataset = image_dataset(self.options.data, public_name)
+        if dataset != "digits":
+            return {"dataset": dataset}
+        if recipe == "mnist_mlp":
+            return {"dataset": "synthetic"}
+        return {"dataset": "synthetic", "image_size": 8 if self.tiny else 32}
+
+    def measure(self, cells: Sequence[Cell], steps: int, rounds: int) -> None:
+        """Measure recipes in turns: A B C, B C A, and so on; keep the median and the spread.
+
+        Before that, each trains once with waits for the device in its loop as errors. Each training
+        begins with updates that are not timed.
+        """
+        for cell in cells:
+            self.look_for_waits(cell)
+            self.note(cell.name, cell.figures)
+        for number in range(rounds):
+            first = number % len(cells)
+            for cell in [*cells[first:], *cells[:first]]:
+                if cell.works:
+                    self.time_once(cell, steps, seed=number)
+                    self.note(cell.name, cell.figures)
+        for cell in cells:
+            if cell.works and torch.cuda.is_available():
+                self.measure_kernels(cell)
+                self.note(cell.name, cell.figures)
+
+    def look_for_waits(self, cell: Cell) -> None:
+        """Train some updates, a wait for the device in the loop being an error."""
+        # A compiled model may wait while it meets shapes for the first time.
+        settled = self.untimed if cell.compiled else SETTLED
+        guard = without_waiting(load_recipe(cell.recipe), settled)
+        updates = 3 if self.tiny else settled + 10
+        self.attempt(cell, lambda: self.train(cell, updates, guard=guard))
+
+    def time_once(self, cell: Cell, steps: int, seed: int) -> None:
+        """Time one training, and bring the cell's figures up to date."""
+        training = self.attempt(
+            cell, lambda: self.train(cell, steps, untimed=self.untimed, seed=seed)
         )
-        return {"dataset": found} if found != "digits" else {"dataset": "synthetic", **size}
+        if training is None:
+            return
+        cell.rates.append(training.samples / training.seconds)
+        rate = statistics.median(cell.rates)
+        summary = {k: v for k, v in training.summary.items() if not k.startswith("val")}
+        spread = {"least": min(cell.rates), "most": max(cell.rates), "rounds": len(cell.rates)}
+        cell.figures |= summary | {"samples_per_second": rate, "spread": spread}
+        mfu = mfu_at(rate, training.summary)
+        if mfu is not None:
+            cell.figures["perf/mfu"] = mfu
 
-    def cell(
-        self, name: str, recipe: str, steps: int, compiled: bool = False, **settings: Any
-    ) -> dict[str, Any]:
-        """Train a recipe, first with waits in its loop as errors; keep and return its figures."""
-        import torch
+    def measure_kernels(self, cell: Cell) -> None:
+        """Find the share of an update in which a kernel runs, by the profiler."""
+        kernels = KernelTime()
+        training = self.attempt(
+            cell,
+            lambda: self.train(cell, PROFILED_UPDATES, untimed=self.untimed, observer=kernels),
+        )
+        if training is not None:
+            kernel_seconds_of_sample = kernels.seconds / training.samples
+            share = kernel_seconds_of_sample * cell.figures["samples_per_second"]
+            cell.figures["kernel_share"] = min(1.0, share)
 
-        from benchmarks.contestants import threads
-        from benchmarks.guarded import without_waiting
-        from benchmarks.isolation import isolated
-        from common.errors import UserError
-        from common.measure import memory
+    @property
+    def untimed(self) -> int:
+        """Updates of a training before its clock starts."""
+        return 1 if self.tiny else self.options.untimed
 
-        module, figures = load_recipe(recipe), dict[str, Any]()
-        settings |= {"compile": compiled, "log_every": max(2, steps // 3)}
-        for guarded in (True, False):
-            memory.EARLIER.clear()
-            if torch.cuda.is_available():
-                torch.cuda.init()
-                torch.cuda.reset_peak_memory_stats()
-            if compiled:  # what was compiled for other precisions counts against a limit
-                torch.compiler.reset()
-            # Shapes that come for the first time are compiled then, and that may wait.
-            settled = steps // 2 if compiled else 5
-            guard = without_waiting(module, settled) if guarded else nullcontext()
-            try:
-                with isolated(threads()), guard:
-                    training = train_recipe(module, steps, **settings)
-            except UserError as refusal:
-                figures["refused"] = refusal.message
-            except Exception as problem:
-                figures["waits" if "synchroniz" in str(problem) else "failed"] = last_lines(problem)
-                if guarded and "waits" in figures:
-                    continue
-            else:
-                figures |= {"samples_per_second": training.samples / training.seconds}
-                figures |= {k: v for k, v in training.summary.items() if not k.startswith("val")}
-            break
-        self.note(name, figures)
-        return figures
+    def train(
+        self,
+        cell: Cell,
+        steps: int,
+        *,
+        untimed: int = 0,
+        guard: Any = None,
+        observer: Any = None,
+        seed: int = 0,
+    ) -> Training:
+        """Train a recipe in this process; see `train_recipe`."""
+        memory.EARLIER.clear()
+        if torch.cuda.is_available():
+            torch.cuda.init()
+            torch.cuda.reset_peak_memory_stats()
+        if cell.compiled:  # what was compiled for other precisions counts against a limit
+            torch.compiler.reset()
+        settings = {**cell.settings, "compile": cell.compiled, "log_every": max(2, steps // 3)}
+        total = untimed + steps
+        with isolated(threads()), guard or nullcontext():
+            training = train_recipe(
+                load_recipe(cell.recipe), total, untimed, observer, seed=seed, **settings
+            )
+        if training.model is not None:
+            parameter = next(training.model.parameters())
+            insist_on_device(cell.name, parameter.device.type)
+        return training
+
+    def attempt(self, cell: Cell, train: Callable[[], Training]) -> Training | None:
+        """Return a training, or None and a note in the cell's figures of why there is none."""
+        try:
+            return train()
+        except UserError as refusal:
+            cell.figures["refused"] = refusal.message
+        except Exception as problem:
+            kind = "waits" if "synchroniz" in str(problem) else "failed"
+            cell.figures[kind] = last_lines(problem)
+        return None
+
+
+def insist_on_device(name: str, device_type: str) -> None:
+    """Raise a RuntimeError unless a run used the device that is measured."""
+    expected = default_device().type
+    if device_type != expected:
+        raise RuntimeError(f"{name} ran on {device_type}, not on {expected}")
 
 
 def last_lines(problem: Exception) -> str:
-    """Return where an error came from, and what it said."""
+    """Return where an error came from, and its message."""
     return "".join(traceback.format_exception(problem))[-1500:]

@@ -1,4 +1,4 @@
-"""The steps of `benchmarks/gpu.py`, each in a process of its own that writes what it finds at once.
+"""The steps of `benchmarks/gpu.py`, each in a process of its own that writes results at once.
 
 python -m benchmarks.gpu_steps STEP FILE.json '{"options": "in JSON"}'
 """
@@ -11,153 +11,221 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from benchmarks.gpu_step import Step
+from benchmarks.gpu_step import Cell, Step
+from benchmarks.isolation import turn_off_cudnn_attention
 from benchmarks.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.options import Options
-from benchmarks.rounds import Suite
+from benchmarks.rounds import Comparison, Suite
 
 NAN = float("nan")  # of what could not be measured: no goal is reached with it
 RECIPES = ("mnist_mlp", "resnet", "bert")
 PRECISIONS = ("fp16", "bf16", "tf32", "no")
-# Towards 94 % on CIFAR-10 in a minute, tried in turn until one gets there: the peak learning rate,
-# its warm-up and the batch of DAWNBench's winners; of the recipe itself not measured yet.
+# Updates of a round, which take a second or more on a GPU.
+UPDATES = {"mnist_mlp": 2000, "resnet": 150, "bert": 100}
+# Towards 94 % on CIFAR-10 in a minute, tried in turn until one gets there. The peak learning rate
+# and the batch are those of DAWNBench's winners; the recipe has not been measured with them yet.
 CIFAR10 = ("--batch-size", 512, "--learning-rate", 0.4, "--eval-every", 10**6, "--epochs")
 CIFAR10_TRIES: tuple[tuple[object, ...], ...] = ((16,), (18, "--compile"), (24, "--compile"))
 
 
-def gpu_tests(step: Step, selection: str = "not resume") -> None:
-    """Run `tests/gpu`: on a CPU all are skipped, but one where it is tried whether this works."""
+def gpu_tests(step: Step, selection: str, tiny_selection: str | None = None) -> None:
+    """Run tests of `tests/gpu`, and keep the result of each.
+
+    A tiny step runs `tiny_selection` on any device; without one, it only collects the tests.
+    """
     report = step.file.with_suffix(".xml")
+    report.unlink(missing_ok=True)
     words = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "--confcutdir=tests/gpu"]
-    words += ["tests/gpu", "-v", "-rs", f"--junitxml={report}", "-k", selection]
-    anywhere = {"GPU_TESTS_ANYWHERE": "1"} if "mnist" in selection else {}
+    words += ["tests/gpu", "-v", "-rs"]
+    if step.tiny and tiny_selection is None:
+        step.run("tests", [*words, "--collect-only", "-k", selection])
+        step.note("collected", {"selection": selection})
+        return
+    chosen = tiny_selection if step.tiny and tiny_selection else selection
+    anywhere = {"GPU_TESTS_ANYWHERE": "1"} if step.tiny else {}
     try:
-        step.run("tests", words, **anywhere)
+        step.run("tests", [*words, f"--junitxml={report}", "-k", chosen], **anywhere)
     finally:
-        cases = [*ElementTree.parse(report).iter("testcase")]
-        results = {f"{c.get('classname')}::{c.get('name')}": c for c in cases}
-        for name, case in results.items():
-            kinds = {part.tag: part.get("message", "")[:500] for part in case}
-            step.note(name, {"seconds": float(case.get("time", 0)), **kinds})
-        passed = sum(not {"failure", "error", "skipped"} & {part.tag for part in c} for c in cases)
-        step.goal(f"GPU tests that passed ({selection})", passed, len(cases), None)
+        if report.exists():
+            note_tests(step, report, chosen)
+
+
+def note_tests(step: Step, report: Path, selection: str) -> None:
+    """Keep the outcome of each test in pytest's report."""
+    cases = [*ElementTree.parse(report).iter("testcase")]
+    passed = 0
+    for case in cases:
+        outcomes = {part.tag: part.get("message", "")[:500] for part in case}
+        passed += not {"failure", "error", "skipped"} & outcomes.keys()
+        name = f"{case.get('classname')}::{case.get('name')}"
+        step.note(name, {"seconds": float(case.get("time", 0)), **outcomes})
+    step.goal(f"GPU tests that passed ({selection})", passed, len(cases))
+
+
+def smoke(step: Step) -> None:
+    """Launch each recipe once in fp16, kill it after a checkpoint, and resume it."""
+    gpu_tests(step, "smoke or moment", "(smoke and mnist) or moment")
 
 
 def resume(step: Step) -> None:
-    """Kill and resume each recipe: the same bits as a run that was left alone."""
-    gpu_tests(step, "resume and mnist" if step.tiny else "resume")
+    """Kill and resume each recipe with `--deterministic`: the bits of an uninterrupted run."""
+    gpu_tests(step, "resume and not smoke")
+
+
+def other_tests(step: Step) -> None:
+    """Run the GPU tests that no other step runs."""
+    gpu_tests(step, "not resume and not smoke and not moment")
 
 
 def precisions(step: Step, recipe: str) -> None:
-    """Train a recipe in each precision, then the same compiled."""
-    steps = 6 if step.tiny else {"mnist_mlp": 2000, "resnet": 300, "bert": 200}[recipe]
+    """Train a recipe in each precision; then the same compiled, with one round each."""
     settings = step.data_of(recipe) | ({"batch_size": 4} if step.tiny else {})
-    for compiled in (False, True):
-        for precision in PRECISIONS:
-            # bf16 is emulated where a CPU does not choose it, at a hundredth of the speed.
-            if step.tiny and precision == "bf16" != step.options.precision:
-                continue
-            # Compiling takes half a minute on a CPU, so it is tried with the smallest model.
-            if compiled and step.tiny and (recipe, precision) != ("mnist_mlp", "no"):
-                continue
-            name = f"{recipe} {precision.replace('no', 'fp32')}{' compiled' if compiled else ''}"
-            chosen = {**settings, "mixed_precision": precision}
-            figures = step.cell(name, recipe, steps, compiled, **chosen)
-            if not compiled and precision == "fp16" and "samples_per_second" in figures:
-                step.goal(f"{recipe}: GPU busy", figures.get("gpu/utilization", NAN), 0.9, None)
+    steps = 2 if step.tiny else UPDATES[recipe]
+    cells = [
+        Cell(f"{recipe} {title_of(precision)}", recipe, settings | {"mixed_precision": precision})
+        for precision in (("fp16", "no") if step.tiny else PRECISIONS)
+    ]
+    step.measure(cells, steps, step.options.rounds)
+    if step.tiny:
+        return
+    step.goal(f"{recipe}: share with a kernel running", share_of(cells[0]), least=0.9)
+    for cell in cells:
+        compiled = Cell(f"{cell.name} compiled", recipe, cell.settings, compiled=True)
+        step.measure([compiled], steps, rounds=1)
+
+
+def title_of(precision: str) -> str:
+    """Return a precision's name for people: "fp32" for "no"."""
+    return "fp32" if precision == "no" else precision
+
+
+def share_of(cell: Cell) -> float:
+    """Return the share of an update in which a kernel runs; NaN if it is not known."""
+    return cell.figures.get("kernel_share", NAN)
 
 
 def profile(step: Step) -> None:
-    """Profile each recipe at its default settings: what share of an update is the GPU busy?"""
+    """Profile each recipe at its default settings."""
     for recipe in RECIPES[:1] if step.tiny else RECIPES:
         pairs = step.data_of(recipe).items()
         flags = [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", value)]
-        directory, _ = step.recipe(
-            f"profile-{recipe}", recipe, *flags, "--profile", "--max-steps", 20 if step.tiny else 80
+        if step.tiny:
+            flags += ["--image-size", 8, "--batch-size", 4]
+        steps = 12 if step.tiny else 80
+        directory, _ = step.launch(
+            f"profile-{recipe}", recipe, *flags, "--profile", "--max-steps", steps
         )
         verdict = json.loads((directory / "profile" / "verdict.json").read_text())
         step.note(recipe, verdict)
         busy = verdict["shares"]["memory"] + verdict["shares"]["compute"]
-        step.goal(f"{recipe}: share of an update with a kernel running", busy, 0.9, None)
-        for folder in ("model", "checkpoints"):
-            shutil.rmtree(directory / folder, ignore_errors=True)
+        step.goal(f"{recipe}: share of an update with a kernel running", busy, least=0.9)
+        remove_models(directory)
 
 
-def compare(step: Step, suite: Suite, *kept: str) -> None:
-    """Run a suite, of its contestants only those whose names begin so; keep its ratios."""
+def remove_models(directory: Path) -> None:
+    """Remove the weights that a run has left; its figures stay."""
+    for folder in ("model", "checkpoints"):
+        shutil.rmtree(directory / folder, ignore_errors=True)
+
+
+def compare(step: Step, suite: Suite, *prefixes: str) -> None:
+    """Run those contestants of a suite whose names begin so; keep their ratios round by round."""
     from benchmarks.results import summarize
 
-    chosen = {name: one for name, one in suite.contestants.items() if name.startswith(kept)}
-    suite.contestants = chosen
-    suite.comparisons = [c for c in suite.comparisons if {c.ours, c.theirs} <= {*chosen}]
-    goals = [*step.found["goals"]]
+    suite.contestants = {
+        name: contestant
+        for name, contestant in suite.contestants.items()
+        if name.startswith(prefixes)
+    }
+    suite.comparisons = [
+        comparison
+        for comparison in suite.comparisons
+        if {comparison.ours, comparison.theirs} <= {*suite.contestants}
+    ]
+    goals_of_others = [*step.record["goals"]]
 
-    def keep(said: str = "") -> None:
-        """Write the rounds that all have had a turn in."""
-        print(said, flush=True)
+    def keep(message: str = "") -> None:
+        """Write the rounds in which each contestant has had its turn."""
+        print(message, flush=True)
         rounds = min(map(len, suite.measurements.values()), default=0)
-        if rounds:
-            measured = {name: some[:rounds] for name, some in suite.measurements.items()}
-            summary = summarize(replace(suite, measurements=measured))
-            rows = [row | {"value": row["ratio"]["median"]} for row in summary["comparisons"]]
-            step.found["goals"] = goals + rows
-            step.note(suite.name, summary)
+        if rounds == 0:
+            return
+        measurements = {name: turns[:rounds] for name, turns in suite.measurements.items()}
+        summary = summarize(replace(suite, measurements=measurements))
+        rows = [row | {"value": row["ratio"]["median"]} for row in summary["comparisons"]]
+        step.record["goals"] = goals_of_others + rows
+        step.note(suite.name, summary)
 
+    if step.tiny:
+        suite.warmup_steps = 0
+        suite.untimed_steps = 1
     suite.run(step.options.rounds, keep)
     keep()
 
 
 def resnet50(step: Step) -> None:
-    """ResNet-50 at 224: precisions, memory, timm."""
+    """ResNet-50 at 224: fp16 against TF32, fp32 and timm; then its memory."""
     from benchmarks.resnet_suites import resnet50 as suite_of
 
-    size, batch = (8, 4) if step.tiny else (224, 128)
+    size, batch = (8, 2) if step.tiny else (224, 128)
+    compare(step, suite_of(step.options, size, batch), "recipe", "timm")
+    if step.tiny:
+        return
     settings = {"dataset": "synthetic", "model": "resnet50", "image_size": size}
-    peak = {}
-    for precision in ("no",) if step.tiny else PRECISIONS:
-        name, chosen = f"resnet50 {precision.replace('no', 'fp32')}", {"mixed_precision": precision}
-        figures = step.cell(
-            name, "resnet", 6 if step.tiny else 30, False, batch_size=batch, **settings, **chosen
-        )
-        peak[precision] = figures.get("memory/peak_allocated_mib", NAN)
-    if not step.tiny:
-        less = peak["no"] / peak["fp16"]
-        step.goal("ResNet-50, batch 128: memory of fp32 / fp16", less, 1.7, None)
-    compare(step, suite_of(step.options, size, batch), "recipe", "timm", "convolutions")
+    settings["batch_size"] = batch
+    cells = [
+        Cell(f"resnet50 {title_of(p)}", "resnet", settings | {"mixed_precision": p})
+        for p in ("fp16", "no")
+    ]
+    step.measure(cells, 20, rounds=1)
+    half, full = (cell.figures.get("memory/peak_allocated_mib", NAN) for cell in cells)
+    step.goal("ResNet-50, batch 128: memory of fp32 / fp16", full / half, least=1.7)
+    step.goal("ResNet-50: share with a kernel running", share_of(cells[0]), least=0.9)
 
 
 def bert_base(step: Step) -> None:
-    """BERT-base on SST-2's lengths against HF Trainer with dynamic padding."""
-    from benchmarks.text_suites import bert
+    """BERT-base on SST-2's lengths: fp16 against TF32 and HF Trainer with dynamic padding."""
+    from benchmarks.text_suites import bert, recipe_contestant_in
 
+    turn_off_cudnn_attention()
     checkpoint = random_bert("tiny" if step.tiny else "base", step.tokenizer)
     step.options.bert_checkpoint = checkpoint
-    compare(step, bert(step.options), "recipe", f"HF Trainer dynamic {step.options.precision}")
+    suite = bert(step.options)
+    if step.options.on_gpu:
+        suite.contestants["recipe tf32"] = recipe_contestant_in("tf32", step.options, suite.steps)
+        title = "BERT: recipe fp16 / recipe tf32"
+        suite.comparisons.append(Comparison(title, "recipe", "recipe tf32"))
+    compare(step, suite, "recipe", f"HF Trainer dynamic {step.options.precision}")
+    mfu = suite.median("recipe", "mfu")
+    step.goal("BERT-base: MFU", NAN if mfu is None else mfu)
 
 
 def bert_large(step: Step) -> None:
     """BERT-large at length 128: its share of the peak."""
-    size, batch, steps = ("tiny", 4, 6) if step.tiny else ("large", 128, 40)
-    settings = {"dataset": str(long_texts(64 if step.tiny else 8192)), "max_length": 128}
+    turn_off_cudnn_attention()
+    size, batch, steps = ("tiny", 2, 2) if step.tiny else ("large", 128, 30)
+    settings: dict[str, Any] = {"max_length": 128, "batch_size": batch}
+    settings["dataset"] = str(long_texts(64 if step.tiny else 8192))
     settings["model"] = str(random_bert(size, step.tokenizer))
-    cells = [("fp16", False), ("tf32", False), ("fp16", True)]
-    for precision, compiled in [("no", False)] if step.tiny else cells:
-        name = f"BERT-large {precision}{' compiled' if compiled else ''}"
-        chosen = {**settings, "batch_size": batch, "mixed_precision": precision}
-        figures = step.cell(name, "bert", steps, compiled, **chosen)
-        if not step.tiny and precision == "fp16":
-            step.goal(f"{name}, length 128: MFU", figures.get("perf/mfu", NAN), 0.4, None)
-    tables = step.found["figures"]
-    rates = [
-        tables.get(f"BERT-large {one}", {}).get("samples_per_second") for one in ("fp16", "tf32")
+    cells = [
+        Cell(f"BERT-large {title_of(p)}", "bert", settings | {"mixed_precision": p})
+        for p in (("no",) if step.tiny else ("fp16", "tf32"))
     ]
-    if None not in rates:
-        step.goal("BERT-large, length 128: fp16 / tf32", rates[0] / rates[1], 1.8, None)
+    step.measure(cells, steps, step.options.rounds)
+    if step.tiny:
+        return
+    half = cells[0]
+    mfu = half.figures.get("perf/mfu", NAN)
+    step.goal(f"{half.name}, length 128: MFU", mfu, least=0.4)
+    half_rate, single_rate = (cell.figures.get("samples_per_second", NAN) for cell in cells)
+    step.goal("BERT-large, length 128: fp16 / tf32", half_rate / single_rate, least=1.8)
+    compiled = Cell(f"{half.name} compiled", "bert", half.settings, compiled=True)
+    step.measure([compiled], steps, rounds=1)
 
 
 def mnist(step: Step) -> None:
@@ -171,24 +239,24 @@ def mnist(step: Step) -> None:
 def cifar10(step: Step) -> None:
     """CIFAR-10 to 94 %."""
     dataset = image_dataset(step.options.data, "cifar10")
-    small = ("--image-size", 8, "--max-steps", 4, "--batch-size", 4)
+    small = ("--image-size", 8, "--max-steps", 2, "--batch-size", 4)
     tiny = ("--dataset", "synthetic", *small)
     if dataset == "digits" and not step.tiny:
         raise RuntimeError("there is no cifar10/ in --data")
     for epochs, *compiled in CIFAR10_TRIES:
         flags = tiny if step.tiny else ("--dataset", dataset, *CIFAR10, epochs, *compiled)
-        directory, seconds = step.recipe(f"cifar10-{epochs}", "resnet", *flags)
+        directory, seconds = step.launch(f"cifar10-{epochs}", "resnet", *flags)
         summary = json.loads((directory / "summary.json").read_text())
         step.note(f"{epochs} epochs", {"flags": flags, "seconds_from_shell": seconds, **summary})
-        for folder in ("model", "checkpoints"):
-            shutil.rmtree(directory / folder, ignore_errors=True)
+        remove_models(directory)
         if step.tiny:
             break
         title = f"CIFAR-10, {epochs} epochs{', compiled' if compiled else ''}"
-        accuracy, taken = summary["test/accuracy"], summary["time/train_seconds"]
-        step.goal(f"{title}: test accuracy", accuracy, 0.94, None)
-        step.goal(f"{title}: seconds of training", taken, None, 60)
-        if accuracy >= 0.94 and taken <= 60:
+        accuracy = summary["test/accuracy"]
+        training_seconds = summary["time/train_seconds"]
+        step.goal(f"{title}: test accuracy", accuracy, least=0.94)
+        step.goal(f"{title}: seconds of training", training_seconds, most=60)
+        if accuracy >= 0.94 and training_seconds <= 60:
             break
 
 
@@ -196,48 +264,63 @@ def transfer(step: Step) -> None:
     """How fast tensors travel; and what products and copies on the device reach."""
     from benchmarks import roofs
 
-    output, plot = step.file.with_name("transfer-rates.json"), step.file.with_name("transfer.png")
-    words = ["benchmarks/transfer.py", "--output", output, "--plot", plot]
+    output = step.file.with_name("transfer-rates.json")
+    words = ["benchmarks/transfer.py", "--output", output]
     try:
         step.run("transfer", [*words, "--largest", 4 if step.tiny else 1000])
     finally:
         step.note("copies", json.loads(output.read_text()) if output.exists() else None)
-    step.note("machine", roofs.measure_machine())
+    if not step.tiny:
+        step.note("machine", roofs.measure_machine())
 
 
-# In order of worth; with the seconds that each may take.
-STEPS: dict[str, tuple[Callable[[Step], None], int]] = {
-    "tests": (gpu_tests, 180),
-    **{recipe: (partial(precisions, recipe=recipe), 180) for recipe in RECIPES},
-    "resume": (resume, 200),
-    "profile": (profile, 120),
-    "resnet50": (resnet50, 240),
-    "bert_base": (bert_base, 150),
-    "bert_large": (bert_large, 150),
-    "mnist": (mnist, 150),
-    "cifar10": (cifar10, 200),
-    "transfer": (transfer, 90),
+@dataclass(frozen=True)
+class Plan:
+    """How a step is taken."""
+
+    take: Callable[[Step], None]
+    seconds: int  # that it may take
+    packages: tuple[str, ...] = ()  # that it imports and a bare machine may lack
+
+
+# In order of value.
+STEPS: dict[str, Plan] = {
+    "smoke": Plan(smoke, 240, ("pytest",)),
+    "resnet50": Plan(resnet50, 300),
+    "mnist": Plan(mnist, 150, ("datasets",)),
+    "bert_base": Plan(bert_base, 240, ("datasets",)),
+    "cifar10": Plan(cifar10, 240, ("datasets",)),
+    "profile": Plan(profile, 150),
+    "resume": Plan(resume, 240, ("pytest",)),
+    "tests": Plan(other_tests, 240, ("pytest",)),
+    "mnist_mlp": Plan(partial(precisions, recipe="mnist_mlp"), 150),
+    "resnet": Plan(partial(precisions, recipe="resnet"), 240),
+    "bert": Plan(partial(precisions, recipe="bert"), 300, ("datasets",)),
+    "bert_large": Plan(bert_large, 200, ("datasets",)),
+    "transfer": Plan(transfer, 90),
 }
 
 
-def main(name: str, file: str, asked: str) -> None:
+def main(name: str, file: str, options_as_json: str) -> None:
     """Take one step."""
     use_own_cache()
     from benchmarks.results import describe_machine
     from common.config import TrainingConfig
 
-    given = json.loads(asked)
+    given = json.loads(options_as_json)
     data, tokenizer = (given[key] and Path(given[key]) for key in ("data", "tokenizer"))
     options = Options(rounds=given["rounds"], steps=0.01 if given["tiny"] else 1.0, data=data)
     step = Step(Path(file), given["tiny"], options, tokenizer)
+    if not (step.tiny or options.on_gpu):
+        raise SystemExit("there is no GPU here: pass --tiny to see whether the programme runs")
     offered = get_args(get_type_hints(TrainingConfig)["mixed_precision"])
-    step.found |= {"tiny": step.tiny, "precisions offered": offered}
-    step.found["machine"] = describe_machine({})
+    step.record |= {"tiny": step.tiny, "precisions offered": offered}
+    step.record["machine"] = describe_machine({})
     if shutil.which("nvidia-smi"):
-        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
-        step.found["nvidia_smi"] = said.splitlines()
+        answer = subprocess.run(["nvidia-smi"], capture_output=True, text=True)
+        step.record["nvidia_smi"] = answer.stdout.splitlines()
     step.write()
-    STEPS[name][0](step)
+    STEPS[name].take(step)
 
 
 if __name__ == "__main__":

@@ -69,3 +69,12 @@ def synchronize() -> None:
     """Wait for the accelerator, if there is one, so that a clock read next tells the truth."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
+
+
+def turn_off_cudnn_attention() -> None:
+    """Leave cuDNN's attention out, for all contestants of this process.
+
+    On Hopper GPUs torch 2.11 prefers it, and it builds a plan for each new batch size and length,
+    about half a second each. That would be measured instead of attention.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

@@ -9,7 +9,7 @@ from benchmarks.judging import Judge
 from benchmarks.materials import bert_checkpoint, describe_checkpoint, text_extract
 from benchmarks.options import Options
 from benchmarks.recipe_side import load_recipe
-from benchmarks.rounds import Comparison, Suite
+from benchmarks.rounds import Comparison, Contestant, Suite
 from benchmarks.trainer_side import TrainerTask
 from common.data.sources import find_named
 from common.data.text import load_text
@@ -27,6 +27,12 @@ def recipe_task(options: Options, steps: int) -> dict[str, Any]:
         "batch_size": BATCH_SIZE,
         "max_length": MAX_LENGTH,
     }
+
+
+def recipe_contestant_in(precision: str, options: Options, steps: int) -> Contestant:
+    """Make a contestant of the BERT recipe in another precision than its default."""
+    settings = recipe_task(options, steps) | {"mixed_precision": precision}
+    return recipe_contestant("bert", options, WARMUP, None, **settings)
 
 
 def bert(options: Options) -> Suite:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.profiler import profile as TorchProfile
 
+from common.console import warn
 from common.measure.memory import MEBIBYTE
 
 TRACE = "rank0.pt.trace.json.gz"  # a name that TensorBoard's plugin looks for
@@ -53,8 +54,15 @@ def write_profile(
 
 
 def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:
-    """Draw the memory of tensors over time, with a line at the end of each update."""
-    from matplotlib.figure import Figure
+    """Draw the memory of tensors over time, with a line at the end of each update.
+
+    Without matplotlib, the profile has no picture.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        warn(f"no {path.name} in the profile, because matplotlib is not installed")
+        return
 
     kind = device.type.upper()
     results: Any = profile.profiler.kineto_results  # type: ignore[union-attr]

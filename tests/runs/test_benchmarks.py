@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ from rich.console import Console
 from rich.live import Live
 
 from benchmarks import gpu, gpu_step, guarded, transfer
-from benchmarks.gpu_steps import STEPS
+from benchmarks.bare_environment import make_bare_environment
+from benchmarks.gpu_steps import STEPS, Plan
 from benchmarks.isolation import isolated
 from benchmarks.options import Options
 from benchmarks.pictures import screen_of
@@ -25,6 +27,7 @@ from benchmarks.rounds import Training
 from common.errors import UserError
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
+NEEDING_DATASETS = [name for name, plan in STEPS.items() if "datasets" in plan.packages]
 TINY = {"dataset": "synthetic", "image_size": 8, "batch_size": 64, "hidden_sizes": (8,)}
 
 
@@ -81,11 +84,10 @@ def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guar
 ) -> None:
     """What a precision can't do is told too, and is no end of the step."""
     wait = RuntimeError("called a synchronizing CUDA operation")
-    refusal, done = (
-        UserError("no such arithmetic here"),
-        Training(2, 8, 0.5, None, {"perf/mfu": 0.4}),
-    )
-    answers: Iterator[Any] = iter([wait, done, refusal, ZeroDivisionError("broken"), done])
+    refusal = UserError("no such arithmetic here")
+    summary = {"perf/mfu": 0.4, "perf/samples_per_second": 8}
+    done = Training(2, 8, 0.5, None, summary)
+    answers: Iterator[Any] = iter([wait, done, refusal, ZeroDivisionError("broken"), done, done])
 
     def train(*unused: Any, **settings: Any) -> Training:
         answer = next(answers)
@@ -96,14 +98,16 @@ def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guar
     monkeypatch.setattr(gpu_step, "train_recipe", train)
     step = gpu_step.Step(tmp_path / "step.json", True, Options(), None)
     for name in ("waits", "refused", "failed", "well"):
-        step.cell(name, "mnist_mlp", 8)
-    found = json.loads(step.file.read_text())["figures"]
-    figures = {"samples_per_second": 4, "perf/mfu": 0.4}
-    assert found["well"] == figures
-    assert found["waits"].pop("waits").endswith(f"{wait}\n")
-    assert found["waits"] == figures
-    assert found["refused"] == {"refused": refusal.message}
-    assert "ZeroDivisionError: broken" in found["failed"]["failed"]
+        step.measure([gpu_step.Cell(name, "mnist_mlp", {})], 8, rounds=1)
+    figures = json.loads(step.file.read_text())["figures"]
+    spread = {"least": 4, "most": 4, "rounds": 1}
+    measured = {"samples_per_second": 4, "spread": spread, "perf/mfu": 0.2}
+    measured["perf/samples_per_second"] = 8
+    assert figures["well"] == measured
+    assert figures["waits"].pop("waits").endswith(f"{wait}\n")
+    assert figures["waits"] == measured
+    assert figures["refused"] == {"refused": refusal.message}
+    assert "ZeroDivisionError: broken" in figures["failed"]["failed"]
 
 
 @pytest.mark.slow
@@ -118,7 +122,12 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
         "resnet": "file.write_text('{}')",
     }
     preamble = "import pathlib, sys, time\nfile = pathlib.Path(sys.argv[2])\n"
-    steps = {"tests": (None, 60), "mnist_mlp": (None, 3), "resnet": (None, 60)}
+    steps = {
+        "tests": Plan(nothing, 60),
+        "mnist_mlp": Plan(nothing, 3),
+        "resnet": Plan(nothing, 60),
+        "bert": Plan(nothing, 60, ("a_package_that_nobody_has",)),
+    }
     monkeypatch.setattr(gpu, "STEPS", steps)
     monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
     started = []
@@ -131,21 +140,32 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
 
     monkeypatch.setattr(gpu.subprocess, "Popen", start)
     options = gpu.Options(output=tmp_path, budget_minutes=5)
-    assert gpu.main(options) == 2
-    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in steps}
-    assert [one["status"] for one in found.values()] == ["failed", "ended after 3 s", "done"]
-    assert "broken" in found["tests"]["said"]
+    assert gpu.main(options) == 3
+    names = ("tests", "mnist_mlp", "resnet")
+    records = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    statuses = [record["status"] for record in records.values()]
+    assert statuses == ["failed", "ended after 3 s", "done"]
+    assert "broken" in records["tests"]["error"]
     table = (tmp_path / "table.md").read_text()
     assert "| mnist_mlp | ended after 3 s |" in table
-    assert "| mlp fp16 " in table, "what it found before it was ended is lost"
+    assert "| bert | needs a_package_that_nobody_has, which this machine lacks |" in table
+    assert "| mlp fp16 " in table, "figures written before the limit are lost"
     assert "failed: so" in table
+    assert started == [*names]
     started.clear()
-    gpu.main(options)
+    with pytest.raises(SystemExit, match="pass --resume to go on"):
+        gpu.main(options)
+    gpu.main(replace(options, resume=True))
     assert started == ["tests", "mnist_mlp"]
+    assert (tmp_path / "tests.previous.json").exists()
     gpu.main(gpu.Options(output=tmp_path, budget_minutes=0, only=("resnet",)))
     assert started == ["tests", "mnist_mlp"]
     with pytest.raises(SystemExit, match="resnet50x"):
         gpu.main(gpu.Options(output=tmp_path, only=("resnet50x",)))
+
+
+def nothing(step: gpu_step.Step) -> None:
+    """Take the place of a step that a script stands in for."""
 
 
 FORKED_STEP = """
@@ -158,21 +178,14 @@ main(*sys.argv[1:])
 
 
 @pytest.mark.slow
-def test_programme_for_a_gpu_runs_to_its_end(
+def test_steps_that_need_datasets_run_to_their_end(
     tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step comes to its end and has found what it is for; what a CPU can't do is noted.
-
-    The command itself is given with the first step; the others are forks, without its imports.
-    """
-    output, script = tmp_path / "found", tmp_path / "step.py"
-    words = ["benchmarks/gpu.py", "--tiny", "--output", str(output), "--only", "tests"]
-    environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
-    status, said, errors = run_command(
-        [sys.executable, *words], environment, REPOSITORY, 900, one_core=True
-    )
-    assert status == 0, said + errors
+    """Each has measured something; what a CPU cannot do is noted."""
+    output = tmp_path / "results"
+    script = tmp_path / "step.py"
     script.write_text(FORKED_STEP)
+    environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
 
     def fork(command: list[str], stdout: Any, **named: Any) -> Any:
         step = [str(script), str(REPOSITORY), *command[3:]]
@@ -180,24 +193,91 @@ def test_programme_for_a_gpu_runs_to_its_end(
 
     offered = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
     monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=fork, **offered))
-    left = gpu.main(gpu.Options(output=output, tiny=True))
-    assert left == 0, (output / "table.md").read_text()
-    found = {name: json.loads((output / f"{name}.json").read_text()) for name in STEPS}
-    assert {one["status"] for one in found.values()} == {"done"}
-    assert all(one["figures"] for one in found.values())
-    skipped = found["tests"]["figures"].values()
-    assert all("no CUDA GPU" in test["skipped"] for test in skipped)
-    (resumed,) = found["resume"]["figures"].values()
-    assert {*resumed} == {"seconds"}
-    cells = {name: cell for one in found.values() for name, cell in one["figures"].items()}
-    assert "fp16 needs a CUDA GPU" in cells["mnist_mlp fp16"]["refused"]
-    chosen = f"resnet {Options().precision}"
-    for name in ("mnist_mlp fp32 compiled", chosen, "bert fp32", "resnet50 fp32"):
-        assert cells[name]["samples_per_second"] > 0, name
-        assert "failed" not in cells[name]
-    for name in ("resnet50", "bert", "mnist"):
+    monkeypatch.setattr(gpu, "STEPS", {name: STEPS[name] for name in NEEDING_DATASETS})
+    unfinished = gpu.main(gpu.Options(output=output, tiny=True))
+    assert unfinished == 0, (output / "table.md").read_text()
+    cells = all_figures(output)
+    assert "fp16 needs a CUDA GPU" in cells["bert fp16"]["refused"]
+    assert cells["bert fp32"]["samples_per_second"] > 0
+    for name in ("bert", "mnist"):
         assert all(row["ratio"]["median"] > 0 for row in cells[name]["comparisons"])
-    assert (output / "transfer.png").stat().st_size > 0
+
+
+def all_figures(output: Path) -> dict[str, Any]:
+    """Return the figures of all steps in a folder."""
+    figures: dict[str, Any] = {}
+    for name in STEPS:
+        file = output / f"{name}.json"
+        if file.exists():
+            figures |= json.loads(file.read_text())["figures"]
+    return figures
+
+
+# Runs the programme with steps that are forks, without the seconds of their imports.
+BARE_PROGRAMME = """
+import os, sys, traceback
+repository, output = sys.argv[1:]
+sys.path.insert(0, repository)
+from benchmarks import gpu, gpu_steps
+
+class Fork:
+    def __init__(self, command, *, stdout, env, **others):
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.setsid()
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stdout.fileno(), 2)
+            os.chdir(repository)
+            os.environ.update(env)
+            gpu_steps.main(*command[3:])
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def wait(self, seconds):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def poll(self):
+        return 0
+
+gpu.subprocess.Popen = Fork
+gpu.main(gpu.Options(output=gpu.Path(output), tiny=True))
+"""
+MISSING = ("wandb", "datasets", "optuna", "wandb-workspaces", "matplotlib", "scikit-learn")
+MISSING = (*MISSING, "nvidia-ml-py")
+
+
+@pytest.mark.slow
+def test_programme_runs_on_a_machine_that_lacks_packages(tmp_path: Path, runner: Runner) -> None:
+    """Every step that does not need `datasets` is done; those that do are named."""
+    python = make_bare_environment(tmp_path / "environment", MISSING)
+    output = tmp_path / "results"
+    environment = clean_environment(runner.folder)
+    environment |= {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    words = [str(python), "-c", BARE_PROGRAMME, str(REPOSITORY), str(output)]
+    status, said, errors = run_command(words, environment, REPOSITORY, 900, one_core=True)
+    assert status == 0, said + errors
+    table = (output / "table.md").read_text()
+    for name in STEPS:
+        if name in NEEDING_DATASETS:
+            assert f"| {name} | needs datasets, which this machine lacks |" in table
+        else:
+            record = json.loads((output / f"{name}.json").read_text())
+            assert record["status"] == "done", record.get("error")
+            assert record["figures"]
+    cells = all_figures(output)
+    assert "fp16 needs a CUDA GPU" in cells["mnist_mlp fp16"]["refused"]
+    for name in ("mnist_mlp fp32", "resnet fp32"):
+        assert cells[name]["samples_per_second"] > 0, name
+    (smoke,) = [cells[name] for name in cells if "test_smoke" in name]
+    assert {*smoke} == {"seconds"}, smoke
 
 
 def test_picture_shows_what_stood_in_the_terminal() -> None:
