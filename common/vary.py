@@ -27,10 +27,10 @@ from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.compare.table import arranged, markdown_table, print_table, shown, warnings
 from common.console import CONSOLE, say, spare_output
-from common.directory import read_status
 from common.errors import UserError
 from common.files import read_json_if_there, write_json, write_text
 from common.recipe import load_recipe
+from common.standing import present_status
 from common.track.names import precision_name
 from common.tune.space import command_words, parse_space
 from common.tune.trial import TrialRun, launched, working_in
@@ -76,8 +76,10 @@ def main(words: Sequence[str] | None = None) -> None:
                 for one in run.follow():
                     steps = f"{one.last_step} of {one.fact('plan.total_steps')} updates"
                     shown.update(f"{place.name}  {steps}")
-            is_finished = read_status(place).get("status") == "finished"
-            say(f"{place.name}  {'finished' if is_finished else f'failed: {run.reason()}'}")
+            status = present_status(place).get("status", "failed")
+            is_finished = status == "finished"
+            ended = "failed" if status == "running" else status
+            say(f"{place.name}  {'finished' if is_finished else f'{ended}: {run.reason()}'}")
             if is_finished:
                 done.setdefault(name, []).append(str(place))
     report(directory, done)

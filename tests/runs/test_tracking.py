@@ -245,36 +245,28 @@ def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None
     assert "run_group" not in records(unreachable)["run"]
 
 
-def test_metrics_have_an_axis_and_a_best_value(presented: Finished) -> None:
-    """Each chart is over the update; W&B is told which of loss and accuracy is the best."""
+def test_metrics_have_an_axis_and_stand_first(presented: Finished) -> None:
+    """Each chart is over the update; loss and objective stand first, named by their split."""
     found = records(presented)
     metrics = found["metric"]
     assert metrics["*"]["step_metric"] == "progress/global_step"
     for name in ("test/count", "progress/*", "time/*"):
         assert metrics[name]["options"]["hidden"]
     # What counts has no section, and so stands before all others.
-    for name, short in (("train/loss", "loss"), ("val/accuracy", "accuracy")):
+    names = {"loss_train": "train/loss", "loss_val": "val/loss", "accuracy_val": "val/accuracy"}
+    for short, name in names.items():
         values = [row[short] for row in found["history"] if short in row]
         assert values == [row[name] for row in found["history"] if name in row]
-    for name in ("val/accuracy", "test/accuracy"):
-        assert metrics[name]["summary"] == {"max": True}
-    for name in ("val/loss", "test/loss", "train/loss"):
-        assert metrics[name]["summary"] == {"min": True}
-        assert metrics[name]["step_metric"] == "progress/global_step"
+        assert values
 
 
 def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
-    """Under a metric's name is what `summary.json` has; `.max` and `.min` are the best."""
+    """Those of `summary.json`, and no other name for the best value."""
     summary = records(presented)["summary"]
     for name, value in presented.summary.items():
         assert summary[name] == pytest.approx(value), name
-    for name, best, choose in (
-        ("val/accuracy", "max", max),
-        ("val/loss", "min", min),
-        ("train/loss", "min", min),
-    ):
-        values = presented.series(name).values()
-        assert summary[f"{name}.{best}"] == pytest.approx(choose(values)), name
+    assert summary["val/best_accuracy"] == max(presented.series("val/accuracy").values())
+    assert not [name for name in summary if name.endswith((".max", ".min"))]
 
 
 def test_final_evaluation_has_panels(presented: Finished) -> None:
@@ -293,17 +285,26 @@ def test_final_evaluation_has_panels(presented: Finished) -> None:
     count, accuracy = presented.summary["test/count"], presented.summary["test/accuracy"]
     assert right / count == pytest.approx(accuracy)
     wrong = json.loads((folder / "files" / last["test/mistakes"]["path"]).read_text())
-    assert wrong["columns"] == ["sample", "content", "label", "prediction"]
+    assert wrong["columns"] == ["sample", "label", "prediction", "probability"]
     assert len(wrong["data"]) == min(32, count - right)
-    assert all(row[2] != row[3] for row in wrong["data"])
-    # The table in the run's folder says "Image"; the artifact that W&B shows has the files.
-    tables = [
-        {entry["path"] for entry in artifact["manifest"]["contents"]}
-        for artifact in found["artifact"]["run_table"]
-    ]
-    (mistakes,) = [names for names in tables if "test/mistakes.table.json" in names]
-    assert len(mistakes) > 2
-    assert all(name.startswith("media/images/") for name in mistakes - {"test/mistakes.table.json"})
+    assert all(row[1] != row[2] for row in wrong["data"])
+    probabilities = [row[3] for row in wrong["data"]]
+    assert probabilities == sorted(probabilities, reverse=True)  # the most confident ones first
+    images = last["test/mistake_images"]
+    assert len(images["filenames"]) == len(wrong["data"])
+    assert all((folder / "files" / name).is_file() for name in images["filenames"])
+    (_, label, prediction, probability), *_ = wrong["data"]
+    assert images["captions"][0] == f"{label}, taken for {prediction} ({probability:.0%})"
+
+
+def test_offline_run_can_be_moved_whole(presented: Finished) -> None:
+    """W&B's file names what lies in the run's own folders: no other, and none by its whole path."""
+    (folder,) = wandb_runs(presented)
+    text = inspect(folder)
+    assert "artifacts/staging" not in text
+    assert "run_table" not in records(presented)["artifact"]
+    for name in re.findall(r'"media/[^"]+"', text):
+        assert (folder / "files" / name.strip('"')).is_file()
 
 
 def test_memory_plan_is_kept(presented: Finished) -> None:

@@ -1,0 +1,48 @@
+"""`python -m common.tune` with a real recipe: its last line repeats the best trial."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.tune.__main__ import main
+from tests.launch import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Put back what a search in this process does to signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.slow
+def test_printed_command_gives_the_figures_of_the_best_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bit for bit: it has each flag of the trial, also those that the search adds."""
+    flags = ["--learning-rate", "0.003:0.03:log", "--hidden-sizes", "16", "--max-steps", "12"]
+    flags += ["--eval-every", "6", "--tracker", "none"]
+    recipe = str(REPOSITORY / "recipes" / "mnist_mlp.py")
+    main([recipe, *flags, "--trials", "2", "--study", str(tmp_path / "study")])
+    *_, best, command = capsys.readouterr().out.splitlines()
+    python, *words = shlex.split(command)
+    assert python == "python"
+    again = tmp_path / "again"
+    words += ["--output-dir", str(again), "--tracker", "none"]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=300)
+    trial = tmp_path / "study" / best.split()[1].rstrip(",")
+    ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (again, trial))
+    names = [name for name in theirs if name.startswith(("val/", "test/", "train/"))]
+    assert "val/best_accuracy" in names
+    assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
+    weights = "model/model.safetensors"
+    assert (again / weights).read_bytes() == (trial / weights).read_bytes()

@@ -1,0 +1,114 @@
+"""Images, tables and histograms of a recipe: as files, at a tracker, and never a failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from common.track.recorded_media import BINS, RecordedMedia, histogram_of
+
+
+class Broken:
+    """A tracker that fails."""
+
+    def log_media(self, entry: object) -> None:
+        """Fail."""
+        raise OSError("the tracker is gone")
+
+
+def test_images_are_kept_as_they_were(tmp_path: Path) -> None:
+    """Also where the tensor is changed before the row is written; values beyond 0 to 1 are cut."""
+    media = RecordedMedia(tmp_path, True)
+    images = torch.tensor([0.0, 0.5, 1.0, 7.0]).view(1, 1, 2, 2)
+    media.images("val/some thing", images, ["one"], step=12)
+    images.zero_()
+    media.images("rgb", torch.full((2, 3, 1, 1), 9, dtype=torch.uint8), None, step=12)
+    media.images("pillow", [Image.new("L", (3, 3), 5)], None, step=12)
+    assert not (tmp_path / "media").exists()  # nothing waits for the device yet
+    media.write(None)
+    folder = tmp_path / "media" / "images"
+    pixels = np.asarray(Image.open(folder / "val" / "some-thing-00000012-0.png"))
+    assert pixels.tolist() == [[0, 128], [255, 255]]
+    assert Image.open(folder / "rgb-00000012-1.png").getpixel((0, 0)) == (9, 9, 9)
+    assert Image.open(folder / "pillow-00000012-0.png").size == (3, 3)
+
+
+def test_tables_hold_numbers_and_texts(tmp_path: Path) -> None:
+    """Tensors are read when the row is written; JSON has no NaN."""
+    media = RecordedMedia(tmp_path, True)
+    media.table("../up", ["a", "b"], [[torch.tensor(2.5), "x"], [float("nan"), Path("p")]], 3)
+    media.write(None)
+    (file,) = (tmp_path / "media" / "tables").rglob("*.json")
+    assert json.loads(file.read_text()) == {
+        "columns": ["a", "b"],
+        "rows": [[2.5, "x"], [None, "p"]],
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=50))
+def test_histogram_counts_each_finite_value(values: list[float]) -> None:
+    """Whatever the values are; those that are not finite are counted apart."""
+    counts, limits, left_out = histogram_of(values)
+    finite = [value for value in values if np.isfinite(value)]
+    assert (len(counts), int(counts.sum())) == (BINS, len(finite))
+    assert int(left_out) == len(values) - len(finite)
+    if finite:
+        assert limits.tolist() == [min(finite), max(finite)]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (lambda m: m.images("x", torch.zeros(3, 8), None, 0), r"shape \[3, 8\]"),
+        (lambda m: m.images("x", torch.zeros(1, 2, 8, 8), None, 0), "1, 3 or 4 channels"),
+        (
+            lambda m: m.images("x", torch.zeros(1, 1, 8, 8), ["a", "b"], 0),
+            "1 images and 2 captions",
+        ),
+        (lambda m: m.images("x", [], None, 0), "no images"),
+        (lambda m: m.images("x", "text", None, 0), "x is not logged"),
+        (lambda m: m.table("x", ["a"], [[1, 2]], 0), "1 columns, and a row of 2 cells"),
+        (lambda m: m.table("x", None, 3, 0), "x is not logged"),
+        (lambda m: m.histogram("x", [], 0), "no values"),
+        (lambda m: m.histogram("x", "text", 0), "x is not logged"),
+    ],
+)
+def test_mistakes_are_warnings(
+    log: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The training goes on without what can't be logged."""
+    media = RecordedMedia(tmp_path, True)
+    log(media)
+    media.write(None)
+    assert pytest.importorskip("re").search(said, capsys.readouterr().out)
+
+
+def test_failures_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the tracker, whose files are written all the same, and of the disk."""
+    media = RecordedMedia(tmp_path, True)
+    media.histogram("weights", torch.arange(5), 1)
+    media.write(Broken())
+    assert "weights is not sent to the tracker (OSError: the tracker" in capsys.readouterr().out
+    assert (tmp_path / "media" / "histograms" / "weights-00000001.json").is_file()
+    (tmp_path / "file").write_text("")
+    media = RecordedMedia(tmp_path / "file", True)
+    media.histogram("weights", torch.arange(5), 1)
+    media.write(None)
+    assert "weights is not logged: " in capsys.readouterr().out
+
+
+def test_other_ranks_log_nothing(tmp_path: Path) -> None:
+    """Nor do they look at what they are given."""
+    media = RecordedMedia(tmp_path, False)
+    media.images("x", "no image", None, 0)
+    media.write(None)
+    assert not [*tmp_path.iterdir()]
