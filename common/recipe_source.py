@@ -81,7 +81,10 @@ class RecipeSource:
         shown = [f"        {line[:LONGEST_LINE]}" for line in lines]
         if len(shown) > MOST_LINES:
             more = len(shown) - MOST_LINES
-            shown = [*shown[:MOST_LINES], f"        … and {more} lines more; compare it with {path}"]
+            shown = [
+                *shown[:MOST_LINES],
+                f"        … and {more} lines more; compare it with {path}",
+            ]
         return shown
 
 

@@ -97,10 +97,10 @@ def heads_to_begin_anew(
 ) -> dict[str, nn.Linear]:
     """Return the heads, by name, that can't take their weights, or must not.
 
-    Each linear layer with one output a class may be a head. A head begins anew if the weights have
-    none for it, or one with another number of outputs. Where the weights are known to be for other
-    classes (`names`), all layers with one output a class are of these; without names, the shape
-    alone decides, and a layer that has no output for each class is never touched.
+    The last linear layer may be a head, and so may each with one output a class whose outputs no
+    later layer takes. A head begins anew if the weights have none for it, or one with another
+    number of outputs. One with an output a class does so, too, if the weights are known to be for
+    other classes.
 
     Args:
         weights: tensors, or what has their shape, by name.
@@ -109,18 +109,19 @@ def heads_to_begin_anew(
     """
     if class_names is None:
         return {}
-    layers = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    last = next(reversed(layers), None)
+    linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     anew = dict[str, nn.Linear]()
-    for name, head in layers.items():
+    for position, (name, layer) in enumerate(linear):
+        later = [other for _, other in linear[position + 1 :]]
+        is_hidden = any(other.in_features == layer.out_features for other in later)
+        is_for_classes = layer.out_features == len(class_names) and not is_hidden
         there = weights.get(f"{name}.weight")
-        has_same_inputs = there is None or there.shape[1:] == head.weight.shape[1:]
-        if head.out_features != len(class_names) and name != last or not has_same_inputs:
-            continue
-        is_missing = there is None or there.shape[0] != head.out_features
-        are_others = names not in (None, class_names) and head.out_features == len(class_names)
-        if is_missing or are_others:
-            anew[name] = head
+        if there is not None and there.shape[1:] != layer.weight.shape[1:]:
+            continue  # of another model, as is told when the weights are loaded
+        is_missing = there is None or there.shape[0] != layer.out_features
+        has_other_classes = is_for_classes and names not in (None, class_names)
+        if (is_missing and (is_for_classes or not later)) or has_other_classes:
+            anew[name] = layer
     return anew
 
 

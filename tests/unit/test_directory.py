@@ -117,9 +117,9 @@ def test_other_ranks_hear_of_the_first_ones_mistake(
         RunDirectory("asked", "mnist_mlp", False)
     assert refused.value.message == "no such place"
     assert 5 in waited
-    answer = [(Path("asked"), Path("asked", ".seen-0"))]
+    answer = [module.Taken(Path("asked"), "0123", Path("asked", ".seen-0"), False)]
     other = RunDirectory("asked", "mnist_mlp", False)
-    assert other.path == Path("asked")
+    assert (other.path, other.run_id) == (Path("asked"), "0123")
     other.write_status("running", 0)
     other.write("config.json", {})
     assert not [*tmp_path.iterdir()]
@@ -155,6 +155,7 @@ def test_status_is_what_was_said_last(status: str, tmp_path: Path) -> None:
     directory.write_status(status, 3, "a reason")
     resumable = status != "finished"
     expected = {"status": status, "resumable": resumable, "reason": "a reason", "global_step": 3}
+    expected |= {"run_id": directory.run_id}
     assert read_status(tmp_path) == status_of(tmp_path) == expected
 
 
@@ -166,7 +167,8 @@ def test_first_rank_to_fail_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert directory.write_failure(Outcome("failed", True, "rank 1: lost"), 4)
     assert not directory.write_failure(Outcome("failed", False, "rank 0: closed by peer"), 5)
     assert status_of(tmp_path) == {
-        "status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 4
+        "status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 4,
+        "run_id": directory.run_id,
     }  # fmt: skip
     monkeypatch.delenv("RANK")
     directory.release()
@@ -218,7 +220,8 @@ def test_command_that_can_not_go_on_ends_a_supervisors_loop(
         assert status_of(tmp_path)["status"] == status
     refuse_to_resume(tmp_path, REFUSED)
     assert status_of(tmp_path) == {
-        "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4
+        "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4,
+        "run_id": directory.run_id,
     }  # fmt: skip
     directory.write_status("finished", 9)
     refuse_to_resume(tmp_path, REFUSED)
