@@ -69,6 +69,7 @@ def load_initial(
     """
     source = weights_file(config.init_from)
     weights, names = read_rows([source]), initial_facts(config.init_from).get("class_names")
+    refuse_other_kind(model.state_dict(), weights, config.init_from)
     if not config.evaluate_only:
         heads = heads_to_begin_anew(model, weights, names, class_names)
         for name, head in heads.items():
@@ -157,13 +158,8 @@ def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> 
 
 def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
     """Raise a `UserError` that says in what weights do not fit a model's state."""
+    refuse_other_kind(state, weights, path)
     advice = "take the same model flags and data set"
-    if state and weights and not state.keys() & weights.keys():
-        count, example, own = len(weights), min(weights), min(state)
-        raise UserError(
-            f"{path} has weights of another model: none of its {count:,} tensors has a name of "
-            f"this one ({example} there, {own} here): pass weights of this recipe's model"
-        )
     for name in sorted(state.keys() | weights.keys()):
         here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
         if here == there:
@@ -177,3 +173,13 @@ def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], pat
         else:
             words = f"{name} has the shape {there} there and {here} here"
         raise UserError(f"{path} is of another model: {words}: {advice}")
+
+
+def refuse_other_kind(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
+    """Raise a `UserError` where weights and a model's state have no name in common."""
+    if state and weights and not state.keys() & weights.keys():
+        raise UserError(
+            f"{path} has weights of another model: none of its {len(weights):,} tensors has a name "
+            f"of this one ({min(weights)} there, {min(state)} here): pass weights of this "
+            "recipe's model"
+        )

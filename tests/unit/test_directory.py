@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -142,6 +146,69 @@ def test_machine_that_does_not_see_the_directory_is_named(
     assert not [*tmp_path.glob("runs/*")]
     with locked(tmp_path / "mine" / LOCK, patience=0):
         pass
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_directory_is_looked_at_again_under_its_lock(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that waited for another one does not take over what that one made meanwhile."""
+
+    @contextlib.contextmanager
+    def waited(path: Path, patience: float) -> Iterator[None]:
+        (tmp_path / "config.json").write_text('{"run_id": "its"}')
+        (tmp_path / "status.json").write_text('{"status": "finished"}')
+        yield
+
+    monkeypatch.setattr(module, "locked", waited)
+    if resume:
+        with pytest.raises(SystemExit) as end:
+            RunDirectory(str(tmp_path), "mnist_mlp", True, 0, lambda: True)
+        assert end.value.code == 0
+    else:
+        with pytest.raises(UserError, match="holds a run, which is kept"):
+            RunDirectory(str(tmp_path), "mnist_mlp", False)
+    assert (tmp_path / "status.json").read_text() == '{"status": "finished"}'
+
+
+def test_checkpoints_without_a_config_are_no_place_for_another_run(tmp_path: Path) -> None:
+    """Somebody removed the file; the checkpoints may still be worth a month."""
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds checkpoints of a run, which are kept"):
+        RunDirectory(str(tmp_path), "mnist_mlp", False)
+
+
+@pytest.mark.parametrize("lost", ["config.json", "status.json", "both"])
+def test_run_keeps_its_identity(lost: str, tmp_path: Path) -> None:
+    """Over all attempts; a file that lacks it, as of an older version, takes it from the others."""
+    first = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    first.write("config.json", {"run_id": first.run_id})
+    first.release()
+    manifest = tmp_path / "checkpoints" / "step-00000003" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"run_id": first.run_id}))
+    for name in ("config.json", "status.json"):
+        if lost in (name, "both"):
+            (tmp_path / name).write_text("{}")
+    again = RunDirectory(str(tmp_path), "mnist_mlp", True)
+    assert again.run_id == first.run_id
+    assert status_of(tmp_path)["run_id"] == first.run_id
+
+
+@pytest.mark.parametrize("way", ["removed", "replaced"])
+def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) -> None:
+    """Neither into nothing, nor into another run."""
+    path = tmp_path / "run"
+    directory = RunDirectory(str(path), "mnist_mlp", False)
+    directory.write("config.json", {"run_id": directory.run_id})
+    directory.write("memory.json", {})
+    shutil.rmtree(path)
+    if way == "replaced":
+        path.mkdir()
+        (path / "config.json").write_text('{"run_id": "another"}')
+    with pytest.raises(UserError, match="was removed, moved or replaced while the run wrote"):
+        directory.write("summary.json", {})
+    assert not (path / "summary.json").exists()
 
 
 # How it stands.

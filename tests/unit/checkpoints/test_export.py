@@ -21,6 +21,7 @@ from common.checkpoints.export import (
     save_model,
 )
 from common.errors import UserError
+from common.initial import weights_file
 
 FACTS = {
     "arguments": {"in_features": 12, "hidden_sizes": [5], "classes": 3, "dropout": 0.5},
@@ -239,3 +240,17 @@ def test_model_is_whole_or_not_there(
     save_model(directory / "model", newer, FACTS)
     assert torch.equal(load_model(MLP, directory).body[0].weight, newer.body[0].weight)
     assert [path.name for path in directory.iterdir()] == ["model"]
+
+
+def test_flipped_bit_of_an_exported_model_is_refused(saved: tuple[Path, nn.Module]) -> None:
+    """By what predicts with it, and by `--init-from`; published weights have no digest."""
+    directory, model = saved
+    path = directory / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for load in (model_folder, weights_file, lambda run: load_weights(model, run)):
+        with pytest.raises(UserError, match="its SHA-256 is not the one in"):
+            load(directory)
+    (directory / "model" / "model.json").write_text(json.dumps(FACTS))
+    load_weights(model, directory)
