@@ -15,7 +15,6 @@ from common.files import locked, read_json
 from common.flags import from_json, role_of, spelled
 from common.machine import world_size
 
-
 MOST_FLAGS = 5  # that a sentence repeats
 
 

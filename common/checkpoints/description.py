@@ -135,9 +135,10 @@ def differences_of_groups(
         if isinstance(earlier, list) and earlier != names:
             yield f"parameter group {number} of {name} {difference_of_names(earlier, names)}"
         options, saved = group["options"], then.get("options")
-        for option in options if isinstance(saved, Mapping) else ():
-            if option in saved and saved[option] != options[option]:
-                values = f"{options[option]!s:.100} and was {saved[option]!s:.100}"
+        known = saved if isinstance(saved, Mapping) else {}
+        for option in options:
+            if option in known and known[option] != options[option]:
+                values = f"{options[option]!s:.100} and was {known[option]!s:.100}"
                 yield f"{option} in parameter group {number} of {name} is {values}"
 
 

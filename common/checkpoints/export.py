@@ -69,6 +69,7 @@ def load_initial(
     """
     source = weights_file(config.init_from)
     weights, names = read_rows([source]), initial_facts(config.init_from).get("class_names")
+    refuse_other_kind(model.state_dict(), weights, config.init_from)
     if not config.evaluate_only:
         heads = heads_to_begin_anew(model, weights, names, class_names)
         for name, head in heads.items():
@@ -97,10 +98,10 @@ def heads_to_begin_anew(
 ) -> dict[str, nn.Linear]:
     """Return the heads, by name, that can't take their weights, or must not.
 
-    Each linear layer with one output a class may be a head. A head begins anew if the weights have
-    none for it, or one with another number of outputs. Where the weights are known to be for other
-    classes (`names`), all layers with one output a class are of these; without names, the shape
-    alone decides, and a layer that has no output for each class is never touched.
+    The last linear layer may be a head, and so may each with one output a class whose outputs no
+    later layer takes. A head begins anew if the weights have none for it, or one with another
+    number of outputs. One with an output a class does so, too, if the weights are known to be for
+    other classes.
 
     Args:
         weights: tensors, or what has their shape, by name.
@@ -109,18 +110,19 @@ def heads_to_begin_anew(
     """
     if class_names is None:
         return {}
-    layers = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    last = next(reversed(layers), None)
+    linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     anew = dict[str, nn.Linear]()
-    for name, head in layers.items():
+    for position, (name, layer) in enumerate(linear):
+        later = [other for _, other in linear[position + 1 :]]
+        is_hidden = any(other.in_features == layer.out_features for other in later)
+        is_for_classes = layer.out_features == len(class_names) and not is_hidden
         there = weights.get(f"{name}.weight")
-        has_same_inputs = there is None or there.shape[1:] == head.weight.shape[1:]
-        if head.out_features != len(class_names) and name != last or not has_same_inputs:
-            continue
-        is_missing = there is None or there.shape[0] != head.out_features
-        are_others = names not in (None, class_names) and head.out_features == len(class_names)
-        if is_missing or are_others:
-            anew[name] = head
+        if there is not None and there.shape[1:] != layer.weight.shape[1:]:
+            continue  # of another model, as is told when the weights are loaded
+        is_missing = there is None or there.shape[0] != layer.out_features
+        has_other_classes = is_for_classes and names not in (None, class_names)
+        if (is_missing and (is_for_classes or not later)) or has_other_classes:
+            anew[name] = layer
     return anew
 
 
@@ -156,13 +158,8 @@ def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> 
 
 def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
     """Raise a `UserError` that says in what weights do not fit a model's state."""
+    refuse_other_kind(state, weights, path)
     advice = "take the same model flags and data set"
-    if state and weights and not state.keys() & weights.keys():
-        count, example, own = len(weights), min(weights), min(state)
-        raise UserError(
-            f"{path} has weights of another model: none of its {count:,} tensors has a name of "
-            f"this one ({example} there, {own} here): pass weights of this recipe's model"
-        )
     for name in sorted(state.keys() | weights.keys()):
         here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
         if here == there:
@@ -176,3 +173,13 @@ def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], pat
         else:
             words = f"{name} has the shape {there} there and {here} here"
         raise UserError(f"{path} is of another model: {words}: {advice}")
+
+
+def refuse_other_kind(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
+    """Raise a `UserError` where weights and a model's state have no name in common."""
+    if state and weights and not state.keys() & weights.keys():
+        raise UserError(
+            f"{path} has weights of another model: none of its {len(weights):,} tensors has a name "
+            f"of this one ({min(weights)} there, {min(state)} here): pass weights of this "
+            "recipe's model"
+        )

@@ -53,9 +53,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the words that a file of tensors was written with; none where it can't be read."""
-    with suppress(UserError, OSError):
-        with open_tensors(plain(path)) as file:
-            return file.metadata() or {}
+    with suppress(UserError, OSError), open_tensors(plain(path)) as file:
+        return file.metadata() or {}
     return {}
 
 

@@ -74,7 +74,7 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
 
 
 def add(digest: Any, value: Any) -> None:
-    """Add a nest of values to a digest; an `UnknownContentError` for an object of a foreign kind."""
+    """Add a nest of values to a digest; an `UnknownContentError` for any other object."""
     digest.update(f"{type(value).__name__} ".encode())
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()

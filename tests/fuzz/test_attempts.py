@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from common.checkpoints.finished import step_folders
+from common.checkpoints.tensors import read_metadata
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.errors import UserError
 from common.run import Run
 from common.training import accelerator
+from tests.copies import regression
 from tests.fuzz.small_run import FLAGS, digest, prepared, run
 from tests.unit.recipes import status_of
 
@@ -165,3 +167,117 @@ def test_precision_that_the_machine_has_not_is_refused(
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
     assert "mixed precision no, and now bf16: pass --mixed-precision" in error.message
+
+
+# One identity.
+
+
+def unfinished(directory: Path, *flags: object) -> Path:
+    """Return a run that was killed before its end, with a best model."""
+    evaluated = ("--eval-every", 1, "--checkpoint-every", 1)
+    error, _ = run(*FLAGS, *evaluated, *flags, "--output-dir", directory)
+    assert error is None
+    shutil.rmtree(directory / "model")
+    (directory / "summary.json").unlink()
+    (directory / "status.json").write_text('{"status": "running", "global_step": 3}')
+    shutil.rmtree(step_folders(directory / "checkpoints")[-1])
+    return directory
+
+
+def test_all_files_name_their_run(tmp_path: Path) -> None:
+    """What is copied elsewhere can be told from that run's own."""
+    directory = tmp_path / "run"
+    assert run(*FLAGS, "--eval-every", 1, "--output-dir", directory)[0] is None
+    newest = step_folders(directory / "checkpoints")[-1]
+    names = ("config.json", "status.json", "model/model.json")
+    files = [*(directory / name for name in names), newest / "manifest.json"]
+    found = {json.loads(path.read_text())["run_id"] for path in files}
+    bests = [*(directory / "checkpoints").glob("best-*")]
+    assert bests
+    found |= {read_metadata(path)["run_id"] for path in bests}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("seed", 5), ("dropout", 0.5), ("max_grad_norm", 9.0), ("learning_rate", 0.1)],
+)
+def test_flag_edited_in_config_is_refused(tmp_path: Path, flag: str, value: float) -> None:
+    """With both values; once it is put back the run goes on, also with flags that are free."""
+    directory = unfinished(tmp_path / "run")
+    text = (directory / "config.json").read_text()
+    facts = json.loads(text)
+    before, facts["config"][flag] = facts["config"][flag], value
+    (directory / "config.json").write_text(json.dumps(facts))
+    error, _ = run("--resume", directory)
+    assert isinstance(error, UserError)
+    spelled = flag.replace("_", "-")
+    assert f"was trained with --{spelled} {before} and now has {value}" in error.message
+    (directory / "config.json").write_text(text)
+    assert run("--resume", directory, "--log-every", 1)[0] is None
+
+
+def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
+    """The run goes on from its newest checkpoint; a later evaluation is the best, or none is."""
+    directory = unfinished(tmp_path / "run")
+    newest = step_folders(directory / "checkpoints")[-1]
+    named = json.loads((newest / "manifest.json").read_text())["files"]
+    (best,) = [newest / name for name in named if "best-" in name]
+    content = bytearray(best.read_bytes())
+    content[-1] ^= 1
+    best.write_bytes(content)
+    error, said = run("--resume", directory)
+    assert error is None
+    assert f"resuming {newest}" in said
+    assert "the best model so far is lost" in said
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["progress/kept_step"] == 4
+    assert summary.get("val/best_rmse") == summary["val/rmse"]
+
+
+def test_changed_recipe_is_told_recorded_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first lines, in `config.json` on all later resumes, and by `common.compare`."""
+    directory = unfinished(tmp_path / "run")
+    other = tmp_path / "whole"
+    shutil.copytree(directory, other)
+    assert run("--resume", other)[0] is None
+    source = Path(regression.__file__).read_text()
+    edited = tmp_path / "regression.py"
+    edited.write_text(source.replace("nn.ReLU()", "nn.Tanh()"))
+    with monkeypatch.context() as patch:
+        patch.setattr(regression, "__file__", str(edited))
+        error, said = run("--resume", directory)
+    assert error is None
+    assert "nn.Tanh()" in said
+    changes = json.loads((directory / "config.json").read_text())["source"]["changes"]
+    assert [change["global_step"] for change in changes] == [3]
+    compared = compare(read_runs([str(other), str(directory)]))
+    assert compared.differences["recipe changed"] == [None, "at update 3"]
+
+
+def test_run_whose_folder_is_removed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sentence, and leaves no folder that looks like a run."""
+    directory, log_training = tmp_path / "run", Run.log_training
+
+    def remove(self: Run) -> None:
+        if self.progress.global_step == 2:
+            shutil.rmtree(directory)
+        log_training(self)
+
+    monkeypatch.setattr(Run, "log_training", remove)
+    error, _ = run(*FLAGS, "--output-dir", directory)
+    assert isinstance(error, UserError)
+    assert "was removed, moved or replaced while the run wrote to it" in error.message
+    assert not directory.exists()
+
+
+def test_moved_clock_changes_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goodput is a share of the seconds that went by, whatever the time of day became."""
+    times = iter(10.0**9 * (1 + number % 2) for number in range(10**9))
+    monkeypatch.setattr("time.time", lambda: next(times))
+    directory = tmp_path / "run"
+    assert run(*FLAGS, "--output-dir", directory)[0] is None
+    goodput = json.loads((directory / "summary.json").read_text())["perf/goodput"]
+    assert 1e-4 < goodput < 0.9

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,9 +121,9 @@ def test_other_ranks_hear_of_the_first_ones_mistake(
         RunDirectory("asked", "mnist_mlp", False)
     assert refused.value.message == "no such place"
     assert 5 in waited
-    answer = [(Path("asked"), Path("asked", ".seen-0"))]
+    answer = [module.Taken(Path("asked"), "0123", Path("asked", ".seen-0"), False)]
     other = RunDirectory("asked", "mnist_mlp", False)
-    assert other.path == Path("asked")
+    assert (other.path, other.run_id) == (Path("asked"), "0123")
     other.write_status("running", 0)
     other.write("config.json", {})
     assert not [*tmp_path.iterdir()]
@@ -144,6 +148,69 @@ def test_machine_that_does_not_see_the_directory_is_named(
         pass
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_directory_is_looked_at_again_under_its_lock(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that waited for another one does not take over what that one made meanwhile."""
+
+    @contextlib.contextmanager
+    def waited(path: Path, patience: float) -> Iterator[None]:
+        (tmp_path / "config.json").write_text('{"run_id": "its"}')
+        (tmp_path / "status.json").write_text('{"status": "finished"}')
+        yield
+
+    monkeypatch.setattr(module, "locked", waited)
+    if resume:
+        with pytest.raises(SystemExit) as end:
+            RunDirectory(str(tmp_path), "mnist_mlp", True, 0, lambda: True)
+        assert end.value.code == 0
+    else:
+        with pytest.raises(UserError, match="holds a run, which is kept"):
+            RunDirectory(str(tmp_path), "mnist_mlp", False)
+    assert (tmp_path / "status.json").read_text() == '{"status": "finished"}'
+
+
+def test_checkpoints_without_a_config_are_no_place_for_another_run(tmp_path: Path) -> None:
+    """Somebody removed the file; the checkpoints may still be worth a month."""
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds checkpoints of a run, which are kept"):
+        RunDirectory(str(tmp_path), "mnist_mlp", False)
+
+
+@pytest.mark.parametrize("lost", ["config.json", "status.json", "both"])
+def test_run_keeps_its_identity(lost: str, tmp_path: Path) -> None:
+    """Over all attempts; a file that lacks it, as of an older version, takes it from the others."""
+    first = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    first.write("config.json", {"run_id": first.run_id})
+    first.release()
+    manifest = tmp_path / "checkpoints" / "step-00000003" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"run_id": first.run_id}))
+    for name in ("config.json", "status.json"):
+        if lost in (name, "both"):
+            (tmp_path / name).write_text("{}")
+    again = RunDirectory(str(tmp_path), "mnist_mlp", True)
+    assert again.run_id == first.run_id
+    assert status_of(tmp_path)["run_id"] == first.run_id
+
+
+@pytest.mark.parametrize("way", ["removed", "replaced"])
+def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) -> None:
+    """Neither into nothing, nor into another run."""
+    path = tmp_path / "run"
+    directory = RunDirectory(str(path), "mnist_mlp", False)
+    directory.write("config.json", {"run_id": directory.run_id})
+    directory.write("memory.json", {})
+    shutil.rmtree(path)
+    if way == "replaced":
+        path.mkdir()
+        (path / "config.json").write_text('{"run_id": "another"}')
+    with pytest.raises(UserError, match="was removed, moved or replaced while the run wrote"):
+        directory.write("summary.json", {})
+    assert not (path / "summary.json").exists()
+
+
 # How it stands.
 
 
@@ -155,6 +222,7 @@ def test_status_is_what_was_said_last(status: str, tmp_path: Path) -> None:
     directory.write_status(status, 3, "a reason")
     resumable = status != "finished"
     expected = {"status": status, "resumable": resumable, "reason": "a reason", "global_step": 3}
+    expected |= {"run_id": directory.run_id}
     assert read_status(tmp_path) == status_of(tmp_path) == expected
 
 
@@ -166,7 +234,8 @@ def test_first_rank_to_fail_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert directory.write_failure(Outcome("failed", True, "rank 1: lost"), 4)
     assert not directory.write_failure(Outcome("failed", False, "rank 0: closed by peer"), 5)
     assert status_of(tmp_path) == {
-        "status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 4
+        "status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 4,
+        "run_id": directory.run_id,
     }  # fmt: skip
     monkeypatch.delenv("RANK")
     directory.release()
@@ -218,7 +287,8 @@ def test_command_that_can_not_go_on_ends_a_supervisors_loop(
         assert status_of(tmp_path)["status"] == status
     refuse_to_resume(tmp_path, REFUSED)
     assert status_of(tmp_path) == {
-        "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4
+        "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4,
+        "run_id": directory.run_id,
     }  # fmt: skip
     directory.write_status("finished", 9)
     refuse_to_resume(tmp_path, REFUSED)

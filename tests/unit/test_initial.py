@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from common.checkpoints.export import load_initial, save_model
 from common.data.images import load_images
@@ -125,3 +126,49 @@ def test_images_are_scaled_as_the_weights_saw_them(published: Path, tmp_path: Pa
     assert images.shape == (1, 20, 20, 3)
     assert images.float().mean().item() == pytest.approx(100, abs=1)
     assert load_images(source, image_size=9, init_from=str(published), **flags).image_size == 9
+
+
+class TwoHeads(nn.Module):
+    """Classes, and a figure beside them."""
+
+    def __init__(self, classes: int, others: int = 1, hidden: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, hidden)
+        self.classes, self.figure = nn.Linear(hidden, classes), nn.Linear(hidden, others)
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "anew"),
+    [
+        (3, list("abc"), set()),
+        (3, list("xyz"), {"classes"}),
+        (5, list("vwxyz"), {"classes"}),
+        (3, None, set()),
+    ],
+)
+def test_the_head_for_other_classes_begins_anew_and_no_other(
+    classes: int, names: list[str] | None, anew: set[str], tmp_path: Path
+) -> None:
+    """Of two heads, by the number of outputs and the class names."""
+    trained, run = TwoHeads(3), tmp_path / "run"
+    save_model(run / "model", trained, {"class_names": list("abc")})
+    model = TwoHeads(classes)
+    load_initial(model, config(run), tmp_path, names)
+    for name in ("body", "classes", "figure"):
+        same = torch.equal(getattr(model, name).weight, getattr(trained, name).weight)
+        assert same == (name not in anew), name
+
+
+def test_hidden_layer_of_another_width_is_no_head(tmp_path: Path) -> None:
+    """Though it is as wide as there are classes."""
+    run = tmp_path / "run"
+    save_model(run / "model", TwoHeads(5, hidden=8), {"class_names": list("vwxyz")})
+    with pytest.raises(UserError, match=r"is of another model: body\.bias has the shape"):
+        load_initial(TwoHeads(5, hidden=5), config(run), tmp_path, list("vwxyz"))
+
+
+def test_weights_of_another_kind_of_model_are_told_as_such(published: Path, tmp_path: Path) -> None:
+    """Not by the first tensor that is missing."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    with pytest.raises(UserError, match=r"of another model: none of its \d+ tensors has a name"):
+        load_initial(model, config(published), tmp_path, list("abcd"))

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from common.directory import LOCK
 from common.errors import UserError
+from common.files import locked
 from common.flags import role_of
+from common.resume import was_finished_meanwhile
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, other_value, parse, words, write_run
 
@@ -130,6 +133,51 @@ def test_auto_takes_the_newest_unfinished_run_of_the_same_flags(
     found = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto", "--log-every", 9)
     assert (found.output_dir, found.resume) == ("runs/wanted", "runs/wanted")
     assert (found.epochs, found.log_every) == (20, 9)
+
+
+def test_auto_does_not_begin_anew_beside_an_unfinished_run_of_other_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag that was left out: the newest such run is named, and both values."""
+    age(write_run(Path("runs/older"), MLP(seed=9, epochs=3)), 9)
+    run = age(write_run(Path("runs/killed"), MLP(epochs=3)), 8)
+    for count in (1, 2):
+        with pytest.raises(UserError) as refused:
+            parse(monkeypatch, "mnist_mlp", "--resume", "auto")
+        assert "runs/killed is unfinished" in refused.value.message
+        assert "--epochs 3 there and None here" in refused.value.message
+        assert "--resume runs/killed" in refused.value.message
+        found = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
+        assert found.resume == "runs/killed"
+        if count == 1:  # another one of the same flags does not matter
+            write_run(Path("runs/finished"), MLP(), status="finished")
+    assert parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--output-dir", "x").resume is None
+    # One that trains now is in nobody's way, nor is one that was trained to its end.
+    with locked(run / LOCK, 0), locked(Path("runs/older", LOCK), 0):
+        assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
+    assert "a new one begins" in capsys.readouterr().out
+    for name in ("killed", "older"):
+        Path("runs", name, "summary.json").write_text("{}")
+        write_run(Path("runs", name), MLP(epochs=3), status="failed")
+    assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
+
+
+def test_run_is_read_again_once_no_other_job_writes_to_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may be finished by then, or be another one."""
+    run = write_run(tmp_path / "run", MLP(seed=3))
+    config = parse(monkeypatch, "mnist_mlp", "--resume", run)
+    assert not was_finished_meanwhile(config, "mnist_mlp")
+    write_run(run, MLP(seed=4))
+    with pytest.raises(UserError, match="--seed 4, which was 3") as refused:
+        was_finished_meanwhile(config, "mnist_mlp")
+    assert refused.value.resumable
+    write_run(run, MLP(seed=3, batch_size=16))
+    with pytest.raises(UserError, match="effective batch of 16"):
+        was_finished_meanwhile(config, "mnist_mlp")
+    write_run(run, MLP(seed=3), status="finished")
+    assert was_finished_meanwhile(config, "mnist_mlp")
 
 
 def test_auto_with_a_directory_of_no_run_is_a_fresh_start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from common.checkpoints.export import (
     save_model,
 )
 from common.errors import UserError
+from common.initial import weights_file
 
 FACTS = {
     "arguments": {"in_features": 12, "hidden_sizes": [5], "classes": 3, "dropout": 0.5},
@@ -132,7 +134,9 @@ def test_unfinished_run_has_no_model(saved: tuple[Path, nn.Module], missing: str
 def test_facts_are_json(saved: tuple[Path, nn.Module]) -> None:
     """What is beside the weights can be read by any program."""
     directory, _ = saved
-    assert json.loads((directory / "model" / "model.json").read_text()) == FACTS
+    facts = json.loads((directory / "model" / "model.json").read_text())
+    weights = (directory / "model" / "model.safetensors").read_bytes()
+    assert facts == FACTS | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
 
 
 class TiedModel(nn.Module):
@@ -162,7 +166,7 @@ def test_tied_weights_and_adapters_are_whole(tmp_path: Path) -> None:
     load_weights(loaded, tmp_path)
     assert loaded.head.weight is loaded.embedding.weight
     assert torch.equal(loaded(tokens), model(tokens))
-    with pytest.raises(UserError, match=r"head\.weight has the shape None there"):
+    with pytest.raises(UserError, match=r"it has no head\.weight, which this model needs"):
         load_weights(TiedModel(is_tied=False), tmp_path)
 
 
@@ -171,6 +175,7 @@ def test_weights_that_are_not_tied_load_into_tied_ones_that_agree(tmp_path: Path
     model = TiedModel()
     save_model(tmp_path / "model", model, {})
     path = tmp_path / "model" / "model.safetensors"
+    (tmp_path / "model" / "model.json").write_text("{}")  # another program writes no digest
     stored = load_file(path)
     weight = stored.pop("embedding.weight")
     for names in (("head.weight",), ("head.weight", "embedding.weight")):
@@ -190,7 +195,7 @@ def test_files_lie_beside_the_model(tmp_path: Path) -> None:
     save_model(tmp_path / "model", nn.Linear(1, 1), {"name": "tiny", "files": tokenizer})
     assert (tmp_path / "model" / "vocab.txt").read_text() == "[PAD]"
     assert (tmp_path / "model" / "deep" / "merges.txt").read_text() == "a b"
-    assert json.loads((tmp_path / "model" / "model.json").read_text()) == {"name": "tiny"}
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["name"] == "tiny"
     save_model(tmp_path / "plain", nn.Linear(1, 1), {"files": None})
     assert len([*(tmp_path / "plain").iterdir()]) == 2
 
@@ -235,3 +240,17 @@ def test_model_is_whole_or_not_there(
     save_model(directory / "model", newer, FACTS)
     assert torch.equal(load_model(MLP, directory).body[0].weight, newer.body[0].weight)
     assert [path.name for path in directory.iterdir()] == ["model"]
+
+
+def test_flipped_bit_of_an_exported_model_is_refused(saved: tuple[Path, nn.Module]) -> None:
+    """By what predicts with it, and by `--init-from`; published weights have no digest."""
+    directory, model = saved
+    path = directory / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for load in (model_folder, weights_file, lambda run: load_weights(model, run)):
+        with pytest.raises(UserError, match="its SHA-256 is not the one in"):
+            load(directory)
+    (directory / "model" / "model.json").write_text(json.dumps(FACTS))
+    load_weights(model, directory)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from common.checkpoints.finished import choose, newest_whole, step_folders
+from common.checkpoints.finished import (
+    choose,
+    damage,
+    damaged_best,
+    newest_whole,
+    step_folders,
+)
+from common.checkpoints.store import Checkpoints
 from common.errors import UserError
 from common.files import signed
-from tests.unit.checkpoints.test_store import killed_at, names_in, save
+from tests.unit.checkpoints.test_store import contents_of, killed_at, names_in, save
 
 
 def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
@@ -141,3 +150,78 @@ def test_killed_while_checkpoints_are_put_aside(
         choose(folder, chosen.name)
         assert newest_whole(folder) == (chosen, [])
     assert moment >= 4
+
+
+# Of which run.
+
+
+def save_of(folder: Path, step: int, run_id: str, keep: int = 2) -> None:
+    """Write a best model and a checkpoint of a run."""
+    checkpoints = Checkpoints(folder, 0, 1, keep, 5.0, run_id=run_id)
+    contents = contents_of(step)
+    contents.once = {}
+    checkpoints.save_best(step, {"weight": torch.full((2,), float(step))})
+    checkpoints.save(step, contents, {"global_step": step, "run_id": run_id})
+    checkpoints.wait()
+    assert checkpoints.failure is None
+
+
+def test_checkpoints_of_another_run_are_put_aside_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Newer ones and older ones, with their best models: they can still be used."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    for step in (3, 6):
+        save_of(own, step, "mine")
+    for step in (4, 9):
+        save_of(other, step, "its")
+    for path in other.iterdir():
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, own / path.name)
+    assert choose(own, None, "mine") == own / "step-00000006"
+    said = capsys.readouterr().out
+    assert "step-00000009 was written by another run" in said
+    aside = own / "of-another-run"
+    assert newest_whole(aside, None, "its") == (aside / "step-00000009", [])
+    assert damaged_best(aside / "step-00000009") is None
+    for step in (7, 9, 10):
+        save_of(own, step, "mine", keep=1)
+    assert len(step_folders(aside)) == 2
+    # One that is copied in while the run goes on is no reason to remove the run's own.
+    shutil.copytree(other / "step-00000009", own / "step-00000099")
+    save_of(own, 11, "mine", keep=1)
+    assert newest_whole(own, None, "mine")[0] == own / "step-00000011"
+    assert (own / "step-00000099").exists()
+
+
+def test_nothing_is_removed_where_no_checkpoint_is_whole(tmp_path: Path) -> None:
+    """A user may be able to mend it: all of it is put aside, and the run begins anew."""
+    folder = tmp_path / "checkpoints"
+    for step in (3, 6):
+        save(folder, step)
+    path = folder / "frozen-model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(b"damaged")
+    assert choose(folder, None) is None
+    save(folder, 1)
+    assert newest_whole(folder)[0] == folder / "step-00000001"
+    aside = tmp_path / "checkpoints-put-aside"
+    (aside / path.name).write_bytes(whole)
+    assert newest_whole(aside) == (aside / "step-00000006", [])
+
+
+def test_named_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    """Where none before it is whole: newer ones are not given up for a start from update 0."""
+    for step in (3, 6, 9):
+        save(tmp_path, step, keep=3)
+    (tmp_path / "step-00000003" / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="no checkpoint up to step-00000003 is whole"):
+        choose(tmp_path, "step-00000003")
+    assert len(step_folders(tmp_path)) == 3
+
+
+def test_renamed_checkpoint_gets_its_name_back(tmp_path: Path) -> None:
+    """What it holds is of the update that its manifest names."""
+    save(tmp_path, 3)
+    (tmp_path / "step-00000003").rename(tmp_path / "step-00000009")
+    assert "is of update 3" in str(damage(tmp_path / "step-00000009"))
+    assert choose(tmp_path, None) == tmp_path / "step-00000003"

@@ -1,0 +1,457 @@
+"""A machine of states over run directories: whatever happens to them, a run is never another's.
+
+Runs are started, killed at any moment, started twice, resumed; their files are copied, edited,
+flipped, cut, renamed and removed, in any order. Each command ends in success or in one sentence,
+goes on from the newest whole checkpoint of its own run, and loses none of another run's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import PartialState
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from torch import nn
+
+from common.checkpoints.state import Parts, restore_newest
+from common.checkpoints.store import Checkpoints
+from common.config import TrainingConfig
+from common.console import TOLD
+from common.directory import RunDirectory
+from common.errors import UserError
+from common.files import signed
+from common.flags import role_of
+from common.resume import resumed_config, was_finished_meanwhile
+from tests.fuzz.small_run import Inline
+from tests.unit.checkpoints.test_store import killed_at
+
+NAMES = ("one", "two")
+LAST = 6  # updates of a run
+KEEP = 2
+ENDED: Counter[str] = Counter()  # how commands went
+
+
+@dataclass(kw_only=True)
+class Config(TrainingConfig):
+    """The seed is another one in each run, and in all of its weights."""
+
+    dropout: float = 0.0
+
+
+class Counted:
+    """How far a training is."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the step."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take the step."""
+        self.step = state["step"]
+
+
+class Directory(RunDirectory):
+    """One whose lock is let go of when its process is killed, as the kernel does."""
+
+    def __init__(self, *arguments: Any, made: list[Directory]) -> None:
+        """Take it, and add it to those that were made, even if this fails."""
+        made.append(self)
+        super().__init__(*arguments)
+
+
+class Attempt:
+    """One process that trains: what a recipe does with the files of a run, and nothing else."""
+
+    def __init__(self, config: Config, made: list[Directory] | None = None) -> None:
+        """Take the directory, restore and write `config.json`; raise what ends the process."""
+        self.config, resumes = config, config.resume is not None
+        self.directory = Directory(
+            *(config.output_dir, "tiny", resumes, 0.0),
+            lambda: was_finished_meanwhile(config, "tiny"),
+            made=[] if made is None else made,
+        )
+        try:
+            self.begin()
+        except BaseException:
+            self.directory.release()
+            raise
+
+    def begin(self) -> None:
+        """Do what comes before the first update."""
+        self.model, self.progress, self.parts = nn.Linear(2, 1, bias=False), Counted(), Parts(0)
+        nn.init.constant_(self.model.weight, self.config.seed)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.parts.add("model", self.model)
+        self.parts.add("optimizer", self.optimizer)
+        self.parts.add("progress", self.progress)
+        self.checkpoints = Checkpoints(
+            *(self.directory.path / "checkpoints", 0, 1, KEEP, 5.0),
+            run_id=self.directory.run_id,
+            insist_on_own=self.directory.insist_on_own,
+        )
+        self.manifest = None
+        if self.config.resume is not None:
+            asked = Path(self.config.resume).name
+            named = asked if asked.startswith("step-") else None
+            self.manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
+        environment = {"effective_batch_size": self.config.batch_size, "mixed_precision": "no"}
+        facts = {"config": vars(self.config), "given": vars(self.config)}
+        facts |= {"recipe": "tiny", "environment": environment, "run_id": self.directory.run_id}
+        self.directory.write("config.json", facts)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a manifest says of the run."""
+        flags = {n: v for n, v in vars(self.config).items() if not role_of(Config, n).free}
+        del flags["mixed_precision"]
+        facts = {"run_id": self.directory.run_id, "flags": flags, "recipe": "tiny"}
+        facts |= {"parts_described": self.parts.description, "data": {"sizes": {"train": 1}}}
+        return facts | {"global_step": self.progress.step}
+
+    def train(self, updates: int) -> None:
+        """Make updates, each with a checkpoint, some with a better model; perhaps finish."""
+        for _ in range(updates):
+            if self.progress.step == LAST:
+                break
+            self.progress.step += 1
+            with torch.no_grad():
+                self.model.weight[0, 1] = self.progress.step
+            if self.progress.step % 2:
+                self.checkpoints.save_best(self.progress.step, {"best": self.model.weight})
+            self.checkpoints.save(self.progress.step, self.parts.collect(), self.identity())
+            self.checkpoints.wait()
+            if self.checkpoints.failure is not None:
+                raise UserError(self.checkpoints.failure)
+        if self.progress.step == LAST:
+            self.directory.write_status("finished", LAST)
+
+
+def command(directory: Path, resume: str | None, seed: int | None) -> Config:
+    """Read a command line, as `parse_config` does."""
+
+    def parse(defaults: Any) -> Config:
+        config = defaults or Config(mixed_precision="no", tracker="none")
+        config = replace(config, resume=resume, output_dir=str(directory))
+        return config if seed is None else replace(config, seed=seed)
+
+    if resume is None:
+        return parse(None)
+    return resumed_config(Config, parse, resume, str(directory), "tiny")
+
+
+Whole = dict[str, tuple[str, int, Path]]  # by digest of the manifest: run, update, place
+
+
+def whole_checkpoints(root: Path) -> Whole:
+    """Return all whole checkpoints anywhere under a folder, without asking the code under test."""
+    found: Whole = {}
+    for path in root.rglob("manifest.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            manifest = json.loads(path.read_text())
+            if manifest != signed(manifest):
+                continue
+            files = manifest["files"].items()
+            if all(is_file_whole(path.parent / n, r) for n, r in files if "best-" not in n):
+                place = manifest["run_id"], manifest["global_step"], path.parent
+                found[f"{manifest['sha256']}"] = place
+    return found
+
+
+def is_file_whole(path: Path, receipt: dict[str, Any]) -> bool:
+    """Whether a file has the digest of its receipt."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(path.read_bytes()).hexdigest() == receipt["sha256"]
+    return False
+
+
+class Runs(RuleBasedStateMachine):
+    """Two run directories, and all that can happen to them."""
+
+    def __init__(self) -> None:
+        """Make a folder for them."""
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = Path(self.folder.name)
+        self.seeds: dict[str, int] = {}  # by the identity of a run
+        self.next_seed = 1
+
+    def teardown(self) -> None:
+        """Remove the folder."""
+        self.folder.cleanup()
+
+    # What a user starts.
+
+    def launch(
+        self, directory: Path, config: Callable[[], Config], updates: int, moment: int | None
+    ) -> None:
+        """Run a command to its end, or until it is killed; see that no run has lost anything."""
+        before = whole_checkpoints(self.root)
+        attempts: list[Attempt] = []
+        made: list[Directory] = []
+
+        def work() -> None:
+            attempts.append(Attempt(config(), made))
+            self.check_restored(attempts[0], before)
+            attempts[0].train(updates)
+
+        with ending_well(), pytest.MonkeyPatch.context() as patch:
+            try:
+                if moment is None:
+                    work()
+                elif killed_at(patch, moment, work):
+                    ENDED["killed"] += 1
+            finally:
+                for taken in made:
+                    taken.release()
+        if attempts:
+            ENDED["began" if attempts[0].manifest is None else "resumed"] += 1
+        self.check_kept(directory, before, attempts[0] if attempts else None)
+
+    def check_restored(self, attempt: Attempt, before: Whole) -> None:
+        """A run goes on with its own weights: the newest whole ones that it may take."""
+        run_id, config = attempt.directory.run_id, attempt.config
+        if config.resume is None:
+            assert run_id not in self.seeds
+            self.seeds[run_id] = config.seed
+            return
+        weight = attempt.model.weight[0].tolist()
+        assert weight[0] == config.seed
+        if attempt.manifest is not None:
+            assert weight == [self.seeds[run_id], attempt.progress.step]
+        last = LAST
+        if Path(config.resume).name.startswith("step-"):
+            last = int(Path(config.resume).name[5:])
+        folder = attempt.directory.path / "checkpoints"
+        steps = [
+            step
+            for owner, step, path in before.values()
+            if owner == run_id and path.parent == folder and step <= last
+            and path.name == f"step-{step:08d}"
+        ]  # fmt: skip
+        assert attempt.progress.step >= max(steps, default=0)
+
+    def check_kept(self, directory: Path, before: Whole, attempt: Attempt | None) -> None:
+        """Another run's checkpoints are where they were, or aside; of one's own, the newest is."""
+        after = whole_checkpoints(self.root)
+        own = None if attempt is None else attempt.directory.run_id
+        for digest, (owner, _, path) in before.items():
+            assert digest in after or owner == own, f"{path} of another run was lost"
+        named = attempt is not None and "step-" in (attempt.config.resume or "")
+        steps = [step for owner, step, _ in before.values() if owner == own]
+        steps_after = [step for owner, step, _ in after.values() if owner == own]
+        if steps and not named:
+            assert steps_after
+            assert max(steps_after) >= max(steps), "the newest whole checkpoint was lost"
+        if steps and named:
+            assert steps_after, "all whole checkpoints were lost"
+
+    def new_config(self, directory: Path) -> Config:
+        """Return the configuration of a fresh start."""
+        self.next_seed += 1
+        return command(directory, None, self.next_seed)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        updates=st.integers(0, LAST),
+        moment=st.none() | st.integers(0, 60),
+        clears=st.booleans(),
+    )
+    def start(self, name: str, updates: int, moment: int | None, clears: bool) -> None:
+        """A fresh start, perhaps after the run that was there has been removed."""
+        directory = self.root / name
+        if clears:
+            shutil.rmtree(directory, ignore_errors=True)
+        self.launch(directory, lambda: self.new_config(directory), updates, moment)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        updates=st.integers(0, LAST),
+        moment=st.none() | st.integers(0, 60),
+        step=st.none() | st.integers(1, LAST),
+    )
+    def resume(self, name: str, updates: int, moment: int | None, step: int | None) -> None:
+        """From the newest checkpoint, or from one that is named."""
+        directory = self.root / name
+        asked = directory if step is None else directory / "checkpoints" / f"step-{step:08d}"
+        self.launch(directory, lambda: command(directory, str(asked), None), updates, moment)
+
+    @rule(name=st.sampled_from(NAMES), updates=st.integers(0, LAST))
+    def resume_auto(self, name: str, updates: int) -> None:
+        """The supervisor's line."""
+        directory = self.root / name
+        self.launch(directory, lambda: command(directory, "auto", None), updates, None)
+
+    @rule(name=st.sampled_from(NAMES), resumes=st.booleans(), updates=st.integers(0, LAST))
+    def start_twice(self, name: str, resumes: bool, updates: int) -> None:
+        """The second reads its command line before the first begins, and gets the lock after."""
+        directory = self.root / name
+        config = None
+        with ending_well():
+            asked = "auto" if resumes else None
+            config = command(directory, asked, None if resumes else self.next_seed + 1)
+        self.launch(directory, lambda: self.new_config(directory), updates, None)
+        if config is not None:
+            second = config
+            self.next_seed += 1
+            self.launch(directory, lambda: second, updates, None)
+
+    @rule(name=st.sampled_from(NAMES), resume=st.sampled_from([None, "auto"]))
+    def start_while_another_runs(self, name: str, resume: str | None) -> None:
+        """The second is refused, and changes nothing."""
+        directory = self.root / name
+        shutil.rmtree(directory, ignore_errors=True)
+        with ending_well():
+            first = Attempt(self.new_config(directory))
+            self.seeds[first.directory.run_id] = first.config.seed
+            try:
+                first.train(2)
+                before = contents(directory)
+                with pytest.raises(UserError):
+                    Attempt(command(directory, resume, self.next_seed if resume is None else None))
+                assert contents(directory) == before
+                first.train(1)
+            finally:
+                first.directory.release()
+
+    @rule(name=st.sampled_from(NAMES))
+    def removed_while_it_runs(self, name: str) -> None:
+        """The run ends in a sentence, and makes no folder that looks like a run."""
+        directory = self.root / name
+        shutil.rmtree(directory, ignore_errors=True)
+        with ending_well():
+            attempt = Attempt(self.new_config(directory))
+            self.seeds[attempt.directory.run_id] = attempt.config.seed
+            try:
+                attempt.train(1)
+                shutil.rmtree(directory)
+                with pytest.raises(UserError, match="was removed, moved or replaced"):
+                    attempt.train(1)
+                assert not directory.exists()
+            finally:
+                attempt.directory.release()
+
+    # What else becomes of their files.
+
+    def files(self, name: str) -> list[Path]:
+        """Return the files of a run."""
+        found = sorted(path for path in (self.root / name).rglob("*") if path.is_file())
+        return [path for path in found if path.name != ".lock"]
+
+    @rule(name=st.sampled_from(NAMES), data=st.data())
+    def damage(self, name: str, data: st.DataObject) -> None:
+        """Flip a bit of a file, cut it, or remove it."""
+        if files := self.files(name):
+            path = data.draw(st.sampled_from(files))
+            content = bytearray(path.read_bytes())
+            place = data.draw(st.integers(0, max(0, len(content) - 1)))
+            way = data.draw(st.sampled_from(["flip", "cut", "remove"]))
+            if way == "remove":
+                path.unlink()
+            elif way == "cut":
+                path.write_bytes(content[:place])
+            elif content:
+                content[place] ^= 1
+                path.write_bytes(content)
+
+    @rule(source=st.sampled_from(NAMES), data=st.data())
+    def copy_in(self, source: str, data: st.DataObject) -> None:
+        """Copy a checkpoint, or a file, of one run into the other's directory."""
+        target = NAMES[1 - NAMES.index(source)]
+        checkpoints = sorted((self.root / source).glob("checkpoints/step-*"))
+        choices = [*checkpoints, *self.files(source)]
+        if choices and (self.root / target).exists():
+            path = data.draw(st.sampled_from(choices))
+            copy = self.root / target / path.relative_to(self.root / source)
+            if path.is_dir():
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(path, copy, dirs_exist_ok=True)
+            elif not copy.is_dir():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copy)
+
+    @rule(name=st.sampled_from(NAMES), data=st.data())
+    def rename(self, name: str, data: st.DataObject) -> None:
+        """Give a checkpoint another one's name."""
+        if checkpoints := sorted((self.root / name).glob("checkpoints/step-*")):
+            path = data.draw(st.sampled_from(checkpoints))
+            other = path.with_name(f"step-{data.draw(st.integers(1, 2 * LAST)):08d}")
+            if not other.exists():
+                path.rename(other)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        flag=st.sampled_from(["seed", "dropout", "max_grad_norm"]),
+        value=st.integers(0, 3),
+    )
+    def edit_config(self, name: str, flag: str, value: int) -> None:
+        """Edit a flag in `config.json`."""
+        path = self.root / name / "config.json"
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            facts = json.loads(path.read_text())
+            facts["config"][flag] = value if flag == "seed" else value / 4
+            path.write_text(json.dumps(facts))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return the files of a directory."""
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in found}
+
+
+@contextlib.contextmanager
+def ending_well() -> Iterator[None]:
+    """Take the ends that a command may have: success, one sentence, nothing to do."""
+    end: SystemExit | None = None
+    try:
+        yield
+    except SystemExit as ended:
+        end = ended
+    if isinstance(end, UserError):
+        assert end.message
+        assert "\n" not in end.message
+        ENDED["refused"] += 1
+    elif end is not None:
+        assert not end.code
+        ENDED["nothing to do"] += 1
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process, whose checkpoints are written at once, and which waits for no disk."""
+    PartialState(cpu=True)
+    monkeypatch.setattr("common.checkpoints.store.threading.Thread", Inline)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("common.directory.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("common.console.print", lambda *_, **__: None, raising=False)
+    assert not TOLD
+
+
+def test_a_run_is_never_anothers(thorough: bool) -> None:
+    """Any order of starts, kills, copies, edits, damage and resumes."""
+    run_state_machine_as_test(
+        Runs,
+        settings=settings(
+            max_examples=150 if thorough else 8,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=[*HealthCheck],
+            derandomize=not thorough,
+        ),
+    )
+    ways = ("began", "resumed", "refused", "nothing to do", "killed")
+    assert all(ENDED[way] > 2 for way in ways), ENDED

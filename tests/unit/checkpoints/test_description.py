@@ -1,0 +1,159 @@
+"""What a checkpoint says of its parts: an edit of the recipe that it can see is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from common.checkpoints.state import Parts, restore_newest
+from common.checkpoints.store import Checkpoints
+from common.errors import UserError
+
+DATA = {"sizes": {"train": 1}}
+
+
+class Net(nn.Module):
+    """Two layers and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3)
+
+
+class OtherNet(Net):
+    """The same parameters."""
+
+
+def split(model: Any) -> list[dict[str, Any]]:
+    return [{"params": [*model.body.parameters()]}, {"params": [*model.head.parameters()]}]
+
+
+def adamw(groups: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, **{"lr": 0.1, **options})
+
+
+def linear(optimizer: Any) -> Any:
+    return lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+
+def parts_of(
+    network: type[nn.Module] = Net,
+    groups: Callable[[Any], Any] = split,
+    optimizer: Callable[..., Any] = adamw,
+    schedule: Callable[[Any], Any] = linear,
+) -> Parts:
+    """Return a training's parts, after an update."""
+    model, parts = network(), Parts(0)
+    made = optimizer(groups(model))
+    scheduler = schedule(made)
+    for name, part in {"model": model, "optimizer": made, "scheduler": scheduler}.items():
+        parts.add(name, part)
+    assert parts.description
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    scheduler.step()
+    return parts
+
+
+def saved(folder: Path, parts: Parts) -> None:
+    """Write a checkpoint."""
+    checkpoints = Checkpoints(folder, 0, 1, 2, 5.0)
+    checkpoints.save(1, parts.collect(), identity(parts))
+    checkpoints.wait()
+    assert checkpoints.failure is None
+
+
+def identity(parts: Parts) -> dict[str, Any]:
+    return {"data": DATA, "global_step": 1, "parts_described": parts.description}
+
+
+def resumed(folder: Path, parts: Parts) -> None:
+    restore_newest(Checkpoints(folder, 0, 1, 2, 5.0), None, parts, identity(parts))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"network": OtherNet}, "model is of the class OtherNet and was of Net"),
+        ({"optimizer": torch.optim.Adam}, "optimizer is of the class Adam and was of AdamW"),
+        (
+            {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)},
+            "optimizer is of the class SGD and was of AdamW",
+        ),
+        ({"optimizer": lambda g: adamw(g, amsgrad=True)}, "amsgrad in parameter group 0"),
+        ({"optimizer": lambda g: adamw(g, betas=(0.9, 0.9))}, "betas in parameter group 0"),
+        ({"optimizer": lambda g: adamw(g, weight_decay=0.5)}, "weight_decay in parameter group"),
+        ({"groups": lambda model: split(model)[::-1]}, "has model.head.weight at place 0, where"),
+        ({"groups": lambda model: model.parameters()}, "has 1 parameter groups (of 6 parameters)"),
+        ({"groups": lambda model: split(model)[:1]}, "and had 2 (of 2+2)"),
+        (
+            {"groups": lambda m: [{"params": [m.body.weight, m.head.bias]},
+                                  {"params": [m.head.weight, m.body.bias]}]},
+            "has model.head.bias at place 1, where model.body.bias was",
+        ),
+        (
+            {"schedule": lambda optimizer: lr_scheduler.StepLR(optimizer, 3)},
+            "scheduler is of the class StepLR and was of LambdaLR",
+        ),
+        ({"optimizer": lambda g: adamw(g, lr=0.2)}, "optimizer is 0.2 and was 0.1"),
+    ],
+)  # fmt: skip
+def test_edited_part_is_refused_with_what_differs(
+    tmp_path: Path, edit: dict[str, Any], words: str
+) -> None:
+    """In one sentence, before anything is restored; the unedited one goes on."""
+    saved(tmp_path, parts_of())
+    with pytest.raises(UserError) as refused:
+        resumed(tmp_path, parts_of(**edit))
+    assert words in refused.value.message
+    assert "\n" not in refused.value.message
+    resumed(tmp_path, parts_of())
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, 20),
+        lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer),
+        lambda optimizer: lr_scheduler.ChainedScheduler(
+            [linear(optimizer), lr_scheduler.StepLR(optimizer, 2)]
+        ),
+    ],
+)
+def test_what_a_schedule_changes_is_no_difference(tmp_path: Path, schedule: Any) -> None:
+    """As a momentum that follows the rate; nor is how the same update is computed."""
+
+    class Plateau:
+        """Steps without a metric."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
+
+        def step(self) -> None:
+            """Give one."""
+            is_plateau = isinstance(self.inner, lr_scheduler.ReduceLROnPlateau)
+            self.inner.step(*[1.0] * is_plateau)
+
+    saved(tmp_path, parts_of(schedule=lambda optimizer: Plateau(schedule(optimizer))))
+    again = parts_of(
+        schedule=lambda optimizer: Plateau(schedule(optimizer)),
+        optimizer=lambda groups: adamw(groups, foreach=True),
+    )
+    resumed(tmp_path, again)
+
+
+def test_checkpoint_of_an_older_version_is_gone_on_from(tmp_path: Path) -> None:
+    """It describes nothing, so nothing contradicts."""
+    parts = parts_of()
+    checkpoints = Checkpoints(tmp_path, 0, 1, 2, 5.0)
+    checkpoints.save(1, parts.collect(), {"data": DATA})
+    checkpoints.wait()
+    resumed(tmp_path, parts_of())

@@ -1,0 +1,136 @@
+"""Fingerprints: other contents have another one, the same contents the same, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from common.data import fingerprint
+from common.data.batch import Data, DatasetSamples, Samples, TensorSamples
+
+
+class Rows(Dataset[Any]):
+    """A map-style data set of images and labels."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": int(index % 3), "name": f"é{index}"}
+
+
+class Noisy(Rows):
+    """Augmented by the generators that are seeded for each sample."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index] + torch.rand(4).numpy() + random.random()}
+
+
+class Own(Samples):
+    """What has no file and no rows."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Any:
+        return {"images": torch.from_numpy(self.images)[samples]}
+
+
+def hugging_face(images: np.ndarray) -> Any:
+    from datasets import Dataset as TableDataset
+
+    return TableDataset.from_dict({"image": images.tolist()})
+
+
+MADE: list[Callable[[np.ndarray], Any]] = [
+    lambda images: TensorSamples(images=images),
+    lambda images: TensorSamples(images=torch.from_numpy(images).bfloat16()),
+    *(Rows, Noisy, Own, hugging_face),
+]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_inverted_pixels_are_noticed(make: Callable[[np.ndarray], Any]) -> None:
+    """And the same pixels are the same, whatever was drawn before; no generator has moved."""
+    images = np.random.default_rng(0).integers(0, 255, (40, 4)).astype(np.float32)
+    found = []
+    for pixels in (images, 255 - images, images):
+        splits = {"train": make(pixels), "test": make(images)}
+        torch.rand(len(found) + 1)
+        states = torch.get_rng_state(), random.getstate()
+        found.append(Data("mine", splits).facts()["fingerprint"])
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert random.getstate() == states[1]
+    assert found[0] == found[2] != found[1]
+
+
+def test_sizes_and_one_changed_value_are_noticed() -> None:
+    """Each value of what is small; of what is large, shape and type, and rows at fixed places."""
+    values = np.zeros((500, 4), np.float32)
+    one = values.copy()
+    one[321, 2] = 1
+    others = [one, values[:-1], values.astype(np.float16), values.reshape(500, 2, 2)]
+    whole = TensorSamples(x=values).fingerprint()
+    assert whole not in [TensorSamples(x=other).fingerprint() for other in others]
+    assert whole != TensorSamples(y=values).fingerprint()
+
+
+def test_large_arrays_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last row among them."""
+    monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 100)
+    values = np.zeros((5000, 4), np.float32)
+    whole = TensorSamples(x=values).fingerprint()
+    for row in (0, -1):
+        other = values.copy()
+        other[row] = 1
+        assert TensorSamples(x=other).fingerprint() != whole
+    assert TensorSamples(x=1 - values).fingerprint() != whole
+
+
+class Unseeded(Rows):
+    """Draws from a generator of its own."""
+
+    generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.generator.normal(size=3)
+
+
+class Failing(Rows):
+    """Can be read in a worker alone."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise RuntimeError("no worker")
+
+
+class Foreign(Rows):
+    """Holds an object that says nothing of its contents."""
+
+    def __getitem__(self, index: int) -> Any:
+        return object()
+
+
+@pytest.mark.parametrize("kind", [Unseeded, Failing, Foreign])
+def test_contents_that_can_not_be_told_are_named(kind: type[Rows]) -> None:
+    """The split is; its author can give a fingerprint, of the data set or of all the data."""
+    images = np.zeros((40, 4))
+    facts = Data("mine", {"train": kind(images), "test": Rows(images)}).facts()
+    assert facts["unknown_contents"] == ["train"]
+    assert "fingerprint" in facts
+    stated = kind(images)
+    stated.fingerprint = "by hand"  # type: ignore[attr-defined]
+    assert DatasetSamples(stated).fingerprint() == "by hand"
+    facts = Data("mine", {"train": kind(images), "test": Rows(images)}, fingerprint="a").facts()
+    assert (facts["fingerprint"], facts.get("unknown_contents")) == ("a", None)
