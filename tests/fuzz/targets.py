@@ -272,7 +272,8 @@ def resume(data: st.DataObject, folder: Path) -> None:
         assert training.state() in STATES, "what was restored is nothing that was saved"
     after, lawful = inputs.contents(run), {"status.json", "metrics.jsonl", *damaged}
     for name, content in before.items():
-        kept = any(after.get(place) == content for place in (name, superseded(name)))
+        places = (name, superseded(name), put_aside(name))
+        kept = any(after.get(place) == content for place in places)
         assert kept or name in lawful, f"{name} was lost"
 
 
@@ -300,6 +301,11 @@ def superseded(name: str) -> str:
     if len(parts) > 2 and parts[0] == "checkpoints":
         return str(Path(parts[0], f"{parts[1]}.superseded", *parts[2:]))
     return name
+
+
+def put_aside(name: str) -> str:
+    """Return where a checkpoint's file is once none was whole."""
+    return name.replace("checkpoints/", "checkpoints-put-aside/", 1)
 
 
 def config_files(data: st.DataObject, folder: Path) -> None:

@@ -258,3 +258,25 @@ def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path)
         assert not [*directory.glob(".status.json.*")]
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [(), ("--resume", "auto")])
+def test_two_starts_in_one_directory(
+    runner: Runner, directory: Path, resume: tuple[object, ...]
+) -> None:
+    """The second, of another seed, changes nothing of the first run, and ends in a sentence."""
+    flags = (*MLP, "--output-dir", directory)
+    first = Job(runner, "mnist_mlp", *flags, directory=directory)
+    time.sleep(0.3)
+    second = Job(runner, "mnist_mlp", *flags, "--seed", 7, *resume, directory=directory)
+    assert second.end() != 0
+    assert first.end() == 0, first.said()
+    assert second.said().count("error: ") == 1, second.said()
+    assert "holds a run, which is kept" in second.said()
+    assert status_of(directory)["status"] == "finished"
+    facts = json.loads((directory / "config.json").read_text())
+    assert facts["config"]["seed"] == 0
+    newest = step_folders(directory / "checkpoints")[-1]
+    manifest = json.loads((newest / "manifest.json").read_text())
+    assert manifest["run_id"] == facts["run_id"] == status_of(directory)["run_id"]
