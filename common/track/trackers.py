@@ -136,7 +136,7 @@ class WandB:
 def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dict[str, Any]:
     """Return what `wandb.init` is told of the run; a flag counts more than a `WANDB_*` variable."""
     said, environment = os.environ.get, facts["environment"]
-    tags = [
+    tags: list[str] = [
         facts["recipe"],
         facts["data"]["name"],
         precision_name(environment["mixed_precision"]),
@@ -156,6 +156,12 @@ def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dic
             dict.fromkeys(with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip())
         ),
     }
+
+
+def short_tags(tags: Sequence[str]) -> list[str]:
+    """Return tags as W&B takes them: none that is empty, too long or there twice."""
+    named = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
+    return list(dict.fromkeys(named))
 
 
 def wandb_folder(directory: Path) -> Path:
