@@ -196,7 +196,7 @@ class WandB:
 def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dict[str, Any]:
     """Return what `wandb.init` is told of the run; a flag counts more than a `WANDB_*` variable."""
     said, environment = os.environ.get, facts["environment"]
-    tags = [
+    tags: list[str] = [
         facts["recipe"],
         facts["data"]["name"],
         precision_name(environment["mixed_precision"]),
@@ -236,6 +236,12 @@ def wandb_settings() -> Any:
         raise TrackerSettingsError(f"{variable}{value} can't work: {error['msg']}") from None
     except wandb.Error as problem:  # of a key; its message does not repeat it
         raise TrackerSettingsError(f"a WANDB_* variable can't work: {problem}") from None
+
+
+def short_tags(tags: Sequence[str]) -> list[str]:
+    """Return tags as W&B takes them: none that is empty, too long or there twice."""
+    named = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
+    return list(dict.fromkeys(named))
 
 
 def wandb_folder(directory: Path) -> Path:
