@@ -179,7 +179,8 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
     for name in expected.keys() & given.keys() - searched:
         here = expected[name]
         there = given[name]
-        is_same = here == (tuple(there) if isinstance(there, list) else there)
+        # What was left to the run, it settles, and a resumed run may state.
+        is_same = here in ("auto", tuple(there) if isinstance(there, list) else there)
         if not is_same and role_of(recipe.config_class, name).compared:
             refuse(run, f"{spelled(name)} {there}, and the search has {here}")
 
