@@ -216,6 +216,7 @@ def all_figures(output: Path) -> dict[str, Any]:
 # Runs the programme with steps that are forks, without the seconds of their imports.
 BARE_PROGRAMME = """
 import os, sys, traceback
+from types import SimpleNamespace
 repository, output = sys.argv[1:]
 sys.path.insert(0, repository)
 from benchmarks import gpu, gpu_steps
@@ -247,7 +248,10 @@ class Fork:
     def poll(self):
         return 0
 
-gpu.subprocess.Popen = Fork
+started = gpu.subprocess
+gpu.subprocess = SimpleNamespace(
+    Popen=Fork, DEVNULL=started.DEVNULL, TimeoutExpired=started.TimeoutExpired
+)
 gpu.main(gpu.Options(output=gpu.Path(output), tiny=True))
 """
 MISSING = ("wandb", "datasets", "optuna", "wandb-workspaces", "matplotlib", "scikit-learn")
