@@ -35,7 +35,7 @@ from common.files import read_json
 from common.flags import mark_read, record_reads, refuse_unread_flags, role_of
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
-from common.measure.memory_plan import MemoryPlan
+from common.measure.memory_plan import MemoryPlan, MemoryRows
 from common.measure.meters import Meters
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
@@ -134,7 +134,7 @@ class Run:
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
         self.logs = Log(accelerator, path, self.objective)
         self.all_loaders: dict[str, Loader] = {}  # by split
-        self.facts: Facts = {}  # what `config.json` holds
+        self.facts: dict[str, Any] = {}  # what `config.json` holds
         self.evaluated_step = -1  # of the last evaluation, of `self.evaluated`
         self.kept_step: int | None = None  # of the model that is kept, once that is settled
         self.best = Best(self.objective, config.keep == "best")
@@ -202,77 +202,127 @@ class Run:
 
         Args:
             description: of the model: its ``name``, and what else is needed to use it again.
-            compute_loss: without it, it is not counted what a sample costs.
+            compute_loss: counts the operations of a sample, and tries batch sizes.
             couples_samples: whether a sample's loss depends on the others of its micro-batch, as
                 in contrastive learning. Then `--auto-batch-size` is refused.
         """
-        config, accelerator, self.description = self.config, self.accelerator, description
+        self.description = description
         self.agreement.request.obey_at_once(False)
-        model, train_loader = self.unwrapped, self.all_loaders["train"]
-        samples: Any = train_loader.samples
-        if compute_loss is not None and not config.evaluate_only:
-            if config.auto_batch_size:
-                before = config.batch_size
-                checked = (model, train_loader, compute_loss)
-                refuse_unfit_loss(*checked, accelerator.num_processes, couples_samples)
-                try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
-                fit_batch_size(try_size, self.all_loaders, config, accelerator)
-                mark_read(config, "auto_batch_size")
-                if sentence := batch_norm_sentence(model, before, config.batch_size):
-                    say(sentence)
-                self.meters.accumulate(config.gradient_accumulation_steps)
-            bare = accelerator.bare(model)
-            self.meters.find_flops(bare, compute_loss, samples, self.compute_dtype)
-        if config.init_from is not None:
-            export.load_initial(model, config, self.directory.path, self.data.class_names)
-        self.memory_plan = MemoryPlan(accelerator, self.model, self.optimizer, train_loader)
-        folder, stopwatch = self.directory.path / "profile", self.meters.stopwatch
+        if compute_loss is not None and not self.config.evaluate_only:
+            if self.config.auto_batch_size:
+                self.fit_batch_size(compute_loss, couples_samples)
+            self.count_operations(compute_loss)
+        if self.config.init_from is not None:
+            directory, class_names = self.directory.path, self.data.class_names
+            export.load_initial(self.unwrapped, self.config, directory, class_names)
+        self.watch_memory_and_time()
+        self.keep_own_parts()
+        facts.resolve(self.config, self.data)
+        saved_facts = self.saved_facts()
+        self.facts = self.collect_facts(saved_facts)
+        random_states = None
+        if self.config.resume is not None:
+            random_states = self.restore(Path(self.config.resume))
+        self.write_facts(saved_facts)
+        self.logs.start(self.config, self.facts, self.position)
+        self.tell_unknown_contents()
+        # As the last thing before the loop, because anything before may have drawn numbers.
+        step, rank = self.progress.global_step, self.accelerator.process_index
+        set_seed((self.config.seed + step + rank) % 2**32)
+        if random_states is not None:
+            self.random.load_state_dict(random_states)
+
+    def fit_batch_size(self, compute_loss: ComputeLoss, couples_samples: bool) -> None:
+        """Take the fastest micro-batch that makes the same updates, for `--auto-batch-size`."""
+        config, model = self.config, self.unwrapped
+        train_loader = self.all_loaders["train"]
+        batch_size_before = config.batch_size
+        world_size = self.accelerator.num_processes
+        refuse_unfit_loss(model, train_loader, compute_loss, world_size, couples_samples)
+        try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
+        fit_batch_size(try_size, self.all_loaders, config, self.accelerator)
+        mark_read(config, "auto_batch_size")
+        if sentence := batch_norm_sentence(model, batch_size_before, config.batch_size):
+            say(sentence)
+        self.meters.accumulate(config.gradient_accumulation_steps)
+
+    def count_operations(self, compute_loss: ComputeLoss) -> None:
+        """Count the operations of a sample, for `perf/mfu`."""
+        samples = self.all_loaders["train"].samples
+        bare_model = self.accelerator.bare(self.unwrapped)
+        self.meters.find_flops(bare_model, compute_loss, samples, self.compute_dtype)
+
+    def watch_memory_and_time(self) -> None:
+        """Plan the memory of the run, and get the profiler ready."""
+        train_loader = self.all_loaders["train"]
+        self.memory_plan = MemoryPlan(self.accelerator, self.model, self.optimizer, train_loader)
         self.profiler = Profiler(
-            config, folder, accelerator, stopwatch, self.plan, self.logs.attach
+            self.config,
+            self.directory.path / "profile",
+            self.accelerator,
+            self.meters.stopwatch,
+            self.plan,
+            self.logs.attach,
         )
-        scaler = {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
-        shared = {"progress": self.progress, "log": self.logs, "best": self.best, **scaler}
+
+    def keep_own_parts(self) -> None:
+        """Add what checkpoints hold of the run itself to the parts that the recipe keeps."""
+        shared = {"progress": self.progress, "log": self.logs, "best": self.best}
+        if self.accelerator.scaler is not None:
+            shared["scaler"] = self.accelerator.scaler
         for name, part in shared.items():
             self.parts.add(name, part)
-        own: dict[str, Any] = {"samples": samples} if isinstance(samples, IterableSamples) else {}
-        own |= {"meters": self.meters, "guard": self.guard, "random": self.random}
-        for name, part in own.items():
+        samples: Any = self.all_loaders["train"].samples
+        if isinstance(samples, IterableSamples):
+            self.parts.add("samples", samples, shared=False)
+        parts_of_rank = {"meters": self.meters, "guard": self.guard, "random": self.random}
+        for name, part in parts_of_rank.items():
             self.parts.add(name, part, shared=False)
-        facts.resolve(config, self.data)
-        saved = {} if config.resume is None else read_json(self.directory.path / CONFIG)
-        _ = self.parts.description  # now: training may change an optimizer's options
-        parameters = sum(p.numel() for p in model.parameters())
-        self.facts = facts.collect(
-            *(self.recipe, config, self.given, saved),
+        # Now, because training may change an optimizer's options.
+        self.parts.freeze_description()
+
+    def saved_facts(self) -> Facts:
+        """Return the `config.json` of the run to resume; nothing for a new run."""
+        return {} if self.config.resume is None else read_json(self.directory.path / CONFIG)
+
+    def collect_facts(self, saved_facts: Facts) -> dict[str, Any]:
+        """Return the facts for `config.json`, but for those on the recipe's source."""
+        config = self.config
+        placement = self.all_loaders["train"].placement
+        parameters = sum(parameter.numel() for parameter in self.unwrapped.parameters())
+        return facts.collect(
+            self.recipe,
+            config,
+            self.given,
+            saved_facts,
             run_id=self.directory.run_id,
-            environment=facts.environment(config, accelerator, train_loader.placement),
+            environment=facts.environment(config, self.accelerator, placement),
             objective=str(self.objective),
             data=self.data.facts(),
-            architecture={"name": description["name"], "parameters": parameters},
+            architecture={"name": self.description["name"], "parameters": parameters},
             plan=self.plan.facts(),
             memory_plan=self.memory_plan.facts(),
             # What `perf/mfu` is a share of, for each device.
             peak={"tflops": self.meters.peak, "source": self.meters.peak_source},
         )
-        random = None if config.resume is None else self.restore(Path(config.resume))
+
+    def write_facts(self, saved_facts: Facts) -> None:
+        """Write `config.json`, with what is known of the recipe's source, and the status."""
         step = self.progress.global_step
         if read_status(self.directory.path).get("status") == "running":  # on the other ranks too
             self.directory.write_status("running", step)
-        earlier = saved.get("source")
-        self.facts["source"] = self.source.facts(
-            self.directory, earlier if isinstance(earlier, dict) else {}, step
-        )
+        saved_source = saved_facts.get("source")
+        earlier = saved_source if isinstance(saved_source, dict) else {}
+        self.facts["source"] = self.source.facts(self.directory, earlier, step)
         self.directory.write(CONFIG, self.facts)
-        self.logs.start(config, self.facts, self.position)
+
+    def tell_unknown_contents(self) -> None:
+        """Name the splits whose change a resume would not notice."""
         for split in self.facts["data"].get("unknown_contents", ()):
             say(
-                f"        the contents of split {split} can't be told: a resume would not notice "
-                "other ones; Data(..., fingerprint=TEXT) names them"
+                f"        the contents of split {split} have no fingerprint, so a resume would not "
+                "notice changed data: give one by Data(..., fingerprint=TEXT)"
             )
-        # As the last thing before the loop: whatever came before may have drawn.
-        set_seed((config.seed + step + accelerator.process_index) % 2**32)
-        if random is not None:
-            self.random.load_state_dict(random)
 
     # In the loop
 
@@ -560,55 +610,88 @@ class Run:
 
     def finish(self, evaluation: Facts) -> None:
         """Export the model evaluated last, show the summary; a TrainingError: `--target` missed."""
-        config, directory, step = self.config, self.directory, self.progress.global_step
-        trained, sharded = not config.evaluate_only, self.accelerator.mesh is not None
-        stopwatch, split = self.meters.stopwatch, self.test_split
+        step, split = self.progress.global_step, self.test_split
+        was_trained = not self.config.evaluate_only
+        self.end_training(was_trained)
+        kept_step = step if self.kept_step is None else self.kept_step
+        position = self.plan.position(kept_step)
+        final_figures = self.logs.evaluation(evaluation, split, self.best, position)
+        DISPLAY.doing = "finishing"
+        self.logs.flush()
+        memory = self.memory_plan.finish() if was_trained else []
+        summary = self.summarize(final_figures, kept_step, was_trained)
+        end_collectives(self.accelerator)  # no rank waits while rank 0 writes a whole model
+        if was_trained:
+            self.export_model(kept_step, summary)
+        self.directory.write("summary.json", summary)
+        if memory:
+            rows = {part: {"planned_mib": p, "measured_mib": m} for part, p, m in memory}
+            self.directory.write("memory.json", rows)
+        self.attach_results(evaluation, memory, was_trained)
+        commands = self.logs.finish(summary)
+        report.show_summary(self.facts, summary, split, self.directory.path, commands, memory)
+        if sentence := self.meters.idle_sentence():
+            say(sentence)
+        final_value = final_figures[f"{PREFIXES[split]}/{self.objective.metric}"]
+        self.objective.require(final_value, self.config.target)
+        self.directory.write_status("finished", step)
+
+    def end_training(self, was_trained: bool) -> None:
+        """Stop the clock, wait for the last checkpoint, and check what ranks hold."""
+        stopwatch = self.meters.stopwatch
         stopwatch.stop()
         self.directory.insist_on_own()
         self.checkpoints.wait()
-        self.agreement.check(step)
-        if stopwatch.total.updates > stopwatch.marked.updates:  # the loop was left before its end
+        self.agreement.check(self.progress.global_step)
+        was_left_early = stopwatch.total.updates > stopwatch.marked.updates
+        if was_left_early:
             self.log_training()
-        if trained:
+        if was_trained:
             self.insist_on_equal_weights()
-        kept = step if self.kept_step is None else self.kept_step
-        final = self.logs.evaluation(evaluation, split, self.best, self.plan.position(kept))
-        DISPLAY.doing = "finishing"
-        self.logs.flush()
-        memory = self.memory_plan.finish() if trained else []
-        summary = {**self.logs.latest, **final, **(self.meters.whole_run() if trained else {})}
-        summary |= {"perf/goodput": self.meters.goodput(), "progress/kept_step": kept}
+
+    def summarize(self, final_figures: Facts, kept_step: int, was_trained: bool) -> dict[str, Any]:
+        """Return what `summary.json` holds."""
+        summary = {**self.logs.latest, **final_figures}
+        if was_trained:
+            summary |= self.meters.whole_run()
+        summary["perf/goodput"] = self.meters.goodput()
+        summary["progress/kept_step"] = kept_step
         if self.best.value is not None:
             summary[self.objective.best_key] = self.best.value
-        if config.compile:
+        if self.config.compile:
             summary["time/compile_seconds"] = compile_seconds()
-        summary["time/train_seconds"] = stopwatch.total.seconds
+        summary["time/train_seconds"] = self.meters.stopwatch.total.seconds
         summary["time/total_seconds"] = self.progress.seconds
-        end_collectives(self.accelerator)  # no rank waits while rank 0 writes a whole model
-        if trained and (sharded or self.accelerator.is_main_process):
-            bare = self.accelerator.bare(self.evaluated)
-            described = {"recipe": self.recipe, "class": type(bare).__name__, "update": kept}
-            described["run_id"] = self.directory.run_id
-            described |= self.description
-            card = model_card(config, self.facts, described, self.data, split, summary)
-            written = directory.path / "model", self.evaluated, described, card
-            export.save_model(*written, bare if sharded else None)
-        if sharded:
+        return summary
+
+    def export_model(self, kept_step: int, summary: Facts) -> None:
+        """Write `model/`: by rank 0, or by all ranks where they share the model out."""
+        is_sharded = self.accelerator.mesh is not None
+        if is_sharded or self.accelerator.is_main_process:
+            bare_model = self.accelerator.bare(self.evaluated)
+            description = {
+                "recipe": self.recipe,
+                "class": type(bare_model).__name__,
+                "update": kept_step,
+                "run_id": self.directory.run_id,
+                **self.description,
+            }
+            card = model_card(
+                self.config, self.facts, description, self.data, self.test_split, summary
+            )
+            folder = self.directory.path / "model"
+            skeleton = bare_model if is_sharded else None
+            export.save_model(folder, self.evaluated, description, card, skeleton)
+        if is_sharded:
             end_collectives(self.accelerator)
-        directory.write("summary.json", summary)
-        if memory:
-            named = {p: {"planned_mib": plan, "measured_mib": taken} for p, plan, taken in memory}
-            directory.write("memory.json", named)
-        prefix, loader = PREFIXES[split], self.all_loaders[split]
-        self.logs.attach(media.results, evaluation, prefix, loader, self.data, memory)
-        if trained and config.log_model:
-            self.logs.attach(media.artifact, directory.path / "model", "model")
-        commands = self.logs.finish(summary)
-        report.show_summary(self.facts, summary, split, directory.path, commands, memory)
-        if sentence := self.meters.idle_sentence():
-            say(sentence)
-        self.objective.require(final[f"{prefix}/{self.objective.metric}"], config.target)
-        directory.write_status("finished", step)
+
+    def attach_results(self, evaluation: Facts, memory: MemoryRows, was_trained: bool) -> None:
+        """Send what is not a figure to the tracker: tables, mistakes, the model."""
+        split = self.test_split
+        loader = self.all_loaders[split]
+        self.logs.attach(media.results, evaluation, PREFIXES[split], loader, self.data, memory)
+        if was_trained and self.config.log_model:
+            self.logs.attach(media.artifact, self.directory.path / "model", "model")
 
     def __enter__(self) -> Self:
         try:

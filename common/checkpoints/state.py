@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Parts:
         self.rank, self.mesh = rank, mesh  # of the ranks that hold shards, where any do
         self.shared: dict[str, Any] = {}
         self.of_rank: dict[str, Any] = {}
+        self.description: dict[str, Any] = {}
 
     def add(self, name: str, thing: Any, shared: bool = True) -> None:
         """Keep `thing` in each checkpoint from now on; a TypeError names what can't be kept.
@@ -64,10 +65,9 @@ class Parts:
         pack({name: thing.state_dict()})
         (self.shared if shared else self.of_rank)[name] = thing
 
-    @cached_property
-    def description(self) -> dict[str, Any]:
-        """What the parts are, as of the first time that this is read: before the first update."""
-        return describe({**self.shared, **self.of_rank})
+    def freeze_description(self) -> None:
+        """Describe the parts as they are now; manifests carry this description from now on."""
+        self.description = describe({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
         """Return this rank's state as it is now, its tensors not yet copied."""

@@ -135,24 +135,38 @@ class Loader:
     def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
         """Yield (batch, what it holds) from an update of an epoch to its end."""
         assert isinstance(self.order, TrainingOrder)
-        yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
+        if self.placement == "workers":
+            yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
+        else:
+            first = first_update * self.order.accumulation
+            yield from self.make_batches(self.order.micro_batches(epoch), epoch, first)
 
     def close(self) -> None:
         """Let the workers end, if there are any."""
         self.workers.close()
 
     def make_batches(
-        self, micro_batches: MicroBatches, epoch: int | None
+        self, micro_batches: MicroBatches, epoch: int | None, first: int = 0
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield a batch for each tensor of sample indices."""
-        make = self.gathered if self.placement == "device" else self.workers.batches
-        for samples, batch in zip(micro_batches, make(micro_batches, epoch), strict=True):
+        """Yield a batch for each tensor of sample indices, on the device from number `first`."""
+        if self.placement == "device":
+            batches = self.gathered(micro_batches, epoch, first)
+            micro_batches = micro_batches[first:]
+        else:
+            batches = self.workers.batches(micro_batches, epoch)
+        for samples, batch in zip(micro_batches, batches, strict=True):
             yield batch, self.samples.count(samples)
 
-    def gathered(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Gather batches from the device's memory, several at a time where that is possible."""
+    def gathered(
+        self, micro_batches: MicroBatches, epoch: int | None, first: int
+    ) -> Iterator[Batch]:
+        """Gather batches from the device's memory, several at a time where that is possible.
+
+        Which ones are gathered together does not depend on where a resumed run begins. The last
+        bits of a result may depend on how a batch is aligned in memory.
+        """
         per_gather = self.batches_per_gather
-        for start in range(0, len(micro_batches), per_gather):
+        for start in range(first - first % per_gather, len(micro_batches), per_gather):
             group = micro_batches[start : start + per_gather]
             gathered = self.samples.gather(torch.cat(list(group)), epoch)
             if len(group) == 1:
@@ -160,8 +174,10 @@ class Loader:
                 continue
             leaves, structure = tree.tree_flatten(gathered)
             sizes = [*map(len, group)]
-            for parts in zip(*(values.split(sizes) for values in leaves), strict=True):
-                yield tree.tree_unflatten(parts, structure)
+            split = zip(*(values.split(sizes) for values in leaves), strict=True)
+            for number, parts in enumerate(split, start):
+                if number >= first:
+                    yield tree.tree_unflatten(parts, structure)
 
 
 def make_loaders(

@@ -54,7 +54,7 @@ def parts_of(
     scheduler = schedule(made)
     for name, part in {"model": model, "optimizer": made, "scheduler": scheduler}.items():
         parts.add(name, part)
-    assert parts.description
+    parts.freeze_description()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     made.step()
