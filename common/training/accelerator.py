@@ -21,6 +21,7 @@ from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
 from common.measure.memory import limit_memory
+from common.training.rendezvous import rendezvous_url
 from common.training.sharding import ShardingAccelerator, takes_fsdp
 
 LAUNCH = (
@@ -91,7 +92,10 @@ def build_accelerator(config: TrainingConfig) -> ShardingAccelerator:
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
-            utils.InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
+            utils.InitProcessGroupKwargs(
+                init_method=rendezvous_url(),
+                timeout=timedelta(seconds=config.collective_timeout),
+            ),
             # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
             # No static graph: it gained nothing, and fails under `no_sync` (torch 2.13).
             utils.DistributedDataParallelKwargs(

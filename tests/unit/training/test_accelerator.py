@@ -211,3 +211,13 @@ def test_commit_is_found_in_a_checkout() -> None:
     """The commit in `config.json` is a full hash, or null outside of a checkout."""
     commit = facts.git_commit()
     assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)
+
+
+@pytest.mark.parametrize("setting", ["DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG"])
+def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launcher asks for and recipes don't do is named, before Accelerate looks for it."""
+    monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "false")
+    accelerator.refuse_other_launchers()
+    monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")
+    with pytest.raises(UserError, match=f"ACCELERATE_USE_{setting}=true asks for"):
+        accelerator.build_accelerator(TrainingConfig())
