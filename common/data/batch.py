@@ -236,7 +236,8 @@ class Data:
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
             raise UserError(f"{what} empty: remove or fill it")
-        if split.lengths is not None:
+        # Samples that are read in blocks have lengths that nobody knows before.
+        if split.lengths is not None and split.blocks is None:
             if not isinstance(split.lengths, np.ndarray):
                 split.lengths = np.asarray(split.lengths, dtype=np.int64)
             if split.lengths.shape != (len(split),):

@@ -24,6 +24,7 @@ from common.files import MOST_WORDS
 from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
 from common.measure.memory import limit_memory
 from common.training.averaging import ddp_options
+from common.training.rendezvous import rendezvous_url
 from common.training.sharding import ShardingAccelerator, takes_fsdp
 
 LAUNCH = (
@@ -106,7 +107,10 @@ def build_accelerator(
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
-            utils.InitProcessGroupKwargs(timeout=timedelta(seconds=config.collective_timeout)),
+            utils.InitProcessGroupKwargs(
+                init_method=rendezvous_url(),
+                timeout=timedelta(seconds=config.collective_timeout),
+            ),
             options,
         ],
     )

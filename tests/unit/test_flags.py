@@ -11,7 +11,7 @@ import pytest
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.flags import ROLES, check_limits, flag, from_json, role_of, spelled, stated
+from common.flags import ROLES, check_limits, flag, from_json, outside, role_of, spelled, stated
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, kind_of
 
@@ -126,3 +126,20 @@ def test_another_type_is_refused_by_name(name: str, value: Any) -> None:
         from_json(Own, {name: value}, "some/config.json")
     assert refused.value.message.startswith("some/config.json has ")
     assert f"for --{name}: " in refused.value.message
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("name", ["läuft", "数据", "x" * 250])
+def test_paths_beyond_ascii_are_taken_in_any_locale(
+    name: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes reach Python in another form where the locale knows ASCII alone."""
+
+    def fsencode(text: str) -> bytes:
+        return text.encode(encoding, "surrogateescape")
+
+    monkeypatch.setattr("common.flags.os.fsencode", fsencode)
+    given = name.encode().decode(encoding, "surrogateescape")
+    assert outside(TrainingConfig, "output_dir", given) is None
+    for wrong in (f"{given}\0", f"{given}\udcff", "\ud800"):
+        assert outside(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"

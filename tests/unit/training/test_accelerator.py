@@ -221,3 +221,13 @@ def test_launchers_compiler_is_refused(backend: str, monkeypatch: pytest.MonkeyP
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
     arguments_of_accelerator(monkeypatch)
+
+
+@pytest.mark.parametrize("setting", ["DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG"])
+def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launcher asks for and recipes don't do is named, before Accelerate looks for it."""
+    monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "false")
+    accelerator.refuse_other_launchers()
+    monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")
+    with pytest.raises(UserError, match=f"ACCELERATE_USE_{setting}=true asks for"):
+        accelerator.build_accelerator(TrainingConfig())

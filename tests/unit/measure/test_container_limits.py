@@ -1,0 +1,79 @@
+"""Limits of memory in nested control groups, of versions 1 and 2: the smallest counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.measure import memory
+
+MIB = 2**20
+
+
+def write_limits(root: Path, path: str, name: str, limits: list[int | None]) -> None:
+    """Write the limit of each level; None: the system says that there is none."""
+    folder = root
+    for part, limit in zip(["", *path.strip("/").split("/")], limits, strict=False):
+        folder = folder / part
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("max\n" if limit is None else f"{limit}\n")
+
+
+@given(
+    st.lists(st.none() | st.integers(1, 10**6), min_size=4, max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_smallest_limit_of_all_levels_counts(
+    tmp_path_factory: pytest.TempPathFactory,
+    mebibytes: list[int | None],
+    is_version_1: bool,
+    is_hybrid: bool,
+) -> None:
+    """Of the process's own group and of those around it, as Slurm and systemd nest them."""
+    folder = tmp_path_factory.mktemp("groups")
+    limits = [None if size is None else size * MIB for size in mebibytes]
+    path = "/slurm/uid_1000/job_7"
+    if is_version_1:
+        lines = f"9:cpu,cpuacct:/other\n4:memory:{path}\n1:name=systemd:/x\n"
+        write_limits(folder / "memory", path, "memory.limit_in_bytes", limits)
+    else:
+        lines = f"0::{path}\n"
+        write_limits(folder / ("unified" if is_hybrid else ""), path, "memory.max", limits)
+    (folder / "cgroup").write_text(lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "OWN_CGROUPS", folder / "cgroup")
+        patch.setattr(memory, "CGROUPS", folder)
+        patch.setattr(memory, "total_memory", lambda: 500_000 * MIB)
+        found = memory.device_memory(torch.device("cpu"))
+    known = [limit for limit in limits if limit is not None]
+    assert found == min([500_000 * MIB, *known])
+
+
+def test_paths_outside_of_the_container_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container's own limit stands at the root that it sees."""
+    (tmp_path / "cgroup").write_text("0::/../../system.slice/docker-1.scope\n")
+    (tmp_path / "memory.max").write_text(f"{7 * MIB}\n")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    assert memory.container_limits() == [7 * MIB]
+
+
+def test_process_without_proc_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what other calls to the system say."""
+
+    def fail() -> None:
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(memory.psutil, "virtual_memory", fail)
+    monkeypatch.setattr(memory, "own_process", lambda: None)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", Path("/none/cgroup"))
+    assert memory.device_memory(torch.device("cpu")) > 10 * MIB
+    assert memory.resident_bytes() > 10 * MIB
+    assert memory.own_data_bytes() == 0

@@ -1,0 +1,47 @@
+"""Standard streams that are closed, full or gone: one sentence or none, and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TOOL = (
+    "from common.console import spare_tool_output; spare_tool_output()\n"
+    "for number in range(20000): print('\\u2605', number)"
+)
+RECIPE = TOOL.replace("tool_", "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "sentence"),
+    [
+        ("> /dev/full", 1, "error: standard output can't be written (No space left on device)"),
+        (">&-", 1, "error: standard output is closed"),
+        ("| head -1 > /dev/null", 1, ""),
+        ("> /dev/null <&-", 0, ""),
+        ("> /dev/null 2>&-", 0, ""),
+    ],
+)
+def test_tool_ends_without_a_traceback(redirection: str, status: int, sentence: str) -> None:
+    """Also where the locale has none of its letters."""
+    ended = run(TOOL, redirection)
+    assert ended.returncode == status
+    assert ended.stderr.startswith(sentence)
+    assert len(ended.stderr.splitlines()) == bool(sentence)
+
+
+@pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "| head -1 > /dev/null", "<&- >&-"])
+def test_recipe_goes_on(redirection: str) -> None:
+    """What it prints is the least of what it does."""
+    ended = run(RECIPE, redirection)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+
+
+def run(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run code of Python in a shell; the status is that of Python."""
+    command = f'set -o pipefail; "{sys.executable}" -c "$CODE" {redirection}'
+    environment = {"CODE": code, "LC_ALL": "C", "PYTHONUTF8": "0", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
