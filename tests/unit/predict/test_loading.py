@@ -18,15 +18,20 @@ from common.recipe import load_recipe
 from tests.copies.listed import COPIES
 from tests.launch import REPOSITORY
 
+CLASSIFIER = ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5})
 # Of each copy that defines its model: the class, and what builds a small one.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "averaged": ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5}),
+    "averaged": CLASSIFIER,
     "character_model": ("CharacterModel", {}),
+    "contrastive": ("MLP", {"in_features": 4, "hidden_sizes": [3], "size": 2, "dropout": 0.5}),
     "denoiser": ("Denoiser", {"width": 4, "depth": 1}),
+    "distilled": CLASSIFIER,
+    "freezing": CLASSIFIER,
     "gan": ("MLP", {"sizes": [4, 3, 2], "is_normalized": True}),
     "multi_label": ("MLP", {"in_features": 4, "hidden_sizes": [3], "labels": 2, "dropout": 0.5}),
     "own_dataset": ("ConvNet", {"widths": [4], "classes": 2}),
     "regression": ("MLP", {"in_features": 4, "hidden_sizes": [3], "dropout": 0.5}),
+    "two_heads": CLASSIFIER,
 }
 
 
