@@ -18,7 +18,9 @@ class KernelTime:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        activity = torch.profiler.ProfilerActivity
+        on_device = [activity.CUDA] if torch.cuda.is_available() else []
+        self.profile = torch.profiler.profile(activities=[activity.CPU, *on_device])
 
     def __enter__(self) -> KernelTime:
         """Start the profiler."""

@@ -8,7 +8,8 @@ What is compared: the recipe's own `main`, called as it is, against loops that a
 would write after the documentation of PyTorch, Accelerate, Lightning Fabric and Hugging Face's
 Trainer. Same model, data, batch, precision (or the one named), learning rate, schedule and number
 of samples; on the CPU the same threads. The clock runs from asking for the first batch to the end
-of the last update, with data, logging and tracking, without evaluating and saving. Contestants
+of the last update, with data, logging and tracking, without evaluating and saving. On a GPU, each
+training begins with updates that are not timed. Contestants
 take turns, A B C, B C A; each ratio is that of one round, and the median over rounds is shown with
 the least and the greatest. The mean training loss and, where training is long enough to mean
 anything, the accuracy on held-out samples are those of each side, judged by the same code.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,12 @@ def test_only_the_device_counts() -> None:
 
     events = [event("CPU", 0, 9), event("CUDA", 1, 3), event("CUDA", 0, 9, is_annotation=True)]
     assert kernel_time.kernel_intervals(events) == [(1, 3)]
+
+
+def test_without_a_gpu_no_kernel_runs() -> None:
+    with kernel_time.KernelTime() as kernels:
+        torch.ones(8, 8).sum()
+    assert kernels.seconds == 0
 
 
 def test_mfu_is_that_of_the_measured_rate() -> None:
