@@ -201,6 +201,11 @@ def begin() -> None:
         raise SystemExit(message if is_main_rank() else 1)
 
     signal.signal(signal.SIGINT, stop)
+    try:
+        os.getcwd()
+    except OSError:  # libraries of torch end the process in their own words
+        message = "error: the current directory is gone: change to one that is there"
+        raise SystemExit(message if is_main_rank() else 1) from None
     # Python would end by looking through all that the libraries hold, for a second and in vain.
     atexit.register(gc.freeze)
     DISPLAY.begin()

@@ -21,6 +21,7 @@ FEW_DESCRIPTORS = 256
 # queue of results; the rest is for files that a data set opens meanwhile.
 DESCRIPTORS_OF_A_WORKER = 8
 SPARE_DESCRIPTORS = 16
+LOCKS_OF_A_QUEUE = 4  # at most: each worker has a queue, and all share one for results
 NO_SHARED_MEMORY = "unable to allocate shared memory"
 collate_in_shared_memory = default_collate_fn_map[torch.Tensor]
 
@@ -82,7 +83,9 @@ def obstacle_to_workers(count: int) -> str | None:
     """Return why `count` worker processes can't be started here; None where they can."""
     raise_descriptor_limit()
     try:
-        multiprocessing.Lock()  # a file in /dev/shm: each queue between processes needs some
+        # Each is a file in /dev/shm. They are made all at once, and given back here.
+        for_queues = [multiprocessing.Lock() for _ in range(LOCKS_OF_A_QUEUE * (count + 1))]
+        del for_queues
     except OSError as error:
         return f"{SHARED_MEMORY} can't be used ({error.strerror})"
     free = free_descriptors()

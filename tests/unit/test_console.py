@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -142,3 +143,16 @@ def test_end_of_a_recipe_is_not_spent_on_looking_for_garbage() -> None:
     code = f"{first}; from common.console import begin; begin()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(said.stdout) > 10_000
+
+
+def test_recipe_in_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+    """Before torch is loaded, whose libraries would end the process."""
+    code = (
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone');"
+        "from common.console import begin; begin()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the current directory is gone: change to one that is there\n"
