@@ -20,18 +20,19 @@ ORIGINAL = loader.Loader.make_batches
 
 
 def make_batches(
-    self: loader.Loader, micro_batches: Any, epoch: int | None
+    self: loader.Loader, micro_batches: Any, epoch: int | None, first: int = 0
 ) -> Iterator[tuple[Any, Any]]:
     """Yield what the loader yields, and write down each micro-batch before it is used."""
-    batches = ORIGINAL(self, micro_batches, epoch)
+    batches = ORIGINAL(self, micro_batches, epoch, first)
     if epoch is None:
         yield from batches
         return
     assert isinstance(self.order, loader.TrainingOrder)
     per_epoch = self.order.updates_per_epoch * self.order.accumulation
-    first = per_epoch - len(micro_batches)
+    first_number = per_epoch - len(micro_batches) + first
     with FILE.open("a") as file:
-        for number, (samples, made) in enumerate(zip(micro_batches, batches, strict=True), first):
+        for number, made in enumerate(batches, first_number):
+            samples = micro_batches[number - per_epoch + len(micro_batches)]
             update, micro_batch = divmod(number, self.order.accumulation)
             file.write(json.dumps([epoch, update, micro_batch, samples.tolist()]) + "\n")
             file.flush()

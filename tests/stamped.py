@@ -41,9 +41,12 @@ class Delays:
         self.waited += time.perf_counter() - began
 
 
-def make_batches(self: Any, micro_batches: Any, epoch: int | None) -> Iterator[Any]:
+def make_batches(
+    self: Any, micro_batches: Any, epoch: int | None, first: int = 0
+) -> Iterator[Any]:
     """Yield what the loader yields, late."""
-    batches, began = MAKE_BATCHES(self, micro_batches, epoch), time.perf_counter()
+    batches = MAKE_BATCHES(self, micro_batches, epoch, first)
+    began = time.perf_counter()
     for made in batches:
         if epoch is not None:
             DELAYS.wait()

@@ -13,8 +13,8 @@ SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
 # Of `config.json`; at W&B, what is no group is a flag.
 GROUPS = (
-    *("recipe", "objective", "command", "compared", "environment", "data", "architecture"),
-    *("plan", "memory_plan", "peak"),
+    *("recipe", "run_id", "source", "objective", "command", "compared"),
+    *("environment", "data", "architecture", "plan", "memory_plan", "peak"),
 )
 
 

@@ -347,7 +347,7 @@ def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished) -> None
     (folder,) = wandb_runs(learned_bert)
     last = records(learned_bert)["summary"]
     wrong = json.loads((folder / "files" / last["test/mistakes"]["path"]).read_text())
-    assert wrong["columns"] == ["sample", "content", "label", "prediction"]
+    assert wrong["columns"] == ["sample", "content", "label", "prediction", "probability"]
     # Words with spaces between, not tokens: some docstrings are one long word.
     assert sum(len(row[1].split()) > 2 for row in wrong["data"]) > len(wrong["data"]) / 2
 
@@ -378,6 +378,6 @@ def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: 
         assert not run.wandb_folder.exists()
         names = {path.name for path in run.directory.iterdir()} - {".lock"}
         files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "memory.json"}
-        files |= {"output.log"}
+        files |= {"output.log", "recipe.py"}
         assert names == files | {"model", "checkpoints"}
         assert not (run.directory.parent / "wandb").exists()
