@@ -13,6 +13,7 @@ from common.console import warn
 
 LOOK_EVERY = 1.0  # seconds
 NOTICE_AFTER = 10.0  # seconds without a batch, after which the user is told
+Verdict = Literal["stop requested", "no batch came", "worker gone"]
 
 
 class Watch(threading.Thread):
@@ -34,7 +35,7 @@ class Watch(threading.Thread):
         self.waiting_since: float | None = None  # time.monotonic()
         self.announced: float | None = None  # the wait that the user was told of
         # Why the workers were ended, if they were.
-        self.verdict: Literal["stop requested", "no batch came"] | None = None
+        self.verdict: Verdict | None = None
         self.reason = ""  # whom the process waited for
         self.ended = threading.Event()
 
@@ -53,7 +54,10 @@ class Watch(threading.Thread):
             if since is None:
                 continue
             waited = time.monotonic() - since
-            if waited > self.patience:
+            if waited > LOOK_EVERY and not all(worker.is_alive() for worker in self.workers):
+                # This process may wait for another worker, which waits for what that one held.
+                self.end_workers("worker gone")
+            elif waited > self.patience:
                 self.reason = self.describe()
                 self.end_workers("no batch came")
             elif waited > LOOK_EVERY and self.is_stopping():
@@ -65,7 +69,7 @@ class Watch(threading.Thread):
                     f"data    waiting for a batch from {self.describe()}; {limit}", every_rank=True
                 )
 
-    def end_workers(self, verdict: Literal["stop requested", "no batch came"]) -> None:
+    def end_workers(self, verdict: Verdict) -> None:
         self.verdict = verdict
         for worker in self.workers:
             worker.kill()

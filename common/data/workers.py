@@ -211,7 +211,7 @@ class Workers:
             advice = "raise the limit with ulimit -n 4096, or pass --num-workers 0"
             message = "this process may not open as many files as the loader's workers need"
             raise UserError(f"{message}: {advice}", every_rank=True) from None
-        if watch.verdict is None:
+        if watch.verdict != "stop requested":
             raise LostProcessError(f"a worker of the loader is gone ({words})") from error
 
 

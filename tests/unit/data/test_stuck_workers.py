@@ -20,7 +20,7 @@ from common.data.batch import Batch, DatasetSamples, Samples
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
-from common.errors import UserError
+from common.errors import LostProcessError, UserError
 from tests.unit.data.test_loader import CPU, GPU
 
 LOOK_EVERY = 0.3  # seconds; a worker that runs answers sooner, or is asked again
@@ -175,6 +175,18 @@ def test_wait_for_stopped_workers_is_announced_and_has_an_end(
     assert f"kill -CONT {stopped.pid}" in error.value.message
     assert f"kill -CONT {stopped.pid}" in capsys.readouterr().out
     assert not stopped.is_running()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_worker_that_is_gone_is_noticed_while_another_is_stopped(killed: int) -> None:
+    """The process waits for the one that is stopped, and would do so for ever."""
+    loader, before = make_loader(Odd(), 2), multiprocessing.active_children()
+    batches = loader.epoch(0)
+    next(batches)
+    workers = suspend_workers(before)
+    workers[killed].kill()
+    with pytest.raises(LostProcessError, match="worker of the loader is gone"):
+        list(batches)
 
 
 @pytest.mark.parametrize("is_left_early", [False, True])
