@@ -127,8 +127,8 @@ class Workers:
             self.end_after(error)
         if count < len(micro_batches) and isinstance(self.samples, IterableSamples):
             self.samples.go_on_after(batch)
-        for samples in micro_batches[count:]:
-            yield self.samples.read(samples, epoch)
+        for number in range(count, len(micro_batches)):
+            yield self.samples.read(micro_batches[number], epoch)
 
     def begin(self) -> Iterator[Any]:
         """Start the workers, or have those that run go on with what is asked of them next."""

@@ -129,10 +129,12 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
     """The loop is left before its plan's end; the average is exported, and not the model."""
     run = whole(runner, LISTED["averaged"])
     assert run.summary["progress/global_step"] < run.config["plan"]["total_steps"]
-    series = run.series("val/accuracy")
+    series, losses = run.series("val/accuracy"), run.series("val/loss")
     patience = run.config["config"]["early_stopping"]
-    best = max(series, key=lambda step: (series[step], -step))
-    assert [*series].index(best) == len(series) - 1 - patience
+    first_best = max(series, key=lambda step: (series[step], -step))
+    assert [*series].index(first_best) == len(series) - 1 - patience
+    # Of equal accuracies, the lower loss wins, and then the later step.
+    best = max(series, key=lambda step: (series[step], -losses[step], step))
     assert run.summary["progress/kept_step"] == best
     folder = kept_checkpoint(run)
     average = load_file(folder / "average.safetensors")
