@@ -41,9 +41,7 @@ class Delays:
         self.waited += time.perf_counter() - began
 
 
-def make_batches(
-    self: Any, micro_batches: Any, epoch: int | None, first: int = 0
-) -> Iterator[Any]:
+def make_batches(self: Any, micro_batches: Any, epoch: int | None, first: int = 0) -> Iterator[Any]:
     """Yield what the loader yields, late."""
     batches = MAKE_BATCHES(self, micro_batches, epoch, first)
     began = time.perf_counter()
