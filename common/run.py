@@ -395,8 +395,13 @@ class Run:
         self.directory.insist_on_own()
         values = self.meters.interval()
         self.guard.check(self.progress.global_step, values.get("train/loss", 0.0))
-        rates = learning_rates(self.optimizers)
-        self.logs.interval({**values, **self.guard.figures(), **rates})
+        own = {**self.guard.figures(), **learning_rates(self.optimizers)}
+        if taken := sorted(values.keys() & own.keys()):
+            raise UserError(
+                f"run.record got the metric {taken[0].removeprefix('train/')!r}, and the run logs "
+                f"its own {taken[0]}: choose another name"
+            )
+        self.logs.interval({**values, **own})
 
     @property
     def epoch(self) -> int:
