@@ -318,7 +318,7 @@ def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
     if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):
         is_same = loss.data_ptr() == metric.data_ptr() and loss.shape == metric.shape
     else:
-        is_same = type(loss) is type(metric) and loss == metric
+        is_same = type(loss) is type(metric) and bool(loss == metric)
     if not is_same:
         raise UserError(
             f"{caller} got two values for 'loss', as the loss and as a metric: give the metric "
