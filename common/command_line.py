@@ -78,6 +78,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         check_limits(config)
         if config.effective_batch_size is not None and not config.evaluate_only:
             config = accumulated(config, config.effective_batch_size)
+        record_reads(config)  # from here on: what a recipe's own `validate` reads is used
         config.validate()
     except SystemExit as end:
         if end.code:
@@ -89,7 +90,6 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             refuse_to_resume(run, Outcome("failed", False, reason), resume is not None)
             let_main_rank_exit_first()
         raise
-    record_reads(config)
     return config
 
 

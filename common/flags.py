@@ -199,25 +199,34 @@ def stop_recording(config: Any) -> set[str]:
     return flags_read
 
 
-def refuse_unread_flags(config: Any, stated_values: Mapping[str, Any], recipe: str) -> None:
-    """Stop recording, and raise a `UserError` for a flag that has no effect though it was stated.
+def unread_flags(config: Any, stated_values: Mapping[str, Any]) -> list[str]:
+    """Return the flags that were stated, change what is learned, and were not read; in their order.
 
     Args:
-        config: the flags; `record_reads` was called on them.
+        config: the flags; `record_reads` was called on them, and this stops the recording.
         stated_values: the flags as they were when the run was first started.
-        recipe: the name of its file, for the message.
     """
     flags_read = stop_recording(config)
+    unread = []
     for field in dataclasses.fields(config):
         value = stated_values.get(field.name, field.default)
         value = tuple(value) if isinstance(value, list) else value
         role = stated(type(config), field.name)["role"]
         is_fixed = role in ("learning", "size") and field.default is not dataclasses.MISSING
-        if not is_fixed or value == field.default or field.name in flags_read:
-            continue
-        call = TAKES_EFFECT_IN.get(field.name)
-        needs = f"it takes effect in {call}" if call else f"use config.{field.name} before the loop"
-        raise UserError(
-            f"{spelled(field.name)} was set to {value!s:.99}, and nothing in {recipe} has used it "
-            f"by the end of the first update: leave it out, or change the recipe ({needs})"
-        )
+        if is_fixed and value != field.default and field.name not in flags_read:
+            unread.append(field.name)
+    return unread
+
+
+def refuse_flag(config: Any, name: str, recipe: str) -> None:
+    """Raise a `UserError` for a flag that has no effect though it was stated.
+
+    Args:
+        recipe: the name of its file.
+    """
+    call = TAKES_EFFECT_IN.get(name)
+    needs = f"it takes effect in {call}" if call else f"use config.{name} before the loop"
+    raise UserError(
+        f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} has "
+        f"used it by the end of the first update: leave it out, or change the recipe ({needs})"
+    )

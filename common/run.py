@@ -32,11 +32,13 @@ from common.errors import (
     outcome_of,
 )
 from common.files import read_json
-from common.flags import mark_read, record_reads, refuse_unread_flags, role_of
+from common.flag_uses import find_flag_uses
+from common.flags import mark_read, record_reads, refuse_flag, role_of, spelled, unread_flags
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan, MemoryRows
 from common.measure.meters import Meters
+from common.measure.sums import gather_from_ranks
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
@@ -104,7 +106,8 @@ class Run:
         self.config, self.given = config, dict(vars(config))
         self.are_flags_checked = False  # once, after the first update
         self.recipe, self.progress = Path(recipe_file).stem, Progress()
-        self.source = RecipeSource(Path(recipe_file))
+        self.recipe_file = Path(recipe_file)
+        self.source = RecipeSource(self.recipe_file)
         resumes, patience = config.resume is not None, config.collective_timeout
         try:
             self.objective = Objective.parse(objective)
@@ -381,7 +384,7 @@ class Run:
             self.progress.global_step = step = self.progress.global_step + 1
             if not self.are_flags_checked:
                 self.are_flags_checked = True
-                refuse_unread_flags(self.config, self.facts["given"], f"{self.recipe}.py")
+                self.refuse_unread_flags()
             if self.plan.logs(step):
                 self.log_training()
             if self.guard.is_due:
@@ -389,6 +392,26 @@ class Run:
             if step % self.agreement.every == 0:
                 self.agreement.check(step)
             self.profiler.step()
+
+    def refuse_unread_flags(self) -> None:
+        """End the run for a flag that was stated and that nothing uses; called on all ranks.
+
+        A flag that no rank has used yet is let pass where the source shows that it may be used
+        later. That is said, as the line may never be reached.
+        """
+        ranks = gather_from_ranks(self.accelerator, unread_flags(self.config, self.facts["given"]))
+        unread = [name for name in ranks[0] if all(name in names for names in ranks)]
+        if not unread:
+            return
+        uses = find_flag_uses(self.recipe_file)
+        for name in unread:
+            place = uses.place_of(name)
+            if place is None:
+                refuse_flag(self.config, name, f"{self.recipe}.py")
+            say(
+                f"{spelled(name)} was set, and this process did not use it in the first update: "
+                f"see that {place} is reached"
+            )
 
     def log_images(
         self, name: str, images: torch.Tensor | Sequence[Any], captions: Sequence[str] | None = None
@@ -422,8 +445,13 @@ class Run:
         self.directory.insist_on_own()
         values = self.meters.interval()
         self.guard.check(self.progress.global_step, values.get("train/loss", 0.0))
-        rates = learning_rates(self.optimizers)
-        self.logs.interval({**values, **self.guard.figures(), **rates})
+        own = {**self.guard.figures(), **learning_rates(self.optimizers)}
+        if taken := sorted(values.keys() & own.keys()):
+            raise UserError(
+                f"run.record got the metric {taken[0].removeprefix('train/')!r}, and the run logs "
+                f"its own {taken[0]}: choose another name"
+            )
+        self.logs.interval({**values, **own})
 
     @property
     def epoch(self) -> int:

@@ -270,9 +270,11 @@ def refuse_unread(config: Any, data: Data) -> None:
     if "validation" in data.splits:
         heeded.add("validation_share")
     for field in fields(config):
+        # Only flags that name data are looked at: a look at any other would count as its use.
+        if stated(type(config), field.name)["role"] != "data" or field.name in heeded:
+            continue
         value = getattr(config, field.name)
-        names_data = stated(type(config), field.name)["role"] == "data"
-        if names_data and field.name not in heeded and value != field.default:
+        if value != field.default:
             shown = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
                 f"{spelled(field.name)} {shown} changes nothing: data set {data.name} of this "

@@ -97,8 +97,7 @@ class Loader:
         """Yield each batch of an evaluation, until it is cut short."""
         assert isinstance(self.order, EvaluationOrder)
         if self.is_rehearsed():
-            few = rehearsal_batches(self.order.micro_batches(), self.order.batch_size)
-            yield from self.rehearsed(few)
+            yield from self.rehearsed(self.rehearsal_of(self.order.micro_batches()))
             return
         for batch, _ in self.make_batches(self.order.micro_batches(), None):
             if self.is_cut_short():
@@ -115,12 +114,17 @@ class Loader:
         assert isinstance(self.order, EvaluationOrder)
         samples, is_real = self.order.equal_batches()
         if self.is_rehearsed():
-            batches = self.rehearsed(rehearsal_batches(samples, self.order.batch_size))
-            is_real = rehearsal_batches(is_real, self.order.batch_size)
+            batches = self.rehearsed(self.rehearsal_of(samples))
+            is_real = self.rehearsal_of(is_real)
         else:
             batches = (batch for batch, _ in self.make_batches(samples, None))
         for batch, counts in zip(batches, is_real, strict=True):
             yield batch, counts.to(self.device)
+
+    def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a rehearsal's batches; of blocks, which are read whole, only the first."""
+        is_spread = self.samples.blocks is None
+        return rehearsal_batches(batches, self.order.batch_size, is_spread)
 
     def rehearsed(self, micro_batches: list[torch.Tensor]) -> Iterator[Batch]:
         """Yield a few batches as an evaluation would, and leave no workers behind."""

@@ -172,15 +172,27 @@ class EqualBatches(NamedTuple):
     is_real: list[torch.Tensor]
 
 
-def rehearsal_batches(batches: Sequence[torch.Tensor], batch_size: int) -> list[torch.Tensor]:
+def rehearsal_batches(
+    batches: Sequence[torch.Tensor], batch_size: int, is_spread: bool = True
+) -> list[torch.Tensor]:
     """Return one batch of a rank, and another with its samples twice, where they fit into one.
 
-    They have half of the rank's first batch, so that no batch is larger than an evaluation's.
-    A total doubles with the samples, and a mean does not: so that the two can be told apart.
+    They have half as many samples as the rank's first batch, so that no batch is larger than an
+    evaluation's. A total doubles with the samples, and a mean does not: so that the two can be told
+    apart. Samples may be sorted, as images are that lie in a folder for each class, and a figure
+    such as the area under a curve needs several classes: so the few are spread over all.
+
+    Args:
+        batches: of the rank: sample numbers, or anything else that there is one of for each sample.
+        is_spread: false takes the rank's first samples, where reading others is slow.
     """
     if not len(batches):
         return []
-    first = batches[0][: max(1, len(batches[0]) // 2)]
+    size = max(1, len(batches[0]) // 2)
+    first = batches[0][:size]
+    if is_spread:
+        samples = torch.cat([*batches])
+        first = samples[torch.arange(size) * len(samples) // size]
     return [first, torch.cat([first, first])] if batch_size > 1 else [first]
 
 

@@ -1,6 +1,6 @@
 """Floating-point operations of a model, counted once on its real modules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +38,13 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     Recomputation under gradient checkpointing is not counted, and attention is counted as its
     two products: `torch.utils.flop_counter` does not see all fused ones.
     """
-    tensors = {
-        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    }
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # one for a tensor with several names
+    tensors = {}
+    for name, tensor in own_tensors(model):
+        if tensor not in stand_ins:
+            shape_alone = torch.empty_like(tensor, device="meta")
+            stand_ins[tensor] = shape_alone.requires_grad_(tensor.requires_grad)
+        tensors[name] = stand_ins[tensor]
     if samples.lengths is None:
         batches = {0.0: samples.example(1, 0)}
     elif type(samples).example is Samples.example:  # it knows no other lengths than its samples'
@@ -66,10 +69,6 @@ def training_flops_of_values(
         raise NotImplementedError("samples without numbers can't be read ahead")
     generators = RandomState(device)
     drawn = generators.state_dict()
-    parameters = {
-        name: parameter.detach().requires_grad_(parameter.requires_grad)
-        for name, parameter in model.named_parameters()
-    }
     try:
         if samples.lengths is None:
             numbers = {0.0: torch.arange(min(REAL_SAMPLES, len(samples)))}
@@ -78,12 +77,39 @@ def training_flops_of_values(
         counts = {}
         for length, number in numbers.items():
             batch = samples.values_of(number, device)
-            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-            total = operations(model, compute_loss, batch, parameters | buffers)
+            total = operations(model, compute_loss, batch, copies_of_tensors(model))
             counts[length] = total / len(number)
     finally:
         generators.load_state_dict(drawn)
     return through(counts)
+
+
+def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter and buffer of each module once, by the first name of the module.
+
+    `functional_call` must get a tensor that two modules share under both names, and a module that
+    has two names under one alone: under two, it would leave its own tensor in the model.
+    """
+    for prefix, module in model.named_modules():
+        own = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, tensor in own:
+            yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters that gather gradients of their own, and copies of buffers, by name."""
+    copies: dict[torch.Tensor, torch.Tensor] = {}
+    named = {}
+    for name, tensor in own_tensors(model):
+        if tensor not in copies:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copy = tensor.detach() if is_parameter else tensor.clone()
+            copies[tensor] = copy.requires_grad_(tensor.requires_grad)
+        named[name] = copies[tensor]
+    return named
 
 
 def samples_of_each_length(lengths: Any) -> dict[float, torch.Tensor]:
@@ -109,7 +135,7 @@ def operations(
     from torch.utils.flop_counter import FlopCounterMode
 
     def with_tensors(*inputs: Any, **named: Any) -> Any:
-        return torch.func.functional_call(model, tensors, inputs, named)
+        return torch.func.functional_call(model, tensors, inputs, named, tie_weights=False)
 
     attention: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
     set_attention: Any = model.set_attn_implementation if attention else lambda name: None

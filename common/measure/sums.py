@@ -55,6 +55,8 @@ class TrainingSums:
         values = {"loss": mean_loss}
         for name, value in metrics.items():
             values[name] = measured_value(name, value, "run.record")
+        if "loss" in metrics:
+            refuse_another_loss(mean_loss, values["loss"], "run.record")
         self.held.append(values)
         if isinstance(mean_loss, torch.Tensor) and mean_loss.ndim:
             mean_loss = mean_loss.double().mean()
@@ -249,6 +251,11 @@ class Sums:
         self.add_recorded("loss", mean_loss * size, size)
         for name, given in (metrics or {}).items():
             value = measured_value(name, given, "sums.record")
+            if name == "loss":
+                refuse_another_loss(
+                    measured_value("loss", loss, "sums.record"), value, "sums.record"
+                )
+                continue
             if isinstance(value, torch.Tensor):
                 self.add_recorded(name, value.sum(dtype=torch.float64), float(value.numel()))
             else:
@@ -304,6 +311,20 @@ class Sums:
         if not self.recorded:
             evaluation.first_batches, evaluation.finish = self.first_batches, self.finish
         return evaluation
+
+
+def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
+    """Raise a `UserError` where a metric has the loss's name, and is not the loss."""
+    if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):
+        is_same = loss.data_ptr() == metric.data_ptr() and loss.shape == metric.shape
+    else:
+        is_same = type(loss) is type(metric) and bool(loss == metric)
+    if not is_same:
+        raise UserError(
+            f"{caller} got two values for 'loss', as the loss and as a metric: give the metric "
+            "another name",
+            every_rank=True,
+        )
 
 
 def added(name: str, before: Value | None, value: Value) -> Value:

@@ -13,12 +13,15 @@ def learning_rates(optimizers: Mapping[str, Any]) -> dict[str, float]:
     rate, now or before any schedule, is another than the first group's: by the name in the group
     (``{"params": …, "name": "head"}``: ``train/learning_rate/head``), or else by its number. Of any
     other optimizer the first group is ``train/learning_rate/NAME``, with the name that `run.keep`
-    was given, and its further groups are ``train/learning_rate/NAME/GROUP``.
+    was given, and its further groups are ``train/learning_rate/NAME/GROUP``. A group without a
+    rate, as of an optimizer that finds its rate by itself, is left out.
     """
     rates: dict[str, float] = {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
         prefix = f"{RATE}/{name}" if number else RATE
-        rates[prefix] = float(optimizer.param_groups[0]["lr"])
+        first = both_rates(optimizer.param_groups[0])
+        if first is not None:
+            rates[prefix] = first[0]
         for group, rate in further_rates(optimizer.param_groups).items():
             rates.setdefault(f"{prefix}/{group}", rate)
     return rates
@@ -27,17 +30,21 @@ def learning_rates(optimizers: Mapping[str, Any]) -> dict[str, float]:
 def further_rates(groups: list[dict[str, Any]]) -> dict[str, float]:
     """Return the rates of the groups that differ from the first one, by name or number."""
     rates: dict[str, float] = {}
+    first = both_rates(groups[0])
     for number, group in enumerate(groups):
-        if both_rates(group) == both_rates(groups[0]):
+        own = both_rates(group)
+        if own is None or own == first:
             continue
         name = str(group.get("name", number))
         if name in rates:
             name = f"{name}-{number}"
-        rates[name] = float(group["lr"])
+        rates[name] = own[0]
     return rates
 
 
-def both_rates(group: Mapping[str, Any]) -> tuple[float, float]:
-    """Return a group's rate, and the one that its schedule starts from."""
-    rate = float(group["lr"])
-    return rate, float(group.get("initial_lr", rate))
+def both_rates(group: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return a group's rate, and the one that its schedule starts from; None without a rate."""
+    rate = group.get("lr")
+    if rate is None:
+        return None
+    return float(rate), float(group.get("initial_lr", rate))

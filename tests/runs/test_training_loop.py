@@ -80,6 +80,44 @@ def test_flag_that_a_copy_does_not_use_is_refused(runner: Runner, tmp_path: Path
     assert run.status["resumable"] is False
 
 
+OWN_FLAG = "    image_column: str | None"
+RECORD = "            run.record(loss, metrics(logits, batch))\n"
+END = "        run.finish(evaluate(run, model, test_loader))\n"
+USES = {
+    "nowhere": (END, END),
+    "in the last lines": (END, "        print('at the end', config.share)\n" + END),
+    "on one rank": (
+        RECORD,
+        RECORD + "            if run.accelerator.process_index: config.share\n",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES)
+def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: str) -> None:
+    """On any rank and at any time: no recipe that uses it is refused."""
+    copy = edited(tmp_path, (OWN_FLAG, f"    share: float = 0.5\n{OWN_FLAG}"), USES[use])
+    launcher = "two" if use == "on one rank" else "python"
+    is_used = use != "nowhere"
+    flags = (*FLAGS, "--max-steps", 3, "--batch-size", 64, "--share", 0.7)
+    run = runner.run(copy, *flags, launcher=launcher, succeeds=is_used)
+    refused = "--share was set to 0.7, and nothing in mine.py has used it" in run.errors
+    assert refused == (not is_used)
+    named = "--share was set, and this process did not use it" in run.output
+    assert named == (use == "in the last lines")
+
+
+@pytest.mark.slow
+def test_metric_of_a_name_that_the_run_logs_is_refused(runner: Runner, tmp_path: Path) -> None:
+    """At the first log line; else the run's own figure would take its place."""
+    own = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
+    copy = edited(tmp_path, (RECORD, own))
+    run = runner.run(copy, *FLAGS, "--max-steps", 9, succeeds=False)
+    assert "the metric 'grad_norm', and the run logs its own train/grad_norm" in run.errors
+    assert "Traceback" not in run.errors
+
+
 def supervised(
     runner: Runner, copy: Path, folder: Path, flags: tuple[object, ...], *, processes: int
 ) -> tuple[int, str]:

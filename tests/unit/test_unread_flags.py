@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from common import flags
 from common.config import TrainingConfig
+from common.data.batch import Data, TensorSamples, refuse_unread
 from common.errors import UserError
-from common.flags import flag, mark_read, record_reads, refuse_unread_flags
+from common.flags import flag, mark_read, record_reads, refuse_flag, unread_flags
 
 
 @dataclass(kw_only=True)
@@ -47,9 +49,9 @@ def recorded(**values: Any) -> Config:
 def test_flag_that_nothing_reads_is_refused(name: str) -> None:
     """By its name on the command line, and where it would take effect."""
     config = recorded(**{name: OTHER.get(name, 7)})
-    given = dict(vars(config))
+    assert unread_flags(config, dict(vars(config))) == [name]
     with pytest.raises(UserError) as error:
-        refuse_unread_flags(config, given, "mine.py")
+        refuse_flag(config, name, "mine.py")
     assert f"--{name.replace('_', '-')} was set to {OTHER.get(name, 7)}" in error.value.message
     assert "mine.py" in error.value.message
     assert (name in flags.TAKES_EFFECT_IN) == ("takes effect in" in error.value.message)
@@ -61,7 +63,7 @@ def test_flag_that_a_recipe_reads_or_a_call_applies_is_taken(name: str) -> None:
     for use in (lambda c: getattr(c, name), lambda c: mark_read(c, name)):
         config = recorded(**{name: OTHER.get(name, 7)})
         use(config)
-        refuse_unread_flags(config, dict(vars(config)), "mine.py")
+        assert not unread_flags(config, dict(vars(config)))
         assert type(config) is Config
 
 
@@ -75,21 +77,28 @@ def test_copies_are_no_reads() -> None:
     assert copy.deepcopy(config) == Config(mixup=0.5)
     assert pickle.loads(pickle.dumps(config)) == Config(mixup=0.5)
     assert isinstance(config, Config)
-    with pytest.raises(UserError, match="--mixup"):
-        refuse_unread_flags(config, vars(config), "mine.py")
+    assert unread_flags(config, vars(config)) == ["mixup"]
+
+
+def test_check_of_flags_that_name_data_is_no_use() -> None:
+    """Each run makes it before the first update."""
+    config = recorded(mixup=0.5, weight_decay=0.3, compile=True)
+    images = TensorSamples(images=torch.zeros(4, 2))
+    refuse_unread(config, Data("own", {"train": images, "test": images}))
+    assert unread_flags(config, vars(config)) == ["weight_decay", "compile", "mixup"]
 
 
 def test_only_what_changes_learning_must_be_read() -> None:
     """A default, or a flag for the record or the pace, may be unread; so may a repeated value."""
     config = recorded(comment="mine", log_every=3)
-    refuse_unread_flags(config, dict(vars(config)), "mine.py")
+    assert not unread_flags(config, dict(vars(config)))
     config = recorded(mixup=0.5)
-    refuse_unread_flags(config, {**vars(config), "mixup": 0.0}, "mine.py")
+    assert not unread_flags(config, {**vars(config), "mixup": 0.0})
 
 
 def test_reading_costs_nothing_once_it_is_not_recorded() -> None:
     """The lookup of an attribute is Python's own again."""
     config = recorded()
     assert type(config) is not Config
-    refuse_unread_flags(config, dict(vars(config)), "mine.py")
+    unread_flags(config, dict(vars(config)))
     assert type(config).__getattribute__ is object.__getattribute__

@@ -303,8 +303,24 @@ def test_equal_batches_by_blocks_have_each_sample_once() -> None:
 
 def test_rehearsal_is_half_a_batch_and_the_same_samples_twice() -> None:
     """No batch is larger than an evaluation's; a rank without samples has none."""
-    batches = rehearsal_batches([torch.arange(9), torch.arange(4)], 9)
-    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [0, 1, 2, 3] * 2]
+    two = [torch.arange(9), torch.arange(9, 13)]
+    assert [batch.tolist() for batch in rehearsal_batches(two, 9)] == [
+        [0, 3, 6, 9],
+        [0, 3, 6, 9] * 2,
+    ]
+    first = rehearsal_batches(two, 9, is_spread=False)
+    assert [batch.tolist() for batch in first] == [[0, 1, 2, 3], [0, 1, 2, 3] * 2]
     assert [batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 9)] == [[0], [0, 0]]
     assert [batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 1)] == [[0]]
     assert rehearsal_batches([], 9) == []
+
+
+def test_rehearsal_of_sorted_samples_has_all_classes() -> None:
+    """Images lie in a folder for each class: the first batch is of one class alone."""
+    labels = torch.arange(10).repeat_interleave(100)
+    for rank in range(2):
+        batches = EvaluationOrder(1000, 32, 2, rank).micro_batches()
+        assert len(labels[batches[0]].unique()) < 10
+        for samples in rehearsal_batches(batches, 32):
+            assert len(labels[samples].unique()) == 10
+            assert len(samples) <= 32

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.errors import UserError
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Evaluation, Sums, TrainingSums, of_all_ranks
 
@@ -161,3 +162,25 @@ def test_torchmetrics_work_as_they_are() -> None:
     metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
     metric.update(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0]))
     assert of_all_ranks(alone(), {"accuracy": metric.compute()}) == {"accuracy": 0.75}
+
+
+def test_two_values_of_the_loss_are_a_sentence() -> None:
+    """They would be mixed, or one would take the other's place."""
+    loss, other = torch.tensor(2.0, requires_grad=True), torch.tensor(7.0)
+    for another in (other, 7.0):
+        with pytest.raises(UserError, match="two values for 'loss'"):
+            Sums(alone()).record(loss, {"loss": another}, 4)
+        with pytest.raises(UserError, match="two values for 'loss'"):
+            TrainingSums(torch.device("cpu"), 1).add(loss, {"loss": another})
+
+
+def test_loss_may_be_named_among_the_metrics() -> None:
+    """It is the same loss, and counts once."""
+    loss = torch.tensor(2.0, requires_grad=True)
+    sums = Sums(alone())
+    sums.record(loss, {"loss": loss.detach()}, 4)
+    sums.record(5.0, {"loss": 5.0}, 2)
+    assert sums.result() == {"loss": 3.0, "count": 6}
+    training = TrainingSums(torch.device("cpu"), 1)
+    training.add(loss, {"loss": loss.detach()})
+    assert means_of_ranks(training) == {"train/loss": 2.0}

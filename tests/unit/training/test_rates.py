@@ -61,3 +61,18 @@ def test_rates_have_a_label_and_a_panel() -> None:
         assert metric.label == f"learning rate, {group}"
         assert metric.panel == describe("train/learning_rate").panel
         assert metric.text(0.00012345) == "0.000123"
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """With a step size of its own name, as some published ones have it."""
+
+    def __init__(self, parameters: list[dict[str, Any]]) -> None:
+        super().__init__(parameters, {"step_size": 0.1})
+
+
+def test_group_without_a_rate_is_left_out() -> None:
+    """An optimizer may have no rate, or find it by itself, as Adafactor with `lr=None` does."""
+    assert learning_rates({"optimizer": OwnOptimizer(groups({}, {}))}) == {}
+    own = torch.optim.SGD(groups({"lr": 0.1}, {"lr": 0.2}))
+    own.param_groups[0]["lr"] = None
+    assert learning_rates({"optimizer": own}) == {"train/learning_rate/1": 0.2}

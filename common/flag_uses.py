@@ -1,0 +1,79 @@
+"""Which flags a recipe's source uses: it may read one later than in its first update.
+
+A recipe may read a flag only in its last lines, in a later epoch, on one rank, or in a process that
+loads data. What was read so far does not show that, and the source does.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Calls through which the core reads a flag during the run. Others are over at the first update.
+CALLS_IN_THE_LOOP = {"max_grad_norm": "clip_grad_norm_", "early_stopping": "should_stop"}
+# Calls that take all flags at once, so that the source names none of them.
+CALLS_THAT_COPY = {"vars", "asdict", "astuple", "fields"}
+
+
+@dataclass
+class FlagUses:
+    """Where the source of a recipe, and of modules beside it, reads attributes by name."""
+
+    is_known: bool = True  # false where the recipe's source can't be read
+    lines: dict[str, str] = field(default_factory=dict)  # by attribute, the first place: file:line
+    copies: str | None = None  # the first place where all flags are copied
+
+    def place_of(self, flag: str) -> str | None:
+        """Return where a flag may be used, or None where the source uses it nowhere."""
+        if not self.is_known:
+            return "the recipe"
+        call = CALLS_IN_THE_LOOP.get(flag)
+        return self.lines.get(flag) or self.lines.get(f"run.{call}") or self.copies
+
+
+def find_flag_uses(recipe_file: Path) -> FlagUses:
+    """Look for uses in a recipe's file, and in the modules of the user's own that it imports."""
+    uses = FlagUses()
+    if not look_into(recipe_file, uses):
+        return FlagUses(is_known=False)
+    for path in own_modules(recipe_file):
+        look_into(path, uses)
+    return uses
+
+
+def own_modules(recipe_file: Path) -> Iterator[Path]:
+    """Yield the files of imported modules beside or below the recipe, or the current directory."""
+    folders = {recipe_file.absolute().parent, Path.cwd()}
+    packages = {"site-packages", "dist-packages"}
+    ours = Path(__file__).parent
+    for module in [*sys.modules.values()]:
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix != ".py" or path.is_relative_to(ours) or packages & {*path.parts}:
+            continue
+        if any(path.is_relative_to(folder) for folder in folders):
+            yield path
+
+
+def look_into(path: Path, uses: FlagUses) -> bool:
+    """Add what one file reads; return whether it could be read."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for node in ast.walk(tree):
+        place = f"{path.name}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            uses.lines.setdefault(node.attr, place)
+            owner = ast.unparse(node.value).rpartition(".")[2]
+            if owner == "run":
+                uses.lines.setdefault(f"run.{node.attr}", place)
+            if node.attr == "__dict__":
+                uses.copies = uses.copies or place
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            uses.lines.setdefault(node.value, place)  # as in getattr(config, "name")
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in CALLS_THAT_COPY:
+                uses.copies = uses.copies or place
+    return True

@@ -1,0 +1,57 @@
+"""Operations of models whose tensors or modules have several names; the model stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from common.data.batch import TensorSamples
+from common.measure.flops import training_flops, training_flops_of_values
+
+SIZE, CLASSES = 6, 6
+
+
+class Model(nn.Module):
+    """Two layers: [batch, SIZE] to [batch, CLASSES]."""
+
+    def __init__(self, sharing: str) -> None:
+        super().__init__()
+        self.body = nn.Linear(SIZE, SIZE)
+        self.head = nn.Linear(SIZE, CLASSES)
+        self.register_buffer("scale", torch.ones(SIZE))
+        if sharing == "module":
+            self.another_name = self.head
+        elif sharing == "weight":
+            self.head.weight = self.body.weight
+        elif sharing == "name":
+            self.weight_of_head = self.head.weight
+        elif sharing == "buffer":
+            self.head.register_buffer("scale", self.scale)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(rows * self.scale))
+
+
+def compute_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model(batch["rows"])
+    return logits.square().mean(), logits
+
+
+@pytest.mark.parametrize("sharing", ["nothing", "module", "weight", "name", "buffer"])
+@pytest.mark.parametrize("count", [training_flops, training_flops_of_values])
+def test_counting_leaves_a_model_as_it_was(sharing: str, count: Any) -> None:
+    """The same tensors, without gradients, and as many operations whatever has two names."""
+    model = Model(sharing)
+    samples = TensorSamples(rows=torch.randn(8, SIZE))
+    before = model.state_dict(keep_vars=True)
+    device = [torch.device("cpu")] if count is training_flops_of_values else []
+    per_sample = count(model, compute_loss, samples, *device).per_sample
+    # Forward, and backward to the weights: of the second layer also to its inputs.
+    assert per_sample == 2 * SIZE * (2 * SIZE + 3 * CLASSES)
+    after = model.state_dict(keep_vars=True)
+    assert all(after[name] is tensor for name, tensor in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model(torch.randn(2, SIZE)).device.type == "cpu"
