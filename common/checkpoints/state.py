@@ -26,6 +26,8 @@ from common.flags import spelled
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "start it with the recipe that it is of",
+    # The best value so far means nothing for another one.
+    "objective": "put OBJECTIVE back in the recipe, or start another run",
     "mixed_precision": "pass --mixed-precision as it was",
     "effective_batch_size": "put the run's config.json back as it was",
     "sizes": SAME_DATA,
