@@ -112,6 +112,12 @@ def run_of(named: Path, output_dir: str | None) -> Path:
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(f"--resume {named} goes on in {directory}: leave --output-dir out")
             return directory
+    for directory in (named, named.parent.parent):
+        if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
+            raise UserError(
+                f"--resume {named}: {directory} has checkpoints, but no config.json: put that file "
+                "back, which says what the run is"
+            )
     raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
 
 

@@ -108,6 +108,17 @@ def test_a_checkpoint_is_gone_on_from_by_name(
         parse(monkeypatch, "mnist_mlp", "--resume", run, "--output-dir", tmp_path / "other")
 
 
+@pytest.mark.parametrize("named", [".", "checkpoints/step-00000002"])
+def test_run_without_its_config_is_told_apart_from_none(
+    named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", MLP())
+    (run / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (run / "config.json").unlink()
+    with pytest.raises(UserError, match=r"run has checkpoints, but no config\.json: put that"):
+        parse(monkeypatch, "mnist_mlp", "--resume", run / named)
+
+
 def test_run_of_another_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both are named."""
     run = write_run(tmp_path / "run", MLP())
