@@ -92,6 +92,12 @@ def open_to_append(path: Path) -> TextIO:
         return plain(path).open("a", encoding="utf-8", errors="backslashreplace")
 
 
+def has_moved(before: Any, now: Any) -> bool:
+    """Whether one absolute path leads nowhere any more, and another path leads to something."""
+    is_gone = isinstance(before, str) and os.path.isabs(before) and not os.path.exists(before)
+    return is_gone and isinstance(now, str) and os.path.exists(now)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     value = read_json_if_there(path)
     if value is None:

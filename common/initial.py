@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from common.directory import FACTS, WEIGHTS, model_folder
+from common.directory import FACTS, WEIGHTS, insist_on_written_weights, model_folder
 from common.errors import ask_rank_zero
 from common.files import read_json_if_there, reading
 
@@ -33,12 +33,17 @@ def find_initial(asked: str) -> str:
 
 
 def weights_file(path: str | Path) -> Path:
-    """Return the safetensors file of a run, of a model's folder, or that is itself named."""
-    found = Path(find_initial(str(path)))
-    if os.path.isfile(found):
-        return found
-    if {PUBLISHED, WEIGHTS} <= {*(os.listdir(found) if os.path.isdir(found) else ())}:
-        return found / WEIGHTS
+    """Return the safetensors file of a run, of a model's folder, or that is itself named.
+
+    A `UserError` says that there is none, or that a run's weights are not those that it wrote.
+    """
+    place = Path(find_initial(str(path)))
+    if os.path.isfile(place):
+        if place.name == WEIGHTS and os.path.isfile(place.with_name(FACTS)):
+            insist_on_written_weights(place.parent)
+        return place
+    if {PUBLISHED, WEIGHTS} <= {*(os.listdir(place) if os.path.isdir(place) else ())}:
+        return place / WEIGHTS
     return model_folder(path) / WEIGHTS
 
 

@@ -4,6 +4,7 @@ A checkpoint can't know an activation or a loss that was changed in the recipe. 
 text that it was started with, and `config.json` lists the updates at which another text took over.
 """
 
+import ast
 import difflib
 import hashlib
 import re
@@ -39,7 +40,8 @@ class RecipeSource:
     def facts(self, directory: RunDirectory, saved: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Return what `config.json` says of the source, and keep the text where it is new.
 
-        Prints the changed lines if the text is not that of the run so far.
+        Prints the changed lines if the code is not that of the run so far. Comments, docstrings and
+        the ends of lines may change: they train nothing.
 
         Args:
             saved: what `config.json` says of the run's earlier attempts; empty on a first start.
@@ -59,7 +61,7 @@ class RecipeSource:
         last = changes[-1] if changes else {"sha256": first, "file": KEPT}
         for change in changes:
             say(f"the recipe was changed at update {change['global_step']} of this run")
-        if last["sha256"] != self.sha256:
+        if last["sha256"] != self.sha256 and not self.is_same_code(directory.path / last["file"]):
             name = f"recipe-at-{step:08d}.py"
             warn(f"the recipe was changed since: from update {step} on the run is another recipe's")
             for line in self.changed_lines(directory.path / str(last["file"])):
@@ -67,6 +69,14 @@ class RecipeSource:
             keep(directory, name, self.text)
             changes.append({"global_step": step, "sha256": self.sha256, "file": name})
         return {"sha256": first, "changes": changes}
+
+    def is_same_code(self, path: Path) -> bool:
+        """Whether the text at `path` differs in comments, docstrings and line ends alone."""
+        try:
+            before = path.read_text(encoding="utf-8", errors="replace")
+            return code_of(before) == code_of(self.text or "")
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return False
 
     def changed_lines(self, path: Path) -> list[str]:
         """Return a unified difference from the text at `path`, of not too many lines."""
@@ -86,6 +96,21 @@ class RecipeSource:
                 f"        … and {more} lines more; compare it with {path}",
             ]
         return shown
+
+
+def code_of(text: str) -> str:
+    """Return a text that is the same for Python files that do the same by their syntax.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError: it is no Python that can be parsed.
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def changes_before(saved: Mapping[str, Any], step: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from common.console import say
 from common.directory import INITIAL, LOCK, read_status
 from common.errors import UserError
-from common.files import locked, read_json
+from common.files import has_moved, locked, read_json
 from common.flags import from_json, role_of, spelled
 from common.machine import world_size
 
@@ -53,6 +53,9 @@ def resumed_config(
     defaults = config_class(**run.resolved)
     config = parse(defaults)
     kept = {n: value for n, value in run.resolved.items() if not role_of(config_class, n).free}
+    if has_moved(kept["dataset"], config.dataset):  # its fingerprint is compared later
+        kept["dataset"] = os.path.abspath(config.dataset)
+        config = replace(config, dataset=kept["dataset"])
     contradictions = [
         f"{spelled(name)} {getattr(config, name)} (the run has {value})"
         for name, value in sorted(kept.items())
@@ -87,7 +90,9 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
     changed = [
         f"{spelled(name)} {value}, which was {getattr(config, name)}"
         for name, value in sorted(run.resolved.items())
-        if not role_of(type(config), name).free and value not in (getattr(config, name), "auto")
+        if not role_of(type(config), name).free
+        and value not in (getattr(config, name), "auto")
+        and not (name == "dataset" and has_moved(value, config.dataset))
     ]
     samples = config.batch_size * config.gradient_accumulation_steps * world_size()
     if samples != run.effective_batch_size:
@@ -107,6 +112,12 @@ def run_of(named: Path, output_dir: str | None) -> Path:
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(f"--resume {named} goes on in {directory}: leave --output-dir out")
             return directory
+    for directory in (named, named.parent.parent):
+        if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
+            raise UserError(
+                f"--resume {named}: {directory} has checkpoints, but no config.json: put that file "
+                "back, which says what the run is"
+            )
     raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
 
 

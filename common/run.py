@@ -530,6 +530,7 @@ class Run:
             "run_id": self.directory.run_id,
             "recipe": self.recipe,
             "model": self.description["name"],
+            "objective": str(self.objective),
             "flags": self.fixed_flags(),
             "parts_described": self.parts.description,
             "global_step": step,

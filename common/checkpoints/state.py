@@ -19,13 +19,15 @@ from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError, ask_rank_zero
-from common.files import json_safe
+from common.files import has_moved, json_safe
 from common.flags import spelled
 
 # What a run keeps from its first start to its end, and what to do where it is another now.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "start it with the recipe that it is of",
+    # The best value so far means nothing for another one.
+    "objective": "put OBJECTIVE back in the recipe, or start another run",
     "mixed_precision": "pass --mixed-precision as it was",
     "effective_batch_size": "put the run's config.json back as it was",
     "sizes": SAME_DATA,
@@ -196,7 +198,10 @@ def insist_on_facts(path: Path, manifest: Mapping[str, Any], present: Mapping[st
 
 
 def insist_on_flags(path: Path, before: Any, now: Any) -> None:
-    """Raise a `UserError` for flags that have other values now, as of an edited `config.json`."""
+    """Raise a `UserError` for flags that have other values now, as of an edited `config.json`.
+
+    A local data set may have moved: it is known by its fingerprint.
+    """
     if not isinstance(before, dict) or not isinstance(now, dict):
         return
     values = json_safe(now)
@@ -204,6 +209,7 @@ def insist_on_flags(path: Path, before: Any, now: Any) -> None:
         f"{spelled(name)} {before[name]!s:.99} and now has {values[name]!s:.99}"
         for name in sorted(before.keys() & values.keys())
         if before[name] != values[name]
+        and not (name == "dataset" and has_moved(before[name], values[name]))
     ]
     if changed:
         advice = "put these values back in the run's config.json, or start another run"

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import re
 from typing import NamedTuple
 
 from common.errors import UserError
@@ -34,11 +35,46 @@ DEFAULT = Dialect(",", "utf-8")
 
 
 def find_dialect(path: str) -> Dialect:
-    """Tell how a CSV file is written; a `UserError` where its encoding is not certain."""
+    """Tell how a CSV file is written.
+
+    Raises:
+        UserError: its encoding is not certain, its first line is no header, or the header has fewer
+            names than the first row has values.
+    """
     encoding = find_encoding(path)
     with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as file:
         sample = file.read(SAMPLE)
-    return Dialect(find_separator(sample, is_whole=len(sample) < SAMPLE), encoding)
+    is_whole = len(sample) < SAMPLE
+    refuse_separator_line(path, sample)
+    separator = find_separator(sample, is_whole)
+    refuse_unnamed_columns(path, read_records(sample, separator, is_whole), separator)
+    return Dialect(separator, encoding)
+
+
+def refuse_separator_line(path: str, sample: str) -> None:
+    """Raise a `UserError` where the first line tells a spreadsheet the separator, as ``sep=;``."""
+    first_line = sample.partition("\n")[0].strip().strip('"')
+    if re.fullmatch(r"sep=.?", first_line, re.IGNORECASE):
+        raise UserError(
+            f"{path} begins with the line {first_line!r}, which is for spreadsheets and would be "
+            "read as the header: remove that line"
+        )
+
+
+def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) -> None:
+    """Raise a `UserError` where the first row has more values than the header has names.
+
+    Pandas would take the first values for the names of the rows, so that each value would stand in
+    the column of its neighbour. That happens where texts hold separators and are not quoted.
+    """
+    if len(records) < 2 or len(records[1]) <= len(records[0]):
+        return
+    names = ", ".join(records[0])
+    raise UserError(
+        f"{path}: its first row has {len(records[1])} values, and its header only "
+        f"{len(records[0])} ({names:.80}): quote the texts that hold a separator "
+        f"({SHOWN.get(separator, repr(separator))}), or name each column"
+    )
 
 
 def find_encoding(path: str) -> str:
@@ -52,6 +88,7 @@ def find_encoding(path: str) -> str:
         head = file.read(BLOCK)
     marked = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
     if not marked and b"\0" in head:
+        refuse_stray_zeros(path, head)
         zeros_last = head[1::2].count(0) > head[::2].count(0)
         name = "UTF-16LE" if zeros_last else "UTF-16BE"
         raise UserError(f"{path} is no UTF-8, likely {name} without a mark: {advice(path, name)}")
@@ -69,6 +106,23 @@ def find_encoding(path: str) -> str:
             if not block:
                 return encoding
             decoded_bytes += len(block)
+
+
+def refuse_stray_zeros(path: str, head: bytes) -> None:
+    """Raise a `UserError` where the beginning of a file is UTF-8 with a few zero bytes in it.
+
+    Latin letters in UTF-16 are UTF-8, too, but every second byte of them is zero.
+    """
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return
+    if head.count(0) < len(head) / 8:
+        place = head.index(0)
+        raise UserError(
+            f"{path} holds a zero byte at {place:,}, which is no text: remove the zero bytes, as "
+            f"by tr -d '\\000' < {path} > new.csv"
+        )
 
 
 def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> str:

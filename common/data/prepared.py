@@ -45,6 +45,11 @@ def prepared(
         result[1]["notes"].append(f"{is_known}: {split} is evaluated whole")
         if split not in ("test", "validation"):
             again = moved_data(source, evaluated, result, prepare, version, names, settings)
+            if again is None and evaluated.trained_on:
+                result[1]["notes"].append(
+                    f"if samples of {evaluated.trained_on[0].dataset} are among them, the figures "
+                    "are too good: put new samples into a folder of their own, or name them test"
+                )
             result = again or result
     return with_labels_of(evaluated, source, result)
 

@@ -281,3 +281,15 @@ def test_moved_clock_changes_no_figure(tmp_path: Path, monkeypatch: pytest.Monke
     assert run(*FLAGS, "--output-dir", directory)[0] is None
     goodput = json.loads((directory / "summary.json").read_text())["perf/goodput"]
     assert 1e-4 < goodput < 0.9
+
+
+def test_another_objective_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best value so far is one of the old objective: no later one could beat it."""
+    flags = (*FLAGS, "--output-dir", tmp_path)
+    killed(monkeypatch, Run, "finish", *flags)
+    with monkeypatch.context() as patch:
+        patch.setattr(regression, "OBJECTIVE", "loss:min")
+        error, _ = run("--resume", tmp_path)
+    assert isinstance(error, UserError)
+    assert "objective rmse:min, and now loss:min" in error.message
+    assert run("--resume", tmp_path)[0] is None

@@ -51,6 +51,41 @@ def test_changes_are_told_and_listed(
     assert facts_of("import torch\nF.relu(x)\n", directory, back, 3) == first
 
 
+CODE = '''"""What it does."""
+
+def loss(x):
+    """Of x."""
+    return x - 1  # minus one
+'''
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CODE.replace("minus one", "less"),
+        CODE.replace("What it does.", "Result: 98 %."),
+        CODE.replace('    """Of x."""\n', ""),
+        CODE.replace("\n", "\r\n"),
+        CODE + "\n\n# the end\n",
+    ],
+)
+def test_comments_are_no_change(
+    text: str, directory: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor are docstrings and line ends; the code beside them is."""
+    first = facts_of(CODE, directory, {}, 0)
+    assert facts_of(text, directory, first, 3) == first
+    assert capsys.readouterr().out == ""
+    changed = facts_of(text.replace("x - 1", "x + 1"), directory, first, 3)
+    assert [change["global_step"] for change in changed["changes"]] == [3]
+    assert "x + 1" in capsys.readouterr().out
+
+
+def test_text_that_is_no_python_is_compared_as_it_is(directory: RunDirectory) -> None:
+    first = facts_of("a b", directory, {}, 0)
+    assert len(facts_of("a b # c", directory, first, 3)["changes"]) == 1
+
+
 def test_long_differences_are_cut(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from common.checkpoints.state import insist_on_flags
 from common.directory import LOCK
 from common.errors import UserError
 from common.files import locked
@@ -67,6 +68,27 @@ def test_resumed_run_has_its_own_values(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert config == dataclasses.replace(expected, log_every=5)
 
 
+def test_local_data_may_have_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where they were, nothing is left; a copy of data that are still there is no move."""
+    here, there = tmp_path / "work" / "here", tmp_path / "there"
+    here.mkdir()
+    run = write_run(tmp_path / "run", MLP(dataset=str(there)))
+    flags = ("--resume", run, "--dataset", "here")
+    config = parse(monkeypatch, "mnist_mlp", *flags)
+    assert config.dataset == str(here)
+    assert not was_finished_meanwhile(config, "mnist_mlp")
+    before, now = {"dataset": str(there), "seed": 1}, {"dataset": str(here), "seed": 1}
+    insist_on_flags(run, before, now)
+    for is_other in ({"seed": 2}, {"dataset": "digits"}):
+        with pytest.raises(UserError, match="was trained with"):
+            insist_on_flags(run, before, now | is_other)
+    there.mkdir()
+    with pytest.raises(UserError, match="was trained with --dataset"):
+        insist_on_flags(run, before, now)
+    with pytest.raises(UserError, match="can't resume"):
+        parse(monkeypatch, "mnist_mlp", *flags)
+
+
 def test_a_checkpoint_is_gone_on_from_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -84,6 +106,17 @@ def test_a_checkpoint_is_gone_on_from_by_name(
     ).output_dir == str(run)
     with pytest.raises(UserError, match="leave --output-dir out"):
         parse(monkeypatch, "mnist_mlp", "--resume", run, "--output-dir", tmp_path / "other")
+
+
+@pytest.mark.parametrize("named", [".", "checkpoints/step-00000002"])
+def test_run_without_its_config_is_told_apart_from_none(
+    named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", MLP())
+    (run / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (run / "config.json").unlink()
+    with pytest.raises(UserError, match=r"run has checkpoints, but no config\.json: put that"):
+        parse(monkeypatch, "mnist_mlp", "--resume", run / named)
 
 
 def test_run_of_another_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_damaged_weights_are_named(saved: tuple[Path, nn.Module]) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(UserError) as error:
         load_weights(model, directory)
+    assert weights_file(path) == path
     assert f"{path} can't be read" in error.value.message
 
 
@@ -249,8 +250,10 @@ def test_flipped_bit_of_an_exported_model_is_refused(saved: tuple[Path, nn.Modul
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    for load in (model_folder, weights_file, lambda run: load_weights(model, run)):
+    calls = (model_folder, weights_file, lambda run: load_weights(model, run))
+    for load, place in [*((call, directory) for call in calls), (weights_file, path)]:
         with pytest.raises(UserError, match="its SHA-256 is not the one in"):
-            load(directory)
+            load(place)
     (directory / "model" / "model.json").write_text(json.dumps(FACTS))
     load_weights(model, directory)
+    assert weights_file(path) == path

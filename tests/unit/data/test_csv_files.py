@@ -86,6 +86,46 @@ def test_byte_that_is_no_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
     assert "at 2,400,016" in refusal(lambda: find_dialect(str(path)))
 
 
+@pytest.mark.parametrize(
+    ("separator", "text"), [(",", "well, good"), (";", "well; good"), ("\t", "well\tgood")]
+)
+@pytest.mark.parametrize("others", [[], ["web"], ["web", "2024"]])
+def test_values_without_a_name_are_refused(
+    separator: str, text: str, others: list[str], tmp_path: Path
+) -> None:
+    """Texts with unquoted separators would move each value into its neighbour's column."""
+    path = tmp_path / "train.csv"
+    header = ["review", *others, "label"]
+    rows = [[f"{text} {row}", *others, "good"] for row in range(20)]
+    path.write_text("\n".join(separator.join(row) for row in [header, *rows]))
+    message = refusal(lambda: find_dialect(str(path)))
+    assert f"{len(header) + 1} values, and its header only {len(header)}" in message
+    assert "quote the texts" in message
+    path.write_text("\n".join(separator.join(row) for row in [["first", *header], *rows]))
+    assert find_dialect(str(path)).separator == separator
+
+
+def test_other_separator_is_no_column_of_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("review:label\n" + "good, as it was:yes\n" * 20)
+    assert "and its header only 1 (review:label)" in refusal(lambda: find_dialect(str(path)))
+
+
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "SEP=,\r"])
+def test_line_for_spreadsheets_is_no_header(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(f"{line}\nreview;label\n" + "good;yes\n" * 20)
+    assert "remove that line" in refusal(lambda: find_dialect(str(path)))
+
+
+def test_zero_byte_is_no_sign_of_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(b"review,label\n" + b"a caf\xc3\xa9,b\n" * 50 + b"a\0b,b\n")
+    message = refusal(lambda: find_dialect(str(path)))
+    assert "zero byte at 514" in message
+    assert "iconv" not in message
+
+
 # Files as data sets, and columns that no name tells.
 
 

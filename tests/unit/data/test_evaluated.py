@@ -87,6 +87,8 @@ def test_new_data_are_evaluated_whole(
     assert np.bincount(data.splits[role].labels).tolist() == [23, 0, 23]
     assert data.mean == trained[1].mean
     assert any("was not trained on them" in note for note in data.notes)
+    is_doubtful = any(f"if samples of {trained[0]} are among them" in note for note in data.notes)
+    assert is_doubtful == (split in ("", "train"))
 
 
 def test_test_split_alone_is_not_trained_on(tmp_path: Path) -> None:
