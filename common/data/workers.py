@@ -1,4 +1,4 @@
-"""Batches made on the host, in processes that end with their loader, and moved to the device."""
+"""Worker processes that make batches on the host, and the copies of batches to the device."""
 
 import atexit
 import multiprocessing
@@ -32,15 +32,16 @@ from common.data.watch import Watch
 from common.errors import LostProcessError, UserError, is_out_of_memory
 from common.machine import STOP_SIGNALS
 
-GONE = "DataLoader worker (pid"  # as it says that one was killed, or has exited
+# How torch's DataLoader begins the error for a worker that was killed or has exited.
+GONE = "DataLoader worker (pid"
 TOO_MANY_FILES = "Too many open files"
-PREFETCHED = 2  # batches that each worker makes ahead
+PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
 
 
 @dataclass
-class Asked:
-    """What workers are asked for next: the samples of each batch, and their epoch."""
+class BatchRequests:
+    """The sampler of the workers: the sample indices of each batch to make next, and the epoch."""
 
     micro_batches: MicroBatches = ()
     epoch: int | None = None
@@ -51,49 +52,61 @@ class Asked:
 
 @dataclass
 class Reader:
-    """What a worker has of a loader, as it was when the first batch was asked for."""
+    """The data set of the workers, which maps a request to a batch.
+
+    Each worker holds a copy, made when the workers start.
+    """
 
     samples: Samples
 
-    def __getitem__(self, asked: tuple[np.ndarray, int | None]) -> Batch:
+    def __getitem__(self, request: tuple[np.ndarray, int | None]) -> Batch:
+        sample_indices, epoch = request
         try:
-            return self.samples.read(torch.from_numpy(asked[0]), asked[1])
-        except UserError as error:  # which would end a worker: in place of a batch
+            return self.samples.read(torch.from_numpy(sample_indices), epoch)
+        except UserError as error:
+            # A `UserError` exits the process that raises it. The worker must live on, and so it
+            # sends the error in place of the batch.
             return UserError(error.message, resumable=error.resumable)
 
 
 class Workers:
-    """As many processes as asked for, or this one for 0, that make batches until `close`.
+    """Make batches in `count` worker processes until `close`, or in this process if it is 0.
 
-    A worker may be stopped, or hang. Whoever waits for its batch is told, and a request to stop is
-    heeded meanwhile: this process then makes the batches itself, with the same bits.
+    A worker may be stopped or hang. The user is then told which one this process waits for. If the
+    run is asked to stop during the wait, the workers are killed and this process makes the
+    remaining batches itself, with the same bits.
     """
 
-    announced: ClassVar[set[str]] = set()  # of what the user knows by now, from any loader
+    # The warnings that the user has already seen, from any loader of this process.
+    announced: ClassVar[set[str]] = set()
 
     def __init__(self, samples: Samples, count: int, device: torch.device) -> None:
-        self.samples, self.count, self.device, self.asked = samples, count, device, Asked()
+        self.samples = samples
+        self.count = count
+        self.device = device
+        self.requests = BatchRequests()
         self.patience = 180.0  # seconds to wait for one batch
         self.is_stopping: Callable[[], bool] = lambda: False  # whether the run was asked to stop
-        self.watch: Watch | None = None  # over the workers that were started
-        self.free_memory: int | None = None  # bytes of shared memory when they were
-        self.is_compared = False  # whether a batch was compared with it
+        self.watch: Watch | None = None  # None until worker processes have started
+        self.free_memory: int | None = None  # bytes of shared memory before the workers started
+        self.has_checked_memory = False
 
     @cached_property
     def processes(self) -> DataLoader[Any]:
-        atexit.register(kill_workers)  # Python would wait for them, and they ignore SIGTERM
+        # At exit, Python would wait for the workers to end, and they ignore SIGTERM.
+        atexit.register(kill_workers)
         ForkingPickler.register(np.memmap, by_path)
         return DataLoader(
             Reader(self.samples),  # type: ignore[arg-type]
             batch_size=None,
-            sampler=self.asked,
+            sampler=self.requests,
             num_workers=self.count,
             persistent_workers=self.count > 0,
             prefetch_factor=PREFETCHED if self.count > 0 else None,
-            collate_fn=as_it_is,
+            collate_fn=return_unchanged,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=begin_worker,
-            # Its own generator: making an iterator must not draw from the one of dropout.
+            # Each new iterator draws a seed. It must not come from the generator of dropout.
             generator=torch.Generator(),
         )
 
@@ -108,90 +121,117 @@ class Workers:
         vars(self).pop("processes", None)
 
     def batches(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Yield the batches in order, on the device: moved while the one before is used."""
-        made = moved(self.fetched(micro_batches, epoch), self.device)
-        for samples, batch in zip(micro_batches, made, strict=True):
+        """Yield the batches in order, on the device.
+
+        Each batch is copied to the device while the previous one is in use.
+        """
+        batches_on_device = moved(self.fetched(micro_batches, epoch), self.device)
+        for samples, batch in zip(micro_batches, batches_on_device, strict=True):
             yield self.samples.finish(batch, samples, epoch)
 
     def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
         """Yield the batches in order as they are made, in pinned memory for CUDA."""
-        self.asked.micro_batches, self.asked.epoch = micro_batches, epoch
-        count, batch = 0, None
+        self.requests.micro_batches = micro_batches
+        self.requests.epoch = epoch
+        count = 0
+        batch = None
         try:
-            made = self.begin()
+            batches = self.begin()
             while count < len(micro_batches):
-                batch = self.receive(made)
+                batch = self.receive(batches)
                 yield batch
                 count += 1
         except Exception as error:
             self.end_after(error)
+        # The workers ended because the run is stopping: this process makes the remaining batches.
         if count < len(micro_batches) and isinstance(self.samples, IterableSamples):
             self.samples.go_on_after(batch)
         for number in range(count, len(micro_batches)):
             yield self.samples.read(micro_batches[number], epoch)
 
     def begin(self) -> Iterator[Any]:
-        """Start the workers, or have those that run go on with what is asked of them next."""
+        """Return an iterator over the requested batches; start the workers if none run yet."""
         if self.watch is not None:
             with self.watch.waiting():
                 return iter(self.processes)
-        obstacle = obstacle_to_workers(self.count) if self.count > 0 else None
-        if obstacle is not None:
-            self.do_without(obstacle)
+        if self.count > 0:
+            obstacle = obstacle_to_workers(self.count)
+            if obstacle is not None:
+                self.do_without(obstacle)
         if self.count == 0:
             return iter(self.processes)
+        return self.start_workers()
+
+    def start_workers(self) -> Iterator[Any]:
+        """Start the workers and the watch over them; do without if the system refuses them."""
         self.free_memory = free_shared_memory()
-        before = multiprocessing.active_children()
+        earlier_children = multiprocessing.active_children()
         try:
             with without_child_handler():
-                made = iter(self.processes)
+                batches = iter(self.processes)
         except (OSError, RuntimeError) as error:
             if not isinstance(error, OSError) and not is_out_of_memory(error):
                 raise
-            for worker in new_children(before):
+            for worker in new_children(earlier_children):
                 worker.kill()
             self.do_without(str(error))
             return iter(self.processes)
-        self.watch = Watch(new_children(before), self.patience, lambda: self.is_stopping())
+        workers = new_children(earlier_children)
+        # `is_stopping` is looked up at each call, because the run sets it later.
+        self.watch = Watch(workers, self.patience, lambda: self.is_stopping())
         self.watch.start()
-        return made
+        return batches
 
     def do_without(self, obstacle: str) -> None:
-        """Have this process make the batches, and say why."""
+        """Have this process make the batches, and tell the user why."""
         if "no workers" not in self.announced:
             self.announced.add("no workers")
             warn(f"data    no workers can be started: {obstacle}; this process makes the batches")
         self.count = 0
         self.close()
 
-    def receive(self, made: Iterator[Any]) -> Batch:
-        """Wait for the next batch; raise a `UserError` that a worker sent in its place."""
+    def receive(self, batches: Iterator[Any]) -> Batch:
+        """Wait for the next batch; raise the `UserError` that a worker sent in its place."""
         if self.watch is None:
-            batch = next(made)
+            batch = next(batches)
         else:
             with self.watch.waiting():
-                batch = next(made)
+                batch = next(batches)
         if isinstance(batch, UserError):
             raise UserError(batch.message, every_rank=True, resumable=batch.resumable)
-        self.compare_memory(batch)
+        self.check_shared_memory(batch)
         return batch
 
-    def compare_memory(self, batch: Batch) -> None:
-        """Say once where batches made ahead have no room in shared memory."""
-        if "shared memory" in self.announced or self.is_compared or self.count == 0:
+    def check_shared_memory(self, batch: Batch) -> None:
+        """Warn once if shared memory is too small for the batches that workers make in advance."""
+        if "shared memory" in self.announced or self.has_checked_memory or self.count == 0:
             return
-        self.is_compared = True
+        self.has_checked_memory = True
+        # One more, because the training process still holds the batch that it uses.
         needed = bytes_of(batch) * (PREFETCHED * self.count + 1)
-        if self.free_memory is not None and self.free_memory < needed:
-            self.announced.add("shared memory")
-            free = self.free_memory / 2**20
-            sizes = f"{free:,.2f} MiB are free, and batches need {needed / 2**20:,.2f}"
-            way = "the rest goes through pipes, which takes longer"
-            warn(f"data    in {SHARED_MEMORY} {sizes}; {way} (in Docker, pass --shm-size)")
+        if self.free_memory is None or self.free_memory >= needed:
+            return
+        self.announced.add("shared memory")
+        free_mib = self.free_memory / 2**20
+        needed_mib = needed / 2**20
+        warn(
+            f"data    {SHARED_MEMORY} has {free_mib:,.2f} MiB free, and the batches that workers "
+            f"make in advance need {needed_mib:,.2f} MiB: the rest goes through pipes, which is "
+            "slower (in Docker, pass --shm-size)"
+        )
 
     def end_after(self, error: Exception) -> None:
-        """End all workers; raise what the error means, unless it is that a stop was requested."""
-        watch, self.watch = self.watch, None
+        """End all workers after an error in a wait for them, and raise what the error means.
+
+        Return normally if the watch killed the workers because the run was asked to stop.
+
+        Raises:
+            UserError: no batch came in time, or this process has too few file descriptors.
+            LostProcessError: a worker was killed or has exited.
+            Exception: `error` itself, if it came from the data set or from this process.
+        """
+        watch = self.watch
+        self.watch = None
         if self.count > 0:
             kill_workers()
         self.close()
@@ -200,26 +240,31 @@ class Workers:
         watch.ended.set()
         words = str(error).strip()
         is_lost = GONE in words or isinstance(error, (ConnectionError, EOFError))
-        # What a data set raises in a worker says that it was caught there.
-        if words.startswith("Caught") or not (is_lost or TOO_MANY_FILES in words):
+        # torch begins the text of an error from inside a worker with "Caught".
+        is_from_dataset = words.startswith("Caught")
+        if is_from_dataset or not (is_lost or TOO_MANY_FILES in words):
             raise error
         if watch.verdict == "no batch came":
-            advice = "start it again, or give slow data more with --collective-timeout"
-            message = f"no batch came for {self.patience:.0f} s from {watch.reason}: {advice}"
+            message = (
+                f"no batch came for {self.patience:.0f} s from {watch.reason}: start the run "
+                "again, or allow slow data more time with --collective-timeout"
+            )
             raise UserError(message, every_rank=True, resumable=True) from None
         if TOO_MANY_FILES in words:
-            advice = "raise the limit with ulimit -n 4096, or pass --num-workers 0"
-            message = "this process may not open as many files as the loader's workers need"
-            raise UserError(f"{message}: {advice}", every_rank=True) from None
+            message = (
+                "this process may not open as many files as the loader's workers need: raise the "
+                "limit with ulimit -n 4096, or pass --num-workers 0"
+            )
+            raise UserError(message, every_rank=True) from None
         if watch.verdict != "stop requested":
             raise LostProcessError(f"a worker of the loader is gone ({words})") from error
 
 
 @contextmanager
 def without_child_handler() -> Iterator[None]:
-    """Keep torch's handler of SIGCHLD away: it raises an error wherever this process stands.
+    """Undo torch's handler of SIGCHLD, which raises an error at any line of the main thread.
 
-    A worker that is gone is noticed within seconds where its batch is waited for.
+    The handler is not needed: the wait for a batch notices within seconds that a worker is gone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -231,42 +276,49 @@ def without_child_handler() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
-def new_children(before: Sequence[BaseProcess]) -> list[BaseProcess]:
-    return [child for child in multiprocessing.active_children() if child not in before]
+def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:
+    children = multiprocessing.active_children()
+    return [child for child in children if child not in earlier_children]
 
 
-def as_it_is(batch: Batch) -> Batch:
+def return_unchanged(batch: Batch) -> Batch:
     return batch
 
 
 def begin_worker(worker: int) -> None:
-    """Let a worker outlive a signal to the whole job: its loader ends it, after the last update."""
+    """Prepare a new worker, and have it outlive a stop signal to the whole job.
+
+    The run still needs batches until its last update. The loader ends its workers after that.
+    """
     prepare_worker()
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
 
 
 def kill_workers() -> None:
-    """End all workers at once: they ignore SIGTERM, and one may hold what the others wait for."""
+    """Kill all workers: they ignore SIGTERM, and one may hold a lock that the others wait for."""
     for worker in multiprocessing.active_children():
         if worker.daemon:
             worker.kill()
 
 
 def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on the device; on CUDA each is copied while the one before is used."""
+    """Yield batches on the device; on CUDA each is copied while the previous one is in use."""
     if device.type != "cuda":
-        yield from (send_to_device(batch, device) for batch in batches)
+        for batch in batches:
+            yield send_to_device(batch, device)
         return
-    copying, training = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-    ahead: list[Batch] = []
+    copying = torch.cuda.Stream(device)
+    training = torch.cuda.current_stream(device)
+    latest: list[Batch] = []  # the batch that was copied last, if any
     for batch in batches:
-        training.wait_stream(copying)  # for the copy made last, and not for the next
-        ready = ahead
+        # Before the next copy is queued, so that training waits for the previous copy alone.
+        training.wait_stream(copying)
+        ready = latest
         with torch.cuda.stream(copying):
-            ahead = [send_to_device(batch, device, non_blocking=True)]
-        # Allocated for the other stream, and not to be reused before this one is done.
-        recursively_apply(torch.Tensor.record_stream, ahead, training)
+            latest = [send_to_device(batch, device, non_blocking=True)]
+        # The copying stream allocated this memory. It must not reuse it before training is done.
+        recursively_apply(torch.Tensor.record_stream, latest, training)
         yield from ready
     training.wait_stream(copying)
-    yield from ahead
+    yield from latest
