@@ -23,6 +23,7 @@ from common.data.loader import Loader, make_loaders
 from common.data.workers import kill_workers
 from common.directory import CONFIG, RunDirectory, read_status, refuse_to_resume
 from common.errors import (
+    Outcome,
     Preempted,
     TrainingError,
     UserError,
@@ -98,48 +99,38 @@ class Run:
             rehearse: whether to try the evaluation on one batch before the first update, so that
                 a mistake in it ends the run there. Nothing of the rehearsal is kept. Turn it off
                 for an evaluation that needs all data.
+
+        Raises:
+            UserError: a flag, the objective or an option of DDP can't work, or the directory can't
+                be used.
         """
         note_ranks_of_debug_launcher()
         self.is_called_by_a_program = is_called_by_a_program(recipe_file)
         DISPLAY.begin("starting")
         record_reads(config)
-        self.config, self.given = config, dict(vars(config))
-        self.are_flags_checked = False  # once, after the first update
-        self.recipe, self.progress = Path(recipe_file).stem, Progress()
+        self.config = config
+        self.given = dict(vars(config))  # the flags before anything resolves `auto`
+        self.are_flags_checked = False  # becomes true after the first update
+        self.recipe = Path(recipe_file).stem
+        self.progress = Progress()
         self.recipe_file = Path(recipe_file)
         self.source = RecipeSource(self.recipe_file)
-        resumes, patience = config.resume is not None, config.collective_timeout
-        try:
-            self.objective = Objective.parse(objective)
-            self.accelerator = accelerator = build_accelerator(config, ddp)
-            self.directory = RunDirectory(
-                config.output_dir,
-                self.recipe,
-                resumes,
-                patience / 2,
-                lambda: was_finished_meanwhile(config, self.recipe),
-            )
-        except UserError as error:
-            refuse_to_resume(config.output_dir, outcome_of(error), resumes)
-            raise
-        self.device, self.compute_dtype = accelerator.device, compute_dtype(accelerator)
-        path, rank = self.directory.path, accelerator.process_index
-        folder, ranks = path / "checkpoints", accelerator.num_processes
-        kept = config.keep_checkpoints
-        self.checkpoints = Checkpoints(folder, rank, ranks, kept, patience, self.device)
-        self.checkpoints.run_id = self.directory.run_id
-        self.checkpoints.insist_on_own = self.directory.insist_on_own
+        self.build_accelerator_and_directory(objective, ddp)
+        accelerator, path = self.accelerator, self.directory.path
+        self.device = accelerator.device
+        self.compute_dtype = compute_dtype(accelerator)
+        self.checkpoints = self.make_checkpoints()
         request = StopRequest(heeded=not config.evaluate_only)
         self.agreement = Agreement(accelerator, path, lambda: self.checkpoints.failure, request)
-        self.parts = Parts(rank, accelerator.mesh)
+        self.parts = Parts(accelerator.process_index, accelerator.mesh)
         self.random = RandomState(self.device)
         self.guard = GradientGuard(accelerator, config.max_grad_norm, config.log_gradients)
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
         self.logs = Log(accelerator, path, self.objective)
         self.all_loaders: dict[str, Loader] = {}  # by split
-        self.facts: dict[str, Any] = {}  # what `config.json` holds
-        self.evaluated_step = -1  # of the last evaluation, of `self.evaluated`
-        self.kept_step: int | None = None  # of the model that is kept, once that is settled
+        self.facts: dict[str, Any] = {}  # the contents of `config.json`
+        self.evaluated_step = -1  # the update after which `self.evaluated` was evaluated last
+        self.kept_step: int | None = None  # the update of the model to export, once it is known
         self.best = Best(self.objective, config.keep == "best")
         self.rehearsal = Rehearsal(is_wanted=rehearse and not config.evaluate_only)
         self.gather_rows = Gatherer(accelerator)
@@ -147,15 +138,59 @@ class Run:
 
     # Before the loop
 
+    def build_accelerator_and_directory(
+        self, objective: str, ddp: Mapping[str, Any] | None
+    ) -> None:
+        """Parse the objective, build the Accelerator, and take the run directory.
+
+        A mistake in any of them is noted in the directory of the run to resume.
+        """
+        config = self.config
+        resumes = config.resume is not None
+        try:
+            self.objective = Objective.parse(objective)
+            self.accelerator = build_accelerator(config, ddp)
+            self.directory = RunDirectory(
+                config.output_dir,
+                self.recipe,
+                resumes,
+                config.collective_timeout / 2,
+                lambda: was_finished_meanwhile(config, self.recipe),
+            )
+        except UserError as error:
+            refuse_to_resume(config.output_dir, outcome_of(error), resumes)
+            raise
+
+    def make_checkpoints(self) -> Checkpoints:
+        checkpoints = Checkpoints(
+            self.directory.path / "checkpoints",
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.config.keep_checkpoints,
+            self.config.collective_timeout,
+            self.device,
+        )
+        checkpoints.run_id = self.directory.run_id
+        checkpoints.insist_on_own = self.directory.insist_on_own
+        return checkpoints
+
     def loaders(self, data: Data) -> tuple[Loader, Loader, Loader]:
-        """Return loaders: for training, validation and test; one may stand in for the other."""
+        """Return the loaders for training, validation and test.
+
+        Where the data have no validation split, the test loader is used for both, and the reverse.
+
+        Raises:
+            UserError: `--early-stopping` has no validation data to choose by.
+        """
         refuse_unread(self.config, data)
         self.data: Any = data
         names = [name for name in PREFIXES if name in data.splits]
         self.validation_split, self.test_split = names[0], names[-1]
         if self.config.early_stopping and self.validation_split != "validation":
-            advice = "hold some out, as with --validation-share 0.1"
-            raise UserError(f"--early-stopping would choose by test data, the only ones: {advice}")
+            raise UserError(
+                "--early-stopping would choose by test data, because there are no validation data: "
+                "hold some out, as with --validation-share 0.1"
+            )
         self.all_loaders = loaders = make_loaders(self.config, self.accelerator, data.splits)
         for loader in loaders.values():
             loader.is_cut_short = self.agreement.is_announced
@@ -167,31 +202,43 @@ class Run:
         return self.agreement.request.reason is not None
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
-        """Settle how long the run is, by default in epochs by name of the data set or "other"."""
+        """Settle the length of the run.
+
+        Args:
+            default_epochs: the number of epochs where no flag states one, by the name of the data
+                set, with ``"other"`` for all other data sets.
+        """
         self.plan = Plan(self.config, train_loader.order, self.data.name, default_epochs)
         DISPLAY.doing = "building the model"
 
     def keep(
         self, *, model: nn.Module, optimizer: Any, scheduler: Any = None, **others: Any
     ) -> None:
-        """Name what a checkpoint holds; a `UserError` if not all that the Accelerator prepared.
+        """Name the parts that each checkpoint saves.
 
-        Others are whatever has ``state_dict`` and ``load_state_dict``: a second network, its
-        optimizer, an average of the weights. Each is put back under its name. What is None, as a
-        scheduler may be, is left out.
+        Args:
+            others: further parts with ``state_dict`` and ``load_state_dict``, such as a second
+                network, its optimizer, or an average of the weights. A resume restores each under
+                its name. Parts that are None, as a scheduler may be, are left out.
+
+        Raises:
+            UserError: the Accelerator prepared a part that is not named here.
         """
         self.model, self.optimizer = model, optimizer
         self.unwrapped = self.evaluated = self.accelerator.unwrap_model(model)
-        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
-        named = {name: part for name, part in parts.items() if part is not None}
-        self.optimizers = {n: part for n, part in named.items() if hasattr(part, "param_groups")}
-        for name, part in named.items():
+        all_parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
+        parts = {name: part for name, part in all_parts.items() if part is not None}
+        self.optimizers = {
+            name: part for name, part in parts.items() if hasattr(part, "param_groups")
+        }
+        for name, part in parts.items():
             start_momentum(getattr(part, "optimizer", part))
             self.parts.add(name, part)
-        if left_out_kind := left_out(self.accelerator, named.values()):
+        missing_part = left_out(self.accelerator, parts.values())
+        if missing_part:
             raise UserError(
-                f"{left_out_kind} was prepared but not passed to run.keep(); it would be lost on "
-                "resume: name it there"
+                f"{missing_part} was prepared but not passed to run.keep(), so a resume would lose "
+                "it: pass it to run.keep() under a name"
             )
 
     def start(
@@ -201,11 +248,12 @@ class Run:
         *,
         couples_samples: bool = False,
     ) -> None:
-        """Go on from a checkpoint if asked to, then open the logs and show what will run.
+        """Restore the checkpoint of a resumed run, open the logs, and show the plan of the run.
 
         Args:
-            description: of the model: its ``name``, and what else is needed to use it again.
-            compute_loss: counts the operations of a sample, and tries batch sizes.
+            description: the model's ``name``, and whatever else is needed to build it again.
+            compute_loss: the recipe's loss, to count the operations of a sample and to try batch
+                sizes.
             couples_samples: whether a sample's loss depends on the others of its micro-batch, as
                 in contrastive learning. Then `--auto-batch-size` is refused.
         """
@@ -229,14 +277,21 @@ class Run:
         self.write_facts(saved_facts)
         self.logs.start(self.config, self.facts, self.position)
         self.tell_unknown_contents()
-        # As the last thing before the loop, because anything before may have drawn numbers.
-        step, rank = self.progress.global_step, self.accelerator.process_index
+        self.seed_generators(random_states)
+
+    def seed_generators(self, random_states: dict[str, Any] | None) -> None:
+        """Seed the random generators, or restore `random_states` where a resume has them.
+
+        This is the last step before the loop, because any earlier step may draw random numbers.
+        """
+        step = self.progress.global_step
+        rank = self.accelerator.process_index
         set_seed((self.config.seed + step + rank) % 2**32)
         if random_states is not None:
             self.random.load_state_dict(random_states)
 
     def fit_batch_size(self, compute_loss: ComputeLoss, couples_samples: bool) -> None:
-        """Take the fastest micro-batch that makes the same updates, for `--auto-batch-size`."""
+        """Choose the fastest micro-batch size with the same updates, for `--auto-batch-size`."""
         config, model = self.config, self.unwrapped
         train_loader = self.all_loaders["train"]
         batch_size_before = config.batch_size
@@ -245,7 +300,8 @@ class Run:
         try_size = partial(attempt, model, self.optimizer, train_loader, compute_loss)
         fit_batch_size(try_size, self.all_loaders, config, self.accelerator)
         mark_read(config, "auto_batch_size")
-        if sentence := batch_norm_sentence(model, batch_size_before, config.batch_size):
+        sentence = batch_norm_sentence(model, batch_size_before, config.batch_size)
+        if sentence:
             say(sentence)
         self.meters.accumulate(config.gradient_accumulation_steps)
 
@@ -269,7 +325,7 @@ class Run:
         )
 
     def keep_own_parts(self) -> None:
-        """Add what checkpoints hold of the run itself to the parts that the recipe keeps."""
+        """Add the run's own state to the parts that the recipe keeps."""
         shared = {"progress": self.progress, "log": self.logs, "best": self.best}
         if self.accelerator.scaler is not None:
             shared["scaler"] = self.accelerator.scaler
@@ -281,15 +337,15 @@ class Run:
         parts_of_rank = {"meters": self.meters, "guard": self.guard, "random": self.random}
         for name, part in parts_of_rank.items():
             self.parts.add(name, part, shared=False)
-        # Now, because training may change an optimizer's options.
+        # Before the first update, because training may change an optimizer's options.
         self.parts.freeze_description()
 
     def saved_facts(self) -> Facts:
-        """Return the `config.json` of the run to resume; nothing for a new run."""
+        """Return the contents of `config.json` of the run to resume; {} for a new run."""
         return {} if self.config.resume is None else read_json(self.directory.path / CONFIG)
 
     def collect_facts(self, saved_facts: Facts) -> dict[str, Any]:
-        """Return the facts for `config.json`, but for those on the recipe's source."""
+        """Return the facts for `config.json`, except those about the recipe's source."""
         config = self.config
         placement = self.all_loaders["train"].placement
         parameters = sum(parameter.numel() for parameter in self.unwrapped.parameters())
@@ -305,47 +361,50 @@ class Run:
             architecture={"name": self.description["name"], "parameters": parameters},
             plan=self.plan.facts(),
             memory_plan=self.memory_plan.facts(),
-            # What `perf/mfu` is a share of, for each device.
+            # Of one device; `perf/mfu` is a share of it.
             peak={"tflops": self.meters.peak, "source": self.meters.peak_source},
         )
 
     def write_facts(self, saved_facts: Facts) -> None:
-        """Write `config.json`, with what is known of the recipe's source, and the status."""
+        """Write `config.json`, with the facts about the recipe's source, and `status.json`."""
         step = self.progress.global_step
-        if read_status(self.directory.path).get("status") == "running":  # on the other ranks too
+        if read_status(self.directory.path).get("status") == "running":  # no rank has failed
             self.directory.write_status("running", step)
         saved_source = saved_facts.get("source")
-        earlier = saved_source if isinstance(saved_source, dict) else {}
-        self.facts["source"] = self.source.facts(self.directory, earlier, step)
+        if not isinstance(saved_source, dict):
+            saved_source = {}
+        self.facts["source"] = self.source.facts(self.directory, saved_source, step)
         self.directory.write(CONFIG, self.facts)
 
     def tell_unknown_contents(self) -> None:
-        """Name the splits whose change a resume would not notice."""
+        """Name the splits whose data a resume can't compare with those of the first start."""
         for split in self.facts["data"].get("unknown_contents", ()):
             say(
                 f"        the contents of split {split} have no fingerprint, so a resume would not "
-                "notice changed data: give one by Data(..., fingerprint=TEXT)"
+                "notice changed data: pass one with Data(..., fingerprint=TEXT)"
             )
 
     # In the loop
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """Yield training batches to the end of the run, from where it stands."""
+        """Yield training batches from the present update to the end of the run."""
         if self.config.evaluate_only:
             return
-        progress, total = self.progress, self.plan.total_steps
+        progress = self.progress
+        total_steps = self.plan.total_steps
         self.model.train()
         self.meters.stopwatch.start()
-        while progress.global_step < total:
-            made = loader.epoch(*divmod(progress.global_step, self.plan.updates_per_epoch))
-            batches = self.profiler.watch(made, loader, progress.global_step)
-            while progress.global_step < total:
-                waited = time.perf_counter()
+        while progress.global_step < total_steps:
+            epoch, step_in_epoch = divmod(progress.global_step, self.plan.updates_per_epoch)
+            epoch_batches = loader.epoch(epoch, step_in_epoch)
+            batches = self.profiler.watch(epoch_batches, loader, progress.global_step)
+            while progress.global_step < total_steps:
+                wait_began = time.perf_counter()
                 item = next(batches, None)
                 if item is None:
                     break
                 batch, work = item
-                self.counted = work, time.perf_counter() - waited
+                self.counted = work, time.perf_counter() - wait_began
                 if self.rehearsal.is_wanted:
                     self.rehearsal.begin(is_replaced=self.should_evaluate)
                 with self.memory_plan.watching(work):
@@ -356,25 +415,27 @@ class Run:
         self.meters.stopwatch.stop()
 
     def leave(self) -> None:
+        """End this process by `Preempted`, once its last checkpoint is written."""
         self.meters.stopwatch.stop()
         self.checkpoints.wait()
         self.agreement.stop(self.progress.global_step)
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Any) -> None:
-        """Clip the gradients' global norm, and see that non-finite ones are not applied.
-
-        The gradients are clipped when this returns.
-        """
+        """Clip the gradients' global norm in place, and skip the update if it is not finite."""
         if not self.are_flags_checked:
             mark_read(self.config, "max_grad_norm")
         self.guard.clip(model, optimizer)
 
     def record(self, loss: torch.Tensor | float, metrics: Mapping[str, Any] | None = None) -> None:
-        """Take note of a micro-batch's mean loss; log when an interval is over.
+        """Record a micro-batch, and write a log line when an interval is over.
 
-        Of each metric, a tensor of any shape or a plain number, the mean over all elements, of all
-        micro-batches and ranks that recorded it, is logged under ``train/``. There is no other
-        synchronisation.
+        Only a log line synchronises with the device.
+
+        Args:
+            loss: the mean loss of the micro-batch.
+            metrics: by name, tensors of any shape or plain numbers. A log line has, under
+                ``train/``, the mean over all elements of all micro-batches and ranks that recorded
+                the metric.
         """
         self.rehearsal.end()
         is_update = self.accelerator.sync_gradients
@@ -416,12 +477,12 @@ class Run:
     def log_images(
         self, name: str, images: torch.Tensor | Sequence[Any], captions: Sequence[str] | None = None
     ) -> None:
-        """Log rank 0's images with the row of this step, at the tracker and under ``media/``.
+        """Log rank 0's images at this step, at the tracker and under ``media/``.
 
         Args:
             images: uint8 or float (0 is black, 1 is white) [images, channels, height, width], of 1,
                 3 or 4 channels; or a list of Pillow's images. The first 64 are kept.
-            captions: one an image.
+            captions: one for each image.
         """
         self.logs.media.images(name, images, captions, self.progress.global_step)
 
@@ -461,32 +522,36 @@ class Run:
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of all ranks along dim 0, with gradients: [world_size × rows, …].
 
-        Each rank gets the gradient of all ranks' losses with respect to its own rows. So training
-        follows the mean of the ranks' losses: form them such that this mean is the loss of the
-        whole batch. Both the whole loss on each rank, and each rank's mean over its own rows, are.
-        All ranks must call it, with rows of one shape, else it raises a `UserError`. On one process
-        it returns `rows`.
+        All ranks must call it. One process alone gets its `rows` back.
+
+        Each rank gets the gradient of all ranks' losses with respect to its own rows, so training
+        minimises the mean of the ranks' losses. This mean must be the loss of the whole batch. It
+        is if each rank computes the whole loss, or the mean over its own rows.
+
+        Raises:
+            UserError: the ranks' rows differ in shape.
         """
         return self.gather_rows(rows)
 
     def equal_batches(self, loader: Loader) -> Iterator[tuple[Any, torch.Tensor]]:
-        """Yield an evaluation's batches, as many and of one size on all ranks, with a mask.
+        """Yield an evaluation's batches, in equal number and size on all ranks, with a mask.
 
-        The mask, bool [batch] on the device, is false for samples that only fill a batch up: each
-        sample counts once where the mask is applied.
+        The mask, bool [batch] on the device, is false for samples that only pad a batch. With the
+        mask applied, each sample counts once.
         """
         return loader.equal_batches()
 
     @property
     def should_evaluate(self) -> bool:
-        """Whether an evaluation of the present step is due, and was not made yet.
+        """Whether an evaluation is due at the present step and has not been made yet.
 
-        The last model is evaluated, too, if it may not be the best. Otherwise the final evaluation
-        stands for it, if it reads the same split.
+        The last model is also evaluated if it has to be compared with an earlier best one. If not,
+        and if the final evaluation reads the same split, the final evaluation is enough.
         """
         if self.rehearsal.is_due:
             return True
-        step, is_due = self.progress.global_step, self.plan.evaluates(self.progress.global_step)
+        step = self.progress.global_step
+        is_due = self.plan.evaluates(step)
         if self.plan.ends(step):
             is_compared = self.best.is_kept and self.best.value is not None
             is_due = is_compared or (is_due and self.validation_split != self.test_split)
@@ -502,30 +567,34 @@ class Run:
 
     @property
     def should_save(self) -> bool:
-        """Whether a checkpoint is due: by the plan, or because of a signal."""
+        """Whether a checkpoint is due, by the plan or because of a request to stop."""
         return self.accelerator.sync_gradients and (
             self.agreement.stopping or self.plan.saves(self.progress.global_step)
         )
 
     def save(self) -> None:
-        """Save a checkpoint: copies the state now, and writes it in the background."""
+        """Save a checkpoint: copy the state now, and write it in the background."""
         step = self.progress.global_step
         DISPLAY.doing = "saving, then stopping" if self.agreement.stopping else "saving"
         with self.meters.stopwatch.stopped():
-            # An update that was not finite would only end the run again, once it is resumed.
+            # A checkpoint after a non-finite update would only end the resumed run again.
             self.guard.check(step)
             self.insist_on_equal_weights()
             self.checkpoints.save(step, self.parts.collect(), self.identity())
         DISPLAY.doing = ""
 
     def insist_on_equal_weights(self) -> None:
-        """Raise a `TrainingError` where ranks have other weights than each other."""
+        """Raise a `TrainingError` if the weights differ between ranks."""
         insist_on_equal_weights(self.accelerator, networks_of(self.parts.shared))
 
     def identity(self) -> dict[str, Any]:
-        """Return what a checkpoint and the run that goes on from it must share, and are told by."""
-        step, plan, told = self.progress.global_step, self.plan, self.facts["environment"]
-        named = ("effective_batch_size", "world_size", "mixed_precision", "versions")
+        """Return the facts by which a resume recognises its checkpoints.
+
+        They become part of the manifest. A resume compares them with its own.
+        """
+        step = self.progress.global_step
+        updates_in_epoch = step % self.plan.updates_per_epoch
+        environment = self.facts["environment"]
         return {
             "run_id": self.directory.run_id,
             "recipe": self.recipe,
@@ -534,13 +603,16 @@ class Run:
             "flags": self.fixed_flags(),
             "parts_described": self.parts.description,
             "global_step": step,
-            "global_sample_index": step % plan.updates_per_epoch * plan.samples_per_update,
+            "global_sample_index": updates_in_epoch * self.plan.samples_per_update,
             "data": self.facts["data"] | {"class_names": self.data.class_names},
-            **{name: told[name] for name in named},
+            "effective_batch_size": environment["effective_batch_size"],
+            "world_size": environment["world_size"],
+            "mixed_precision": environment["mixed_precision"],
+            "versions": environment["versions"],
         }
 
     def fixed_flags(self) -> dict[str, Any]:
-        """Return the flags that a resume can't change, but for those that it resolves anew."""
+        """Return the flags that a resume can't change, except those that it resolves again."""
         return {
             name: value
             for name, value in vars(self.config).items()
@@ -548,32 +620,42 @@ class Run:
             and name not in ("init_from", "mixed_precision")
         }
 
-    def restore(self, asked: Path) -> dict[str, Any] | None:
-        """Put the run back to its newest whole checkpoint; return random states for the end."""
-        named = asked.name if asked.name.startswith("step-") else None
-        manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
+    def restore(self, resume_path: Path) -> dict[str, Any] | None:
+        """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
+
+        Returns:
+            The random states to restore as the last step of the start. None where no checkpoint is
+            whole, or where the number of processes has changed.
+        """
+        last_name = resume_path.name if resume_path.name.startswith("step-") else None
+        manifest = restore_newest(self.checkpoints, last_name, self.parts, self.identity())
         if manifest is None:
             return None
         if manifest["lost_best"]:
-            nothing = Best(self.objective, self.best.is_kept)
-            self.best.load_state_dict(nothing.state_dict())
+            no_best = Best(self.objective, self.best.is_kept)
+            self.best.load_state_dict(no_best.state_dict())
         self.best.insist_on(self.checkpoints.once, self.directory.path)
-        before, now = len(manifest["ranks"]), self.accelerator.num_processes
-        if not (same := before == now):
-            kept = f"{self.config.gradient_accumulation_steps} batches accumulated"
-            say(f"processes {now} instead of {before}: {kept}, the updates have the same samples")
-        return self.random.state_dict() if same else None
+        world_size_before = len(manifest["ranks"])
+        world_size = self.accelerator.num_processes
+        if world_size_before != world_size:
+            say(
+                f"{world_size} processes instead of {world_size_before}: each update still has the "
+                f"same samples, with {self.config.gradient_accumulation_steps} batches accumulated"
+            )
+            return None
+        return self.random.state_dict()
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Give the bare model in evaluation mode, with throughput's clock stopped.
+        """Yield the bare model in evaluation mode, with the clock of throughput stopped.
 
-        It is bare, because ranks may have different numbers of batches, and its buffers, such as
-        batch norm's statistics, are averaged first. Random generators start from the run's seed and
-        the rank, and are left as they were. A request to stop cuts it short without a trace, for
-        the resumption to make it again.
+        DDP's wrapper is taken off, because ranks may have different numbers of batches. The model's
+        buffers, such as batch norm's statistics, are averaged over ranks first. Random generators
+        start from the run's seed and the rank, and get their earlier states back afterwards.
+        A request to stop ends the evaluation without a trace, and the resumed run repeats it.
         """
-        step, bare_model = self.progress.global_step, self.accelerator.unwrap_model(model)
+        step = self.progress.global_step
+        bare_model = self.accelerator.unwrap_model(model)
         mode = evaluation_mode(self.accelerator, bare_model, self.random, self.config.seed)
         DISPLAY.doing = "evaluating"
         if self.rehearsal.is_on:
@@ -588,11 +670,13 @@ class Run:
                 undo()
                 self.save()
                 self.leave()
-        self.evaluated, self.evaluated_step, DISPLAY.doing = bare_model, step, ""
+        self.evaluated = bare_model
+        self.evaluated_step = step
+        DISPLAY.doing = ""
 
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
-        """Let an evaluation read one batch, and undo what it did to the model."""
+        """Let an evaluation read one batch, then restore the model's buffers."""
         put_buffers_back = keep_buffers(bare_model)
         self.rehearsal.enter()
         with self.meters.stopwatch.stopped():
@@ -602,7 +686,7 @@ class Run:
         DISPLAY.doing = ""
 
     def log(self, evaluation: Facts) -> None:
-        """Log an evaluation that was due; if it is the best, write the model in the background."""
+        """Log an evaluation that was due. If it is the best, save its model in the background."""
         if self.rehearsal.is_on:
             self.logs.rehearse(evaluation)
             self.rehearsal.is_due = self.rehearsal.is_unchecked = False
@@ -613,8 +697,12 @@ class Run:
                 self.insist_on_equal_weights()
                 self.checkpoints.save_best(self.best.step, export.weights_of(self.evaluated))
         if self.should_stop:
-            none = f"no better {self.objective.metric} in {self.best.later} evaluations"
-            say(f"stopped early, after update {self.progress.global_step}: {none}")
+            step = self.progress.global_step
+            metric = self.objective.metric
+            say(
+                f"stopped early, after update {step}: "
+                f"no better {metric} in {self.best.later} evaluations"
+            )
 
     def position(self) -> dict[str, float]:
         seconds = self.meters.stopwatch.total.seconds
@@ -623,14 +711,16 @@ class Run:
     # After the loop
 
     def load_best(self, model: nn.Module) -> None:
-        """Give `model`, which was evaluated, the weights that it had when it was the best.
+        """Load the weights that `model` had at its best evaluation.
 
-        They are the last where there was no evaluation on validation data, or `--keep last`.
+        The model keeps its last weights with `--keep last`, or if there was no evaluation on
+        validation data.
         """
-        self.kept_step = step = self.progress.global_step
+        step = self.progress.global_step
+        self.kept_step = step
         if not self.best.is_kept or self.best.step in (-1, step):
             return
-        self.save()  # what a resume goes on with, where the run was left before its plan's end
+        self.save()  # the last weights, which a run that stopped early needs to be resumed
         self.checkpoints.wait()
         self.agreement.check(step)  # all ranks wait for the one that writes
         self.kept_step = self.best.step
@@ -638,8 +728,14 @@ class Run:
         export.put_weights(self.accelerator.unwrap_model(model), weights, path)
 
     def finish(self, evaluation: Facts) -> None:
-        """Export the model evaluated last, show the summary; a TrainingError: `--target` missed."""
-        step, split = self.progress.global_step, self.test_split
+        """Log the final evaluation, export the model that it evaluated, and show the summary.
+
+        Raises:
+            TrainingError: the final evaluation misses `--target`. The model is exported all the
+                same.
+        """
+        step = self.progress.global_step
+        split = self.test_split
         was_trained = not self.config.evaluate_only
         self.end_training(was_trained)
         kept_step = step if self.kept_step is None else self.kept_step
@@ -654,19 +750,23 @@ class Run:
             self.export_model(kept_step, summary)
         self.directory.write("summary.json", summary)
         if memory:
-            rows = {part: {"planned_mib": p, "measured_mib": m} for part, p, m in memory}
+            rows = {
+                part: {"planned_mib": planned, "measured_mib": measured}
+                for part, planned, measured in memory
+            }
             self.directory.write("memory.json", rows)
         self.attach_results(evaluation, memory, was_trained)
         commands = self.logs.finish(summary)
         report.show_summary(self.facts, summary, split, self.directory.path, commands, memory)
-        if sentence := self.meters.idle_sentence():
-            say(sentence)
+        idle_sentence = self.meters.idle_sentence()
+        if idle_sentence:
+            say(idle_sentence)
         final_value = final_figures[f"{PREFIXES[split]}/{self.objective.metric}"]
         self.objective.require(final_value, self.config.target)
         self.directory.write_status("finished", step)
 
     def end_training(self, was_trained: bool) -> None:
-        """Stop the clock, wait for the last checkpoint, and check what ranks hold."""
+        """Stop the clock, wait for the last checkpoint, and compare the ranks' weights."""
         stopwatch = self.meters.stopwatch
         stopwatch.stop()
         self.directory.insist_on_own()
@@ -679,7 +779,7 @@ class Run:
             self.insist_on_equal_weights()
 
     def summarize(self, final_figures: Facts, kept_step: int, was_trained: bool) -> dict[str, Any]:
-        """Return what `summary.json` holds."""
+        """Return the contents of `summary.json`."""
         summary = {**self.logs.latest, **final_figures}
         if was_trained:
             summary |= self.meters.whole_run()
@@ -694,28 +794,27 @@ class Run:
         return summary
 
     def export_model(self, kept_step: int, summary: Facts) -> None:
-        """Write `model/`: by rank 0, or by all ranks where they share the model out."""
+        """Write `model/`: rank 0 alone, or all ranks together if the model is sharded."""
         is_sharded = self.accelerator.mesh is not None
-        if is_sharded or self.accelerator.is_main_process:
-            bare_model = self.accelerator.bare(self.evaluated)
-            description = {
-                "recipe": self.recipe,
-                "class": type(bare_model).__name__,
-                "update": kept_step,
-                "run_id": self.directory.run_id,
-                **self.description,
-            }
-            card = model_card(
-                self.config, self.facts, description, self.data, self.test_split, summary
-            )
-            folder = self.directory.path / "model"
-            skeleton = bare_model if is_sharded else None
-            export.save_model(folder, self.evaluated, description, card, skeleton)
+        if not is_sharded and not self.accelerator.is_main_process:
+            return
+        bare_model = self.accelerator.bare(self.evaluated)
+        description = {
+            "recipe": self.recipe,
+            "class": type(bare_model).__name__,
+            "update": kept_step,
+            "run_id": self.directory.run_id,
+            **self.description,
+        }
+        card = model_card(self.config, self.facts, description, self.data, self.test_split, summary)
+        folder = self.directory.path / "model"
+        skeleton = bare_model if is_sharded else None
+        export.save_model(folder, self.evaluated, description, card, skeleton)
         if is_sharded:
             end_collectives(self.accelerator)
 
     def attach_results(self, evaluation: Facts, memory: MemoryRows, was_trained: bool) -> None:
-        """Send what is not a figure to the tracker: tables, mistakes, the model."""
+        """Send the tables, the misclassified samples and the model to the tracker."""
         split = self.test_split
         loader = self.all_loaders[split]
         self.logs.attach(media.results, evaluation, PREFIXES[split], loader, self.data, memory)
@@ -731,7 +830,7 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Say in `status.json` and to the tracker how the run ended; leave the process group."""
+        """Note in `status.json` and at the tracker how the run ended; leave the process group."""
         DISPLAY.close()
         if hasattr(self, "profiler"):
             self.profiler.stop()
@@ -742,10 +841,10 @@ class Run:
             loader.close()
         if isinstance(error, UserError):
             let_main_rank_exit_first()
-            if self.agreement.request.reason is None:  # no launcher says that rank 0 has ended
+            if self.agreement.request.reason is None:  # else rank 0 ended first, and told the user
                 error.speak()
-        together = error is None or isinstance(error, (UserError, Preempted))
-        if torch.distributed.is_initialized() and together:
+        all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
+        if torch.distributed.is_initialized() and all_ranks_end:
             torch.distributed.destroy_process_group()
         self.directory.release()
         if self.is_called_by_a_program:
@@ -754,31 +853,41 @@ class Run:
             forget_accelerator()
 
     def close_after(self, error: BaseException) -> None:
-        """Keep what an unfinished run has logged; raise advice in place of out-of-memory errors."""
+        """Keep what an unfinished run has logged, and note how it ended.
+
+        Raises:
+            TrainingError: in place of `error`, if it is out of memory, or if the run was lost at
+                the same update before. Its message says what to do.
+            SystemExit: in place of `error`, if another rank was lost first.
+        """
         lift_limit()
         kill_workers()
         step = self.progress.global_step or read_status(self.directory.path).get("global_step", 0)
         outcome = outcome_of(error, self.accelerator.process_index)
         if isinstance(error, Preempted):
-            say(error.message)
-            if "SIGINT" in error.message:
-                say(OF_THE_LAUNCHER)
-            self.logs.finish()
-            self.directory.write_status(outcome.status, step, outcome.reason)
+            self.close_after_request(error, outcome, step)
             return
         if not isinstance(error, UserError):
             self.checkpoints.hurry()
-        first = self.directory.write_failure(outcome, step, is_loss(error))
-        now = read_status(self.directory.path)
-        is_lost_again = first and outcome.resumable and now.get("resumable") is False
+        is_first = self.directory.write_failure(outcome, step, is_loss(error))
+        status = read_status(self.directory.path)
+        is_lost_again = is_first and outcome.resumable and status.get("resumable") is False
         tell(f"{outcome.status}: {outcome.reason}")
         self.logs.finish(exit_code=1)
         self.directory.remove_if_unused()
         if is_lost_again:
-            raise TrainingError(str(now["reason"]), every_rank=True) from None
-        if outcome.resumable and not first and not isinstance(error, UserError):
-            raise SystemExit(1) from None  # another rank was lost, and says why
-        if is_out_of_memory(error) and first:
+            raise TrainingError(str(status["reason"]), every_rank=True) from None
+        if outcome.resumable and not is_first and not isinstance(error, UserError):
+            raise SystemExit(1) from None  # another rank was lost first, and says why
+        if is_out_of_memory(error) and is_first:
             loaders = self.all_loaders.values()
             advice = out_of_memory_advice(self.config, self.directory.path, self.device, loaders)
             raise TrainingError(advice, every_rank=True) from None
+
+    def close_after_request(self, error: Preempted, outcome: Outcome, step: int) -> None:
+        """Close a run that was asked to stop."""
+        say(error.message)
+        if "SIGINT" in error.message:
+            say(OF_THE_LAUNCHER)
+        self.logs.finish()
+        self.directory.write_status(outcome.status, step, outcome.reason)
