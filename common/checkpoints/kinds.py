@@ -64,10 +64,13 @@ class Network:
 
 
 def sums_of_bits(tensors: Tensors) -> dict[str, int]:
+    """Return the sum of each tensor's bits, as integers that are as wide as its elements."""
     parts = [local(value.detach()) for value in tensors.values()]
     if not parts:
         return {}
-    sums = torch.stack([part.view(BITS[part.element_size()]).sum() for part in parts])
+    # No integers are as wide as complex128.
+    plain = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
+    sums = torch.stack([part.view(BITS[part.element_size()]).sum() for part in plain])
     if any(map(is_sharded, tensors.values())):  # a tensor has changed on all ranks, or on none
         torch.distributed.all_reduce(sums)
     return dict(zip(tensors, sums.tolist(), strict=True))

@@ -88,7 +88,7 @@ USES = {
     "in the last lines": (END, "        print('at the end', config.share)\n" + END),
     "on one rank": (
         RECORD,
-        RECORD + "            if run.accelerator.process_index: config.share\n",
+        "            if run.accelerator.process_index: config.share\n" + RECORD,
     ),
 }
 

@@ -1,0 +1,24 @@
+"""How the bits of a network's tensors are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.checkpoints.kinds import sums_of_bits
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
+    *(torch.complex128, torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_bit_is_seen_in_any_type(dtype: torch.dtype) -> None:
+    """Of any layout; a tensor without elements has a sum, too."""
+    values = torch.zeros(2, 3, dtype=dtype).t()
+    same, empty = values.clone(), torch.zeros(0, dtype=dtype)
+    before = sums_of_bits({"values": values, "empty": empty})
+    assert sums_of_bits({"values": same, "empty": empty}) == before
+    values[1, 1] = 1
+    assert sums_of_bits({"values": values})["values"] != before["values"]
