@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from common.errors import (
     LETTING_GO,
     LOST_AGAIN,
+    REPLACED,
     Outcome,
     UserError,
     ask_rank_zero,
@@ -124,7 +125,7 @@ class RunDirectory:
         else:  # on a shared file system what another machine wrote may be seen later
             is_own = self.path.is_dir()
         if not is_own:
-            what = f"{self.path} was removed, moved or replaced while the run wrote to it"
+            what = f"{self.path} {REPLACED}"
             raise UserError(f"{what}: start the run again, and leave its directory in place")
 
     def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:

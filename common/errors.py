@@ -32,6 +32,8 @@ ADVICE = {
     (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
     (errno.ENOENT,): "put back the folder that was removed",
 }
+# What a run finds where its directory was; whoever says so also says what to do.
+REPLACED = "was removed, moved or replaced while the run wrote to it"
 # A loss of a process at the same update again is no accident.
 LOST_AGAIN = (
     "this is the second time at update {step}, so that a restart would not mend it: look for ranks "

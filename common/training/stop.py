@@ -15,7 +15,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from common.errors import LETTING_GO, Preempted, TrainingError, advice_for, is_of_disk
+from common.errors import (
+    LETTING_GO,
+    REPLACED,
+    Preempted,
+    TrainingError,
+    advice_for,
+    is_of_disk,
+)
 from common.machine import STOP_SIGNALS, signal_when_parent_ends
 
 # From the kernel: `accelerate launch` has died, which with one process tells the recipe nothing.
@@ -122,6 +129,8 @@ class Agreement:
         texts = [text for text in failures if text is not None]
         # Rank 0 also says that another one failed; that one says why.
         text = next((text for text in texts if OTHERS_PART not in text), texts[0])
+        if REPLACED in text:  # there is no checkpoint before this one to go on from
+            raise TrainingError(text)
         advice = f"{advice_for(text)}, then go on from the one before with"
         raise TrainingError(
             f"a checkpoint could not be written ({text}): {advice} --resume {self.directory}",

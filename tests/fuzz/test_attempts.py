@@ -257,19 +257,23 @@ def test_changed_recipe_is_told_recorded_and_compared(
     assert compared.differences["recipe changed"] == [None, "at update 3"]
 
 
-def test_run_whose_folder_is_removed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sentence, and leaves no folder that looks like a run."""
-    directory, log_training = tmp_path / "run", Run.log_training
+@pytest.mark.parametrize("call", ["log_training", "save"])
+def test_run_whose_folder_is_removed_fails(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sentence of one piece of advice, and leaves no folder that looks like a run."""
+    directory, do = tmp_path / "run", getattr(Run, call)
 
     def remove(self: Run) -> None:
         if self.progress.global_step == 2:
             shutil.rmtree(directory)
-        log_training(self)
+        do(self)
 
-    monkeypatch.setattr(Run, "log_training", remove)
+    monkeypatch.setattr(Run, call, remove)
     error, _ = run(*FLAGS, "--output-dir", directory)
     assert isinstance(error, UserError)
-    assert "was removed, moved or replaced while the run wrote to it" in error.message
+    assert "was removed, moved or replaced while the run wrote to it: start" in error.message
+    assert "--resume" not in error.message
     assert not directory.exists()
 
 
