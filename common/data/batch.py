@@ -1,4 +1,4 @@
-"""What a run is given to learn from: samples that make batches, and the data set they are of."""
+"""A data set and its splits: samples that make batches."""
 
 import random
 import warnings
@@ -25,44 +25,53 @@ Batch = Any  # a nest of dicts, lists and tuples of tensors
 
 
 class Work(NamedTuple):
-    """What a micro-batch holds."""
+    """How much a micro-batch holds."""
 
     samples: int
-    tokens: int = 0  # real ones, without padding
-    squared_tokens: int = 0  # sum over samples of the square of their tokens
+    tokens: int = 0  # without padding
+    squared_tokens: int = 0  # sum over samples of the square of their number of tokens
 
 
 class Samples:
-    """One split. One's own needs `__len__` and `fetch`; the rest is for speed.
+    """One split of a data set, which makes batches of its samples.
 
-    Workers have a copy, as it was when they made their first batch, in all epochs.
+    A subclass must define `__len__` and `fetch`. The other methods and attributes are for speed.
+    In all of them, `samples` are sample indices (int64 [batch], on the host), and `epoch` is None
+    in an evaluation.
 
-    `samples` are int64 [batch], on the host; `epoch` is None in an evaluation.
+    Each worker has a copy of the split, made before its first batch. It keeps this copy for all
+    epochs.
     """
 
     seed = 0  # of the run; set by the loader
-    num_bytes: int | None = None  # that `place` takes of a device; None: there is no `place`
-    lengths: np.ndarray | None = None  # int64 [samples]; batches are of like lengths then
-    blocks: Blocks | None = None  # samples that one process should read together, in their order
-    is_sized = True  # whether it has `__len__`
+    num_bytes: int | None = None  # device memory that `place` takes; None: `place` is not defined
+    lengths: np.ndarray | None = None  # int64 [samples]; if set, a batch has similar lengths
+    blocks: Blocks | None = None  # samples that one process should read together, in this order
+    is_sized = True  # whether `__len__` is defined
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Make a batch on the host, in a worker or here; the CPU's generators are seeded for it."""
+        """Make a batch on the host, in a worker or in this process.
+
+        The random generators of the CPU are seeded before the call.
+        """
         raise NotImplementedError
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Do the rest of `fetch` on the device, where `batch` now is."""
+        """Complete a batch that `fetch` made, after it was copied to the device."""
         return batch
 
     def place(self, device: torch.device) -> None:
-        """Copy all samples to `device`; on a CPU memory-mapped ones stay so."""
+        """Copy all samples to `device`; on a CPU, memory-mapped samples stay memory-mapped."""
         raise NotImplementedError
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Make a batch of what was placed, to be cut into smaller ones where no `lengths` are."""
+        """Make a batch from the placed samples.
+
+        Without `lengths`, the loader may gather several batches at once and split the result.
+        """
         raise NotImplementedError
 
     def count(self, samples: torch.Tensor) -> Work:
@@ -72,11 +81,16 @@ class Samples:
         return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
 
     def example(self, size: int, length: int) -> Batch:
-        """Return a batch of shapes alone, on the meta device, in fp32; `length` is that of text."""
+        """Return the shapes of a batch as fp32 tensors on the meta device.
+
+        Args:
+            size: samples of the batch.
+            length: tokens of each sample; only text uses it.
+        """
         return self.shapes_of(torch.zeros(size, dtype=torch.long))
 
     def shapes_of(self, samples: torch.Tensor) -> Batch:
-        """Return the batch of `samples` as shapes alone, on the meta device, in fp32."""
+        """Return the shapes of the batch of `samples` as fp32 tensors on the meta device."""
         batch = self.finish(self.read(samples, None), samples, None)
         return convert_to_fp32(send_to_device(batch, "meta"))
 
@@ -86,20 +100,26 @@ class Samples:
         return convert_to_fp32(self.finish(batch, samples, None))
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """`fetch`, and leave the generators of this process, which may train, as they were."""
-        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        """Call `fetch` with seeded generators, and restore the generators afterwards.
+
+        This process may train, and the state of its generators belongs to training.
+        """
+        torch_state = torch.get_rng_state()
+        numpy_state = np.random.get_state()
+        python_state = random.getstate()
         try:
             self.seed_generators(epoch, int(samples[0]))
             return self.fetch(samples, epoch)
         finally:
-            torch.set_rng_state(states[0])
-            np.random.set_state(states[1])
-            random.setstate(states[2])
+            torch.set_rng_state(torch_state)
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
 
     def fingerprint(self) -> str | None:
-        """Return what changes with the samples; None where that can't be known.
+        """Return a digest that changes with the samples; None if there can be none.
 
-        One's own may override it. Some samples are read here, without augmentation.
+        By default, it is a digest of a few samples, read without augmentation. A subclass may
+        override it.
         """
         if not self.is_sized:
             return None
@@ -109,7 +129,8 @@ class Samples:
 
     def seed_generators(self, epoch: int | None, sample: int) -> None:
         seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: `torch.manual_seed` is of all
+        # `torch.manual_seed` would seed the generators of all devices. This one is of the CPU.
+        torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
 
@@ -117,12 +138,13 @@ class Samples:
 class DatasetSamples(Samples):
     """A map-style data set of torch or of Hugging Face, read sample by sample.
 
-    Before each the CPU's generators are seeded by seed, epoch and sample: random transforms change
-    with the epoch, and not with workers, ranks or resumptions.
+    Before each sample, the random generators of the CPU are seeded by seed, epoch and sample index.
+    So random transforms change with the epoch, but do not depend on workers, ranks or resumes.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Batch] = default_collate):
-        self.dataset, self.collate = dataset, collate_fn
+        self.dataset = dataset
+        self.collate = collate_fn
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -135,28 +157,40 @@ class DatasetSamples(Samples):
         return self.collate(rows)
 
     def fingerprint(self) -> str | None:
-        """Return the ``fingerprint`` that the data set's author gave it, or that of some rows."""
-        stated = getattr(self.dataset, "fingerprint", None)
-        if isinstance(stated, str):
-            return stated
-        rows = DatasetSamples(self.dataset, collate_fn=lambda rows: rows)
-        rows.seed = 0  # whatever the run's seed is
-        return Samples.fingerprint(rows)
+        """Return the attribute ``fingerprint`` of the data set if it is a string.
+
+        Otherwise, return a digest of a few samples.
+        """
+        fingerprint_of_dataset = getattr(self.dataset, "fingerprint", None)
+        if isinstance(fingerprint_of_dataset, str):
+            return fingerprint_of_dataset
+        # The collate function may not take a single row. Seed 0 stands for any seed of a run.
+        uncollated = DatasetSamples(self.dataset, collate_fn=lambda rows: rows)
+        uncollated.seed = 0
+        return Samples.fingerprint(uncollated)
 
 
 class TensorSamples(Samples):
-    """Tensors or arrays by name, [samples, ...]: on the device if they fit; a batch is a gather."""
+    """Tensors or arrays by name, each of shape [samples, ...].
+
+    They are placed on the device if they fit, and a batch is then a gather.
+    """
 
     def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
-            raise UserError(f"tensors of one split need one number of samples each, not {sizes}")
+            raise UserError(
+                f"the tensors of one split have different numbers of samples: {sizes}: give each "
+                "the same number"
+            )
         self.keep(**tensors)
 
     def keep(self, **arrays: torch.Tensor | np.ndarray) -> None:
-        """Take arrays as they are where they lie in a file, so that a worker can open it too."""
-        in_file = {name: values for name, values in arrays.items() if isinstance(values, np.memmap)}
-        self.arrays = {name: as_tensor(values) for name, values in arrays.items()} | in_file
+        """Hold arrays as tensors, except memory maps, whose files a worker can open too."""
+        self.arrays = {
+            name: values if isinstance(values, np.memmap) else as_tensor(values)
+            for name, values in arrays.items()
+        }
         self.num_bytes = sum(values.nbytes for values in self.arrays.values())
 
     @property
@@ -176,107 +210,135 @@ class TensorSamples(Samples):
         return self.finish(self.take(self.placed, samples), samples, epoch)
 
     def fingerprint(self) -> str | None:
-        arrays = getattr(self, "arrays", None)  # what is streamed keeps none
-        return None if arrays is None else fingerprint_of_arrays(arrays)
+        arrays = getattr(self, "arrays", None)
+        if arrays is None:  # a subclass that streams its samples does not call `keep`
+            return None
+        return fingerprint_of_arrays(arrays)
 
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
-        """Make a batch of `tensors`, all on one device."""
+        """Make a batch of rows of `tensors`, which must all be on one device."""
         (device,) = {values.device for values in tensors.values()}
         samples = without_waiting(samples, device)
         return {name: values.index_select(0, samples) for name, values in tensors.items()}
 
 
 def without_waiting(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to `device`; on CUDA from pinned memory, as from any other the host would wait."""
-    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
+    """Copy `values` to `device` without a wait of the host, which CUDA needs pinned memory for."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """Wrap an array, perhaps a read-only one, without a copy: nothing writes to data."""
+    """Wrap an array as a tensor without a copy."""
     with warnings.catch_warnings():
+        # The array may be read-only, which does no harm: nothing writes to data.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.as_tensor(values)
 
 
 @dataclass
 class Data:
-    """A data set, ready to train on; what describes it is optional."""
+    """A data set, ready to train on. Only its name and its splits are required."""
 
     name: str
     splits: dict[str, Any]  # train, validation, test: `Samples` or map-style data sets
     _: KW_ONLY
     class_names: list[str] | None = None
     source: DataSource | None = None
-    notes: Sequence[str] = ()  # for the person at the terminal
-    reason: str = "the recipe's own data"  # why this one, for the same person
-    reads: frozenset[str] = frozenset()  # the flags of role "data" that it was read by
-    # Changes when what the splits hold does; where it is not given, the splits are asked.
+    notes: Sequence[str] = ()  # printed for the user
+    reason: str = "the recipe's own data"  # why the run uses this data set, printed as well
+    reads: frozenset[str] = frozenset()  # the flags of role "data" that have an effect on it
+    # A digest that changes with the contents; None: `facts` computes it from the splits.
     fingerprint: str | None = None
-    is_evaluated_only: bool = False  # without train, for which the split to evaluate stands
+    # The run only evaluates. There need not be a training split: another one takes its place.
+    is_evaluated_only: bool = False
 
     def __post_init__(self) -> None:
         if self.is_evaluated_only and "train" not in self.splits:
             self.splits = {"train": next(iter(self.splits.values())), **self.splits}
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
-            found, needs = ", ".join(self.splits) or "(none)", "train, and validation or test"
-            raise UserError(f"data set {self.name} has the splits {found}: it needs {needs}")
+            split_names = ", ".join(self.splits) or "(none)"
+            raise UserError(
+                f"data set {self.name} has the splits {split_names}: give it the splits train, and "
+                "validation or test"
+            )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
-        self.unknown_contents: list[str] | None = None  # splits without a fingerprint, once asked
+        # Splits without a fingerprint; None until `facts` has computed the fingerprints.
+        self.unknown_contents: list[str] | None = None
         if self.source is not None:
             self.reason = self.source.reason
 
     def as_samples(self, name: str, split: Any) -> Samples:
-        what = f"data set {self.name}: split {name} is"
+        """Wrap a map-style data set, and check the split.
+
+        Raises:
+            UserError: the split is empty, can't be read by index, or has lengths of a wrong shape.
+        """
         if not isinstance(split, Samples):
-            is_mapped = hasattr(split, "__len__") and hasattr(split, "__getitem__")
-            if isinstance(split, IterableDataset) or not is_mapped:
-                found = f"a {type(split).__name__}, whose samples can't be read by number"
-                advice = "give a map-style Dataset, with __len__ and __getitem__, TensorSamples, or"
-                raise UserError(f"{what} {found}: {advice} to train on IterableSamples")
+            is_map_style = hasattr(split, "__len__") and hasattr(split, "__getitem__")
+            if isinstance(split, IterableDataset) or not is_map_style:
+                raise UserError(
+                    f"data set {self.name}: split {name} is a {type(split).__name__}, whose "
+                    "samples can't be read by index: give a map-style Dataset with __len__ and "
+                    "__getitem__, TensorSamples, or, for training only, IterableSamples"
+                )
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
-            raise UserError(f"{what} empty: remove or fill it")
-        # Samples that are read in blocks have lengths that nobody knows before.
+            raise UserError(f"data set {self.name}: split {name} is empty: remove or fill it")
+        # The lengths of samples in blocks are known only when a block is read.
         if split.lengths is not None and split.blocks is None:
-            if not isinstance(split.lengths, np.ndarray):
-                split.lengths = np.asarray(split.lengths, dtype=np.int64)
-            if split.lengths.shape != (len(split),):
-                shape = f"lengths of shape {split.lengths.shape}, and {len(split):,} samples"
-                raise UserError(f"data set {self.name}: split {name} has {shape}: give one each")
+            self.check_lengths(name, split)
         return split
 
-    def facts(self) -> dict[str, Any]:
-        """Return what `config.json` says of it; the first time, a fingerprint may have to be found.
+    def check_lengths(self, name: str, split: Samples) -> None:
+        """Make the lengths an array; raise a `UserError` unless each sample has one."""
+        if not isinstance(split.lengths, np.ndarray):
+            split.lengths = np.asarray(split.lengths, dtype=np.int64)
+        if split.lengths.shape != (len(split),):
+            raise UserError(
+                f"data set {self.name}: split {name} has lengths of shape {split.lengths.shape} "
+                f"for {len(split):,} samples: give one length per sample"
+            )
 
-        ``unknown_contents`` are the splits whose change would go unnoticed.
+    def facts(self) -> dict[str, Any]:
+        """Return the entry of this data set in `config.json`.
+
+        The first call may read some samples to compute the fingerprint. ``unknown_contents`` lists
+        the splits that have none: a change of these goes unnoticed.
         """
         if self.fingerprint is None and self.unknown_contents is None:
-            found = {name: split.fingerprint() for name, split in self.splits.items()}
-            self.fingerprint = fingerprint_of_splits(found)
-            self.unknown_contents = [name for name, value in found.items() if value is None]
+            fingerprints = {name: split.fingerprint() for name, split in self.splits.items()}
+            self.fingerprint = fingerprint_of_splits(fingerprints)
+            self.unknown_contents = [name for name, value in fingerprints.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         if self.is_evaluated_only:
             sizes.pop("train", None)
-        facts: dict[str, Any] = {"name": self.name, "reason": self.reason, "sizes": sizes}
-        facts["classes"] = None if self.class_names is None else len(self.class_names)
-        facts |= {"fingerprint": self.fingerprint, "notes": [*self.notes]}
-        facts["unknown_contents"] = self.unknown_contents or None
+        facts: dict[str, Any] = {
+            "name": self.name,
+            "reason": self.reason,
+            "sizes": sizes,
+            "classes": None if self.class_names is None else len(self.class_names),
+            "fingerprint": self.fingerprint,
+            "notes": [*self.notes],
+            "unknown_contents": self.unknown_contents or None,
+        }
         return {name: value for name, value in facts.items() if value is not None}
 
 
 def refuse_unread(config: Any, data: Data) -> None:
-    """Raise a `UserError` for a flag that names data, was given, and was not heeded."""
-    heeded = {"init_from", *data.reads}
+    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data."""
+    flags_in_effect = {"init_from", *data.reads}
     if "validation" in data.splits:
-        heeded.add("validation_share")
+        flags_in_effect.add("validation_share")
     for field in fields(config):
         # Only flags that name data are looked at: a look at any other would count as its use.
-        if stated(type(config), field.name)["role"] != "data" or field.name in heeded:
+        if stated(type(config), field.name)["role"] != "data" or field.name in flags_in_effect:
             continue
         value = getattr(config, field.name)
         if value != field.default:
-            shown = " ".join(value) if isinstance(value, tuple) else value
+            words = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
-                f"{spelled(field.name)} {shown} changes nothing: data set {data.name} of this "
-                "recipe does not read it: leave it out"
+                f"{spelled(field.name)} {words} has no effect, because data set {data.name} of "
+                "this recipe does not read it: leave it out"
             )

@@ -26,141 +26,149 @@ class Builder(NamedTuple):
     """A builder of `datasets`, and what is known of the data before they are read."""
 
     builder: Any
-    arguments: dict[str, Any]  # of `load_dataset`, for the same data
-    linked_folders: set[str]  # that it is to look into
-    notes: list[str]  # for the person at the terminal
+    arguments: dict[str, Any]  # for `load_dataset`, to read the same data
+    linked_folders: set[str]  # paths of symbolic links to folders that hold data
+    notes: list[str]  # printed for the user
 
 
 def open_builder(source: DataSource) -> Builder:
     """Find the files of a data set that is not built in; a `UserError` says what is wrong."""
     import datasets
 
-    what = f"data set {source.location}"
+    description = f"data set {source.location}"
     arguments: dict[str, Any] = {"path": source.location, "name": source.configuration}
-    found = None
+    local_files = None
     if os.path.isabs(source.location):
-        # `datasets` knows changed files by their time alone, and this by the fingerprint.
-        folder = Path(datasets.config.HF_DATASETS_CACHE, f"local-{source.fingerprint}")
-        arguments["cache_dir"] = str(folder)
+        # `datasets` recognises a changed file by its time alone. The fingerprint is safer.
+        cache = Path(datasets.config.HF_DATASETS_CACHE, f"local-{source.fingerprint}")
+        arguments["cache_dir"] = str(cache)
     if os.path.isfile(source.location):
         arguments["path"] = FILE_BUILDERS[Path(source.location).suffix.lower()]
         arguments["data_files"] = {"train": [escaped(source.location)]}
     elif os.path.isdir(source.location):
-        with reading(what):
-            found = find_files(Path(source.location))
-        refuse_only_links(found)
-    linked_folders = set() if found is None else found.linked_folders
-    with reading(what), following(linked_folders):
+        with reading(description):
+            local_files = find_files(Path(source.location))
+        refuse_only_links(local_files)
+    linked_folders = set() if local_files is None else local_files.linked_folders
+    with reading(description), following(linked_folders):
         builder = datasets.load_dataset_builder(**arguments)
-    notes = [] if found is None else notes_on_files(builder, found)
+    notes = [] if local_files is None else notes_on_files(builder, local_files)
     return Builder(builder, arguments, linked_folders, notes)
 
 
 def escaped(path: str) -> str:
-    """Return a path as a pattern of `datasets` that matches it alone."""
+    """Return a pattern for `datasets` that matches this path alone."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
-def refuse_only_links(found: LocalFiles) -> None:
-    if found.dangling and not any(not found.is_hidden(path) for path in found.files):
-        dangling_note(found, set(), are_tables=False)
+def refuse_only_links(local_files: LocalFiles) -> None:
+    """Raise a `UserError` if a folder has links that lead nowhere, and no file besides."""
+    has_files = any(not local_files.is_hidden(path) for path in local_files.files)
+    if local_files.dangling and not has_files:
+        dangling_note(local_files, set(), are_tables=False)
 
 
-def notes_on_files(builder: Any, found: LocalFiles) -> list[str]:
-    """Say which of a folder's files are not read: links that lead nowhere, and files in no split.
+def notes_on_files(builder: Any, local_files: LocalFiles) -> list[str]:
+    """Return notes on files that are not read: links that lead nowhere, and files in no split.
 
     Raises:
-        UserError: a file is in two splits, as by a class that is called test; or a link that leads
-            nowhere leaves out a class or a table.
+        UserError: a file is in two splits, for example because its class is called test; or a link
+            that leads nowhere stands for a whole class or table.
     """
     data_files = builder.config.data_files or {}
-    counts = Counter(str(file) for files in data_files.values() for file in files)
-    twice = [file for file, count in counts.items() if count > 1]
-    if twice:
+    counts = Counter(str(file) for file in chain(*data_files.values()))
+    repeated = [file for file, count in counts.items() if count > 1]
+    if repeated:
         raise UserError(
-            f"data set {found.folder}: {twice[0]} is in two splits by its path: rename its folder "
-            "or it"
+            f"data set {local_files.folder}: {repeated[0]} is in two splits by its path: rename "
+            "the file or its folder"
         )
     suffixes = {os.path.splitext(file)[1] for file in counts}
-    lowered = {suffix.lower() for suffix in suffixes}
-    notes = dangling_note(found, lowered, are_tables=builder.name in TABLE_BUILDERS)
+    lowercase_suffixes = {suffix.lower() for suffix in suffixes}
+    are_tables = builder.name in TABLE_BUILDERS
+    notes = dangling_note(local_files, lowercase_suffixes, are_tables=are_tables)
     unread = [
         path
-        for path in found.files
-        if path not in counts and os.path.splitext(path)[1] in suffixes
-        if not found.is_hidden(path)
+        for path in local_files.files
+        if path not in counts
+        and os.path.splitext(path)[1] in suffixes
+        and not local_files.is_hidden(path)
     ]
     if unread:
-        example = repr(found.relative(unread[0]))
+        example = repr(local_files.relative(unread[0]))
         notes.append(f"{len(unread):,} files are in no split and not read, as {example}")
     return notes
 
 
 def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
-    """Read all splits of a data set that is not built in; return them and notes.
+    """Read all splits of a data set that is not built in; return them and notes for the user.
 
     Raises:
-        UserError: a file can't be read, or holds other columns than the others; a split is empty.
+        UserError: a file can't be read, or has other columns than the others; a split is empty.
     """
     import datasets
     import huggingface_hub
 
     datasets.disable_progress_bars()
-    for library in (datasets, huggingface_hub):  # what fails is said below
+    for library in (datasets, huggingface_hub):  # a failure is reported in one sentence below
         library.logging.set_verbosity(datasets.logging.CRITICAL)
-    what = f"data set {source.location}"
+    description = f"data set {source.location}"
     opened = open_builder(source)
     dialects = find_dialects(opened.builder)
     notes = [*opened.notes, *dialect_notes(dialects, source)]
-    with reading(what):
+    with reading(description):
         try:
-            loaded = load_with(opened, dialects)
+            splits = load_with(opened, dialects)
         except Exception:
-            blame_file(opened.builder, dialects, what)
+            blame_file(opened.builder, dialects, description)
             raise
-    for name, split in loaded.items():
+    for name, split in splits.items():
         if not len(split):
-            raise UserError(f"{what}: split {name} is empty: remove or fill it")
-    return loaded, notes
+            raise UserError(f"{description}: split {name} is empty: remove or fill it")
+    return splits, notes
 
 
 def find_dialects(builder: Any) -> dict[str, Dialect]:
-    """Return how each local CSV file is written that the builder does not expect as it is.
+    """Return the dialect of each local CSV file by its path.
+
+    The result is empty where the builder reads all files correctly without it.
 
     Raises:
-        UserError: a file is not in Unicode, or is one beside images and not as it has to be there.
+        UserError: a CSV file is not in Unicode, or a `metadata.csv` beside images is not in UTF-8
+            with commas.
     """
     data_files = builder.config.data_files or {}
     files = [str(file) for file in chain(*data_files.values())]
-    local = [file for file in files if os.path.isfile(file)]
+    local_files = [file for file in files if os.path.isfile(file)]
     if builder.name != "csv":
-        for file in local:
+        for file in local_files:
             if os.path.basename(file) == "metadata.csv" and find_dialect(file) != DEFAULT:
-                advice = "write it with commas, in UTF-8"
-                raise UserError(f"{file} is {find_dialect(file)}: {advice}")
+                raise UserError(f"{file} is {find_dialect(file)}: write it with commas, in UTF-8")
         return {}
     if builder.config.encoding is not None or builder.config.sep not in SEPARATORS:
-        return {}  # its README says how it is written
-    tables = [file for file in local if file.lower().endswith((".csv", ".tsv"))]
+        return {}  # the README of the data set states the dialect
+    tables = [file for file in local_files if file.lower().endswith((".csv", ".tsv"))]
     dialects = {file: find_dialect(file) for file in tables}
     expected = Dialect(builder.config.sep, "utf-8")
-    return dialects if {*dialects.values()} - {expected} else {}
+    are_as_expected = all(dialect == expected for dialect in dialects.values())
+    return {} if are_as_expected else dialects
 
 
 def dialect_notes(dialects: dict[str, Dialect], source: DataSource) -> list[str]:
-    """Say how files are written that are not the usual CSV: by the first one of each way."""
-    first = {dialect: file for file, dialect in reversed(dialects.items())}
+    """Return a note on each unusual dialect, with the first file that is written in it."""
+    # Reversed, so that the first file of each dialect is the one that stays.
+    first_files = {dialect: file for file, dialect in reversed(dialects.items())}
     return [
         f"{os.path.relpath(file, Path(source.location).parent)} is {dialect}"
-        for dialect, file in first.items()
+        for dialect, file in first_files.items()
         if dialect != DEFAULT
     ]
 
 
 def csv_options(dialect: Dialect | None) -> dict[str, Any]:
-    """Return how `datasets` is to read a CSV file.
+    """Return the arguments with which `datasets` reads a CSV file.
 
-    A class or a text that reads NA, null or None is one: an empty cell alone has no value.
+    Only an empty cell is a missing value. A cell that reads NA, null or None is a class or a text.
     """
     options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
     if dialect is not None:
@@ -169,7 +177,7 @@ def csv_options(dialect: Dialect | None) -> dict[str, Any]:
 
 
 def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
-    """Read all splits; CSV files of several dialects one after the other."""
+    """Read all splits; given `dialects`, read the files of each dialect with their own options."""
     import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
 
@@ -179,6 +187,7 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
         with following(opened.linked_folders):
             return datasets.load_dataset(**opened.arguments, **options)
     splits = datasets.DatasetDict()
+    # All parts get the column types that the README states, or else those of the first part.
     features = builder.config.features
     for name, files in builder.config.data_files.items():
         parts = []
@@ -197,24 +206,42 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
     return splits
 
 
-def blame_file(builder: Any, dialects: dict[str, Dialect], what: str) -> None:
-    """Raise a `UserError` for the first local table that can't be read, or not with the others."""
+def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> None:
+    """Find the table that keeps a data set from being read; return if it is not made of tables.
+
+    Raises:
+        UserError: names the first table that can't be read, or whose columns differ from those of
+            the first one.
+    """
+    if builder.name not in TABLE_BUILDERS:
+        return
+    expected: dict[str, Any] = {}
+    for file in chain(*builder.config.data_files.values()):
+        options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
+        with tempfile.TemporaryDirectory() as cache, reading(f"{description}: its file {file}"):
+            features = features_of(builder.name, file, cache, options)
+        expected = expected or features
+        names = {**expected, **features}
+        differing = [name for name in names if expected.get(name) != features.get(name)]
+        if differing:
+            raise UserError(
+                f"{description}: its file {file} has other names or types in the columns "
+                f"{', '.join(differing)} than others: give all files the same columns"
+            )
+
+
+def features_of(
+    builder_name: str, file: str, cache: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Read one table by itself, and return the types of its columns by their names."""
     import datasets
 
-    first: dict[str, Any] | None = None
-    is_table = builder.name in TABLE_BUILDERS
-    for file in chain(*builder.config.data_files.values()) if is_table else ():
-        options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
-        with tempfile.TemporaryDirectory() as folder, reading(f"{what}: its file {file}"):
-            arguments = {"data_files": [escaped(file)], "split": "train", "cache_dir": folder}
-            try:
-                features = datasets.load_dataset(builder.name, **arguments, **options).features
-            except ValueError as problem:
-                if "corresponds to no data" in str(problem):
-                    raise ValueError("it has no rows: remove or fill it") from None
-                raise
-        first = first or features
-        odd = [name for name in {**first, **features} if first.get(name) != features.get(name)]
-        if odd:
-            columns = f"in the columns {', '.join(odd)} than others"
-            raise UserError(f"{what}: its file {file} has other names or types {columns}")
+    try:
+        table = datasets.load_dataset(
+            builder_name, data_files=[escaped(file)], split="train", cache_dir=cache, **options
+        )
+    except ValueError as problem:
+        if "corresponds to no data" in str(problem):
+            raise ValueError("it has no rows: remove or fill it") from None
+        raise
+    return table.features

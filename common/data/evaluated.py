@@ -1,8 +1,7 @@
-"""What a run that is evaluated was trained on: whether data are new to it, and which were its."""
+"""The model of a run that only evaluates: its classes, and the data that it was trained on."""
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ from common.errors import UserError
 from common.files import read_json_if_there
 from common.initial import initial_facts, weights_file
 
-MOST_GENERATIONS = 20  # of runs that began with the weights of another
+MOST_GENERATIONS = 20  # in a chain of runs that each began with the weights of the run before
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """The data of one run, as its `config.json` has them."""
+    """The data of one run, as its `config.json` describes them."""
 
     run: str  # its directory
     dataset: str  # name, Hub id, or absolute path
@@ -30,12 +29,13 @@ class TrainedOn:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A model that is evaluated, and nothing trained."""
+    """The model of a run that only evaluates."""
 
     model: str  # as `--init-from` names it
     class_names: list[str] | None  # in the order of its outputs; None: not known
     preprocessing: dict[str, Any]  # of images: image_size, channels, white_level
-    trained_on: tuple[TrainedOn, ...]  # by its run, and by those whose weights that began with
+    # The run of the model comes first, then each run that supplied the initial weights.
+    trained_on: tuple[TrainedOn, ...]
 
 
 def read_evaluated(model: str) -> Evaluated:
@@ -43,28 +43,33 @@ def read_evaluated(model: str) -> Evaluated:
     facts = initial_facts(model)
     names = facts.get("class_names")
     class_names = [str(name) for name in names] if isinstance(names, list) else None
-    kept = ("image_size", "channels", "white_level")
-    preprocessing = {name: facts[name] for name in kept if facts.get(name) is not None}
-    if preprocessing:  # as `common.predict` reads images of more bits than any in training
+    image_facts = ("image_size", "channels", "white_level")
+    preprocessing = {name: facts[name] for name in image_facts if facts.get(name) is not None}
+    # `common.predict` uses the same default for a model that states no white level.
+    if preprocessing:
         preprocessing.setdefault("white_level", FULL_SCALE)
     return Evaluated(model, class_names, preprocessing, tuple(histories(model)))
 
 
 def histories(model: str | None) -> list[TrainedOn]:
-    """Return what a model was trained on, the last run first; nothing of one of no run."""
-    found: list[TrainedOn] = []
-    while model is not None and len(found) < MOST_GENERATIONS and not os.path.isfile(model):
+    """Return the data that a model was trained on, those of its last run first.
+
+    The list is empty for a model that does not lie in the directory of a run.
+    """
+    history: list[TrainedOn] = []
+    while model is not None and len(history) < MOST_GENERATIONS and not os.path.isfile(model):
         try:
             folder = weights_file(model).parent
-        except UserError:  # which is told of where its weights are loaded
+        except UserError:  # the code that loads the weights reports it
             break
         record = read_json_if_there(folder.parent / "config.json")
         if folder.name != "model" or not (folder / FACTS).is_file() or record is None:
             break
-        config, data = record.get("config"), record.get("data")
+        config = record.get("config")
+        data = record.get("data")
         if not isinstance(config, dict) or not isinstance(data, dict):
             break
-        found.append(
+        history.append(
             TrainedOn(
                 run=str(folder.parent),
                 dataset=str(config.get("dataset")),
@@ -74,55 +79,69 @@ def histories(model: str | None) -> list[TrainedOn]:
                 sizes=data.get("sizes") or {},
             )
         )
-        earlier = config.get("init_from")
-        model = earlier if isinstance(earlier, str) and os.path.isdir(earlier) else None
-    return found
+        initial_model = config.get("init_from")
+        is_run = isinstance(initial_model, str) and os.path.isdir(initial_model)
+        model = initial_model if is_run else None
+    return history
 
 
 def own_configuration(config: Any) -> str | None:
-    """Return `--dataset-config`, but not that of the run to evaluate with another data set."""
-    if config.evaluate_only:
-        for trained in histories(config.init_from)[:1]:
-            is_other = config.dataset != trained.dataset
-            if is_other and config.dataset_config == trained.configuration:
-                return None
+    """Return `--dataset-config` if it belongs to `--dataset`, and None otherwise.
+
+    An evaluation takes its flags from the run of the model. If it names another data set, the
+    configuration of the run's data set does not apply.
+    """
+    if not config.evaluate_only:
+        return config.dataset_config
+    history = histories(config.init_from)
+    if history and config.dataset != history[0].dataset:
+        is_inherited = config.dataset_config == history[0].configuration
+        return None if is_inherited else config.dataset_config
     return config.dataset_config
 
 
 def relabelled(
     evaluated: Evaluated, name: str, class_names: list[str], labels: np.ndarray
 ) -> tuple[np.ndarray, str | None]:
-    """Return labels numbered by the model's classes, and a note where these are not the data's.
+    """Return the labels in the model's numbering of the classes, and a note for the user.
+
+    The note is None if the data have all classes of the model, under the same names.
 
     Args:
-        name: of the data set.
-        class_names: of the data, by the numbers that `labels` (int64 [samples]) holds.
+        name: the name of the data set.
+        class_names: the classes of the data; `labels` (int64 [samples]) are indices into this list.
 
     Raises:
-        UserError: the data have a class that the model does not.
+        UserError: the data have a class that the model does not have.
     """
-    wanted = evaluated.class_names
-    if wanted is None or wanted == class_names:
+    model_classes = evaluated.class_names
+    if model_classes is None or model_classes == class_names:
         return labels, None
-    numbers = {class_name: number for number, class_name in enumerate(wanted)}
-    if {*class_names} <= numbers.keys():
-        order = np.array([numbers[class_name] for class_name in class_names], dtype=np.int64)
-        note = f"of the {len(wanted)} classes of {evaluated.model}, the data have {len(order)}"
-        return order[labels], note if len(order) < len(wanted) else None
-    if {*class_names} <= {str(number) for number in range(len(wanted))}:
-        order = np.array([int(class_name) for class_name in class_names], dtype=np.int64)
-        meant = ", ".join(f"{n} is {wanted[n]}" for n in order.tolist())
-        return order[labels], f"classes by their numbers: {meant:.200}"
-    unknown = next(class_name for class_name in class_names if class_name not in numbers)
+    model_labels = {class_name: label for label, class_name in enumerate(model_classes)}
+    if {*class_names} <= model_labels.keys():
+        # At each label of the data, the label of the model.
+        renumbering = np.array([model_labels[each] for each in class_names], dtype=np.int64)
+        note = None
+        if len(class_names) < len(model_classes):
+            note = (
+                f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
+                f"{len(class_names)}"
+            )
+        return renumbering[labels], note
+    if {*class_names} <= {str(label) for label in range(len(model_classes))}:
+        renumbering = np.array([int(each) for each in class_names], dtype=np.int64)
+        meanings = ", ".join(f"{label} is {model_classes[label]}" for label in renumbering.tolist())
+        return renumbering[labels], f"classes by their numbers: {meanings:.200}"
+    unknown = next(class_name for class_name in class_names if class_name not in model_labels)
     raise UserError(
-        f"data set {name} has the class {unknown:.60}, and {evaluated.model} has "
-        f"{', '.join(wanted):.200}: rename the classes, or leave its samples out"
+        f"data set {name} has the class {unknown:.60}, and {evaluated.model} has only "
+        f"{', '.join(model_classes):.200}: rename the classes, or remove the samples of the others"
     )
 
 
 def is_same_place(trained: TrainedOn, location: str, configuration: str | None) -> bool:
-    """Whether a run trained on the data set at a place, perhaps as it was before."""
+    """Whether a run was trained on the data set at this place; it may have changed since."""
     if os.path.isabs(location) or os.path.isabs(trained.dataset):
-        here = os.path.realpath(location), os.path.realpath(Path(trained.dataset))
-        return os.path.isabs(trained.dataset) and here[0] == here[1]
+        is_same_path = os.path.realpath(location) == os.path.realpath(trained.dataset)
+        return os.path.isabs(trained.dataset) and is_same_path
     return (location, configuration) == (trained.dataset, trained.configuration)

@@ -1,7 +1,7 @@
-"""Fingerprints of data: short digests that change with what a split holds, found in moments.
+"""Fingerprints of data: short digests that change with the contents of a split.
 
-They tell a resumed run that its data are no longer those that it began with. What is small is read
-whole; of what is large, some samples at fixed places stand for all.
+By its fingerprint, a resumed run notices that its data have changed since it began. To be fast, a
+fingerprint covers small data as a whole, and only some samples of large data, at fixed positions.
 """
 
 import dataclasses
@@ -12,30 +12,31 @@ from typing import Any
 import numpy as np
 import torch
 
-WHOLE_BYTES = 64 * 2**20  # of the arrays of one split that are read whole
-ROWS = 256  # of a larger array that are read
-PROBES = 5  # samples of a data set that is read sample by sample
-READINGS = 3  # of each of these: samples that are drawn at random differ from one to the next
+WHOLE_BYTES = 64 * 2**20  # arrays of one split are read as a whole up to this size together
+ROWS = 256  # rows that are read of each larger array
+PROBES = 5  # samples that are read of a data set that is read sample by sample
+# Each of these is read this often. Random samples differ between readings, and get no fingerprint.
+READINGS = 3
 
 
 class UnknownContentError(Exception):
-    """A value whose bytes can't be told: it has no fingerprint."""
+    """A value is of a type that can't be turned into bytes, and has no fingerprint."""
 
 
-def places(count: int, most: int) -> list[int]:
-    """Return positions spread evenly over `count`, the first and the last among them."""
-    if count <= most:
+def spread_positions(count: int, limit: int) -> list[int]:
+    """Return at most `limit` positions, spread evenly over ``range(count)`` from first to last."""
+    if count <= limit:
         return [*range(count)]
-    return [index * (count - 1) // (most - 1) for index in range(most)]
+    return [index * (count - 1) // (limit - 1) for index in range(limit)]
 
 
 def fingerprint_of_arrays(arrays: Mapping[str, Any]) -> str:
-    """Return a digest of tensors or arrays by name: of their shapes, types and contents."""
+    """Return a digest of the names, shapes, dtypes and contents of tensors or arrays."""
     digest = hashlib.sha256()
     is_small = sum(values.nbytes for values in arrays.values()) <= WHOLE_BYTES
     for name, values in sorted(arrays.items()):
         digest.update(f"{name} {tuple(values.shape)} {values.dtype};".encode())
-        rows = values if is_small else values[places(len(values), ROWS)]
+        rows = values if is_small else values[spread_positions(len(values), ROWS)]
         if isinstance(rows, np.ndarray):
             digest.update(np.ascontiguousarray(rows).data)
         else:
@@ -44,29 +45,32 @@ def fingerprint_of_arrays(arrays: Mapping[str, Any]) -> str:
 
 
 def fingerprint_of_samples(count: int, read: Any) -> str | None:
-    """Return a digest of some samples of a data set, and of how many it has.
+    """Return a digest of some samples of a data set and of their total number.
 
     Args:
-        read: returns a sample by its number, and leaves random generators as they were.
+        count: the number of samples of the data set.
+        read: returns the sample at an index, and must not change the state of random generators.
 
     Returns:
-        None where a sample can't be read here, differs from one reading to the next, or holds what
-        can't be told by its bytes.
+        None if a sample can't be read here, differs between readings, or holds a value that can't
+        be turned into bytes.
     """
     readings = set()
     for _ in range(READINGS):
         digest = hashlib.sha256(f"{count};".encode())
         try:
-            for number in places(count, PROBES):
-                add(digest, read(number))
-        except Exception:  # of the data set's own; training reads the sample again and tells it
+            for index in spread_positions(count, PROBES):
+                add(digest, read(index))
+        except Exception:
+            # The code of the data set may raise anything. Training meets the same error, and
+            # reports it.
             return None
         readings.add(digest.hexdigest()[:16])
     return readings.pop() if len(readings) == 1 else None
 
 
 def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
-    """Return one digest of the splits' own; None where no split has any."""
+    """Return one digest of the fingerprints of all splits; None if no split has a fingerprint."""
     known = {name: value for name, value in fingerprints.items() if value is not None}
     if not known:
         return None
@@ -74,7 +78,11 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
 
 
 def add(digest: Any, value: Any) -> None:
-    """Add a nest of values to a digest; an `UnknownContentError` for any other object."""
+    """Add a value to a digest: a tensor, array, number, string, image, or a nest of these.
+
+    Raises:
+        UnknownContentError: it is, or holds, an object of another type.
+    """
     digest.update(f"{type(value).__name__} ".encode())
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
@@ -93,7 +101,7 @@ def add(digest: Any, value: Any) -> None:
             add(digest, item)
     elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         digest.update(repr(value).encode("utf-8", "backslashreplace"))
-    elif hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image of Pillow
+    elif hasattr(value, "tobytes") and hasattr(value, "mode"):  # a Pillow image
         digest.update(f"{value.size} {value.mode};".encode())
         digest.update(value.tobytes())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

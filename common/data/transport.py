@@ -1,4 +1,4 @@
-"""How batches travel from worker processes: in shared memory where there is room, else in pipes."""
+"""How workers send batches: in shared memory if there is room, otherwise through pipes."""
 
 import errno
 import multiprocessing
@@ -15,29 +15,30 @@ from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 SHARED_MEMORY = Path("/dev/shm")
-# The process that receives batches holds a file descriptor for each tensor in shared memory.
+# Batches travel through pipes below this limit on open files: the process that receives them holds
+# a file descriptor for each tensor in shared memory.
 FEW_DESCRIPTORS = 256
-# A worker takes both ends of its queue's pipe, the pipe that watches over it, and its parts of the
-# queue of results; the rest is for files that a data set opens meanwhile.
+# A worker takes both ends of its queue's pipe, the pipe that tells whether it is alive, and its
+# part of the result queue. The rest is for files that a data set opens.
 DESCRIPTORS_OF_A_WORKER = 8
 SPARE_DESCRIPTORS = 16
-LOCKS_OF_A_QUEUE = 4  # at most: each worker has a queue, and all share one for results
-NO_SHARED_MEMORY = "unable to allocate shared memory"
+LOCKS_OF_A_QUEUE = 4  # at most; each worker has a queue, and all share one for results
+NO_SHARED_MEMORY = "unable to allocate shared memory"  # from an error of torch
 collate_in_shared_memory = default_collate_fn_map[torch.Tensor]
 
 
 def prepare_worker() -> None:
-    """Have tensors of this worker travel in pipes where shared memory has no room for them.
+    """Have this worker send tensors through pipes when shared memory has no room for them.
 
-    The thread that sends batches would otherwise drop a batch without telling anyone, and the
-    process that trains would wait for it for ever.
+    Otherwise the thread that sends batches drops a batch without an error, and the training process
+    waits for it for ever.
     """
     ForkingPickler.register(torch.UntypedStorage, share_or_copy)
     default_collate_fn_map[torch.Tensor] = collate_tensors
 
 
 def share_or_copy(storage: torch.UntypedStorage) -> tuple[Any, ...]:
-    """Describe a tensor's storage for another process: in shared memory, or by its bytes."""
+    """Reduce a storage for pickle: to its place in shared memory, or to a copy of its bytes."""
     if storage.device.type != "cpu" or has_descriptors_for_sharing():
         try:
             return reduce_storage(storage)
@@ -49,12 +50,12 @@ def share_or_copy(storage: torch.UntypedStorage) -> tuple[Any, ...]:
 
 
 def storage_of(values: np.ndarray) -> torch.UntypedStorage:
-    # Copied into memory that torch aligns: kernels may add up unaligned values in another order.
+    # A copy lies in memory that torch aligns. Kernels may add unaligned values in another order.
     return torch.from_numpy(values).clone().untyped_storage()
 
 
 def collate_tensors(tensors: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
-    """Stack samples as torch's `default_collate` does, also without room in shared memory."""
+    """Stack samples as torch's `default_collate` does, in ordinary memory if need be."""
     try:
         return collate_in_shared_memory(tensors, collate_fn_map=collate_fn_map)
     except RuntimeError as error:
@@ -71,8 +72,11 @@ def is_without_room(error: Exception) -> bool:
 
 
 def by_path(mapped: np.memmap) -> tuple[Any, ...]:
-    """Let another process open a memory map itself: it would be sent what the file holds."""
-    if not isinstance(mapped.base, mmap):  # a part of one, whose place in the file is not known
+    """Reduce a memory map for pickle to its path, so that the other process maps the same file.
+
+    By default, pickle would send the contents of the file.
+    """
+    if not isinstance(mapped.base, mmap):  # a slice of a map: its offset in the file is not known
         return np.array, (np.asarray(mapped),)
     order: Any = "C" if mapped.flags.c_contiguous else "F"
     mode: Any = mapped.mode.replace("w+", "r+")
@@ -80,12 +84,12 @@ def by_path(mapped: np.memmap) -> tuple[Any, ...]:
 
 
 def obstacle_to_workers(count: int) -> str | None:
-    """Return why `count` worker processes can't be started here; None where they can."""
+    """Return why `count` worker processes can't start here; None if nothing is in their way."""
     raise_descriptor_limit()
     try:
-        # Each is a file in /dev/shm. They are made all at once, and given back here.
-        for_queues = [multiprocessing.Lock() for _ in range(LOCKS_OF_A_QUEUE * (count + 1))]
-        del for_queues
+        # Each lock is a file in /dev/shm. Try to hold as many as the queues will need, all at once.
+        locks = [multiprocessing.Lock() for _ in range(LOCKS_OF_A_QUEUE * (count + 1))]
+        del locks
     except OSError as error:
         return f"{SHARED_MEMORY} can't be used ({error.strerror})"
     free = free_descriptors()
@@ -96,20 +100,21 @@ def obstacle_to_workers(count: int) -> str | None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit on open files to the hard limit, which needs no permission."""
+    """Raise a low soft limit on open files as far as needed and allowed by the hard limit."""
     if sys.platform == "win32":
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard and soft < FEW_DESCRIPTORS:
-        most = 4 * FEW_DESCRIPTORS
-        raised = most if hard == resource.RLIM_INFINITY else min(hard, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    if soft == hard or soft >= FEW_DESCRIPTORS:
+        return
+    enough = 4 * FEW_DESCRIPTORS
+    raised = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 def descriptor_limit() -> int | None:
-    """Return how many files this process may open; None where there is no limit."""
+    """Return how many files this process may open; None if there is no limit."""
     if sys.platform == "win32":
         return None
     import resource
@@ -119,7 +124,7 @@ def descriptor_limit() -> int | None:
 
 
 def free_descriptors() -> int | None:
-    """Return how many more files this process can open; None where that is not known."""
+    """Return how many more files this process can open; None if that is not known."""
     limit = descriptor_limit()
     if limit is None:
         return None
@@ -135,7 +140,7 @@ def has_descriptors_for_sharing() -> bool:
 
 
 def free_shared_memory() -> int | None:
-    """Return the free bytes of shared memory; None where the system does not say."""
+    """Return the free bytes of shared memory; None if the system does not tell."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:
@@ -144,6 +149,6 @@ def free_shared_memory() -> int | None:
 
 
 def bytes_of(batch: Any) -> int:
-    """Return the bytes of all tensors in a nest of dicts, lists and tuples."""
+    """Return the bytes that all tensors in a nest of dicts, lists and tuples take together."""
     leaves = torch.utils._pytree.tree_leaves(batch)
     return sum(leaf.nbytes for leaf in leaves if torch.is_tensor(leaf))

@@ -1,4 +1,4 @@
-"""A thread that looks after a process that waits for a batch of its loader's workers."""
+"""A thread that watches a process while it waits for a batch from its loader's workers."""
 
 import threading
 import time
@@ -12,15 +12,16 @@ import psutil
 from common.console import warn
 
 LOOK_EVERY = 1.0  # seconds
-NOTICE_AFTER = 10.0  # seconds without a batch, after which the user is told
+NOTICE_AFTER = 10.0  # seconds of one wait, after which the user is told of it
+# Why the workers were killed.
 Verdict = Literal["stop requested", "no batch came", "worker gone"]
 
 
 class Watch(threading.Thread):
-    """Tells whom a process waits for, and ends the wait by ending the workers.
+    """Tells the user of a long wait, and ends a wait that is too long by killing the workers.
 
-    A thread has to do that. A worker that is stopped while it hands over a file descriptor blocks
-    the process that trains in a call to the system, which knows no limit of time.
+    Only a thread can do that. If a worker is stopped while it hands over a file descriptor, the
+    training process blocks in a system call that has no timeout.
     """
 
     def __init__(
@@ -29,19 +30,25 @@ class Watch(threading.Thread):
         patience: float,
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Look after `workers`, for whose batch the process waits `patience` seconds at most."""
+        """Prepare a watch over `workers`.
+
+        Args:
+            patience: seconds that the process may wait for one batch.
+            is_stopping: whether the run was asked to stop; called in this thread.
+        """
         super().__init__(daemon=True, name="watch over the loader's workers")
-        self.workers, self.patience, self.is_stopping = workers, patience, is_stopping
-        self.waiting_since: float | None = None  # time.monotonic()
-        self.announced: float | None = None  # the wait that the user was told of
-        # Why the workers were ended, if they were.
-        self.verdict: Verdict | None = None
-        self.reason = ""  # whom the process waited for
-        self.ended = threading.Event()
+        self.workers = workers
+        self.patience = patience
+        self.is_stopping = is_stopping
+        self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
+        self.announced: float | None = None  # `waiting_since` of the last wait announced
+        self.verdict: Verdict | None = None  # None until the workers were killed
+        self.reason = ""  # which workers the process waited for when no batch came
+        self.ended = threading.Event()  # set by the loader when the watch is over
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Look after the calling process meanwhile."""
+        """Watch the calling process while it is in this context."""
         self.waiting_since = time.monotonic()
         try:
             yield
@@ -55,7 +62,7 @@ class Watch(threading.Thread):
                 continue
             waited = time.monotonic() - since
             if waited > LOOK_EVERY and not all(worker.is_alive() for worker in self.workers):
-                # This process may wait for another worker, which waits for what that one held.
+                # The others may wait for ever for a lock that the missing worker held.
                 self.end_workers("worker gone")
             elif waited > self.patience:
                 self.reason = self.describe()
@@ -64,9 +71,10 @@ class Watch(threading.Thread):
                 self.end_workers("stop requested")
             elif waited > NOTICE_AFTER and since != self.announced:
                 self.announced = since
-                limit = f"the run ends after {self.patience:.0f} s of that"
                 warn(
-                    f"data    waiting for a batch from {self.describe()}; {limit}", every_rank=True
+                    f"data    waiting for a batch from {self.describe()}; the run ends if none "
+                    f"comes within {self.patience:.0f} s",
+                    every_rank=True,
                 )
 
     def end_workers(self, verdict: Verdict) -> None:
@@ -75,12 +83,12 @@ class Watch(threading.Thread):
             worker.kill()
 
     def describe(self) -> str:
-        """Return which workers are waited for, and which of them are stopped."""
-        stopped = [str(worker.pid) for worker in self.workers if is_stopped(worker)]
-        if not stopped:
+        """Return which workers the process waits for: the stopped ones, or all if none is."""
+        stopped_pids = [str(worker.pid) for worker in self.workers if is_stopped(worker)]
+        if not stopped_pids:
             return f"the loader's workers ({len(self.workers)}, --num-workers)"
-        numbers = " ".join(stopped)
-        return f"workers of the loader that are stopped (kill -CONT {numbers} lets them go on)"
+        pids = " ".join(stopped_pids)
+        return f"workers of the loader that are stopped (kill -CONT {pids} lets them go on)"
 
 
 def is_stopped(worker: BaseProcess) -> bool:
