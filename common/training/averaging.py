@@ -1,4 +1,4 @@
-"""DDP whose layers may be frozen and unfrozen while a run goes on, and the options it takes."""
+"""DDP for layers that may be frozen and unfrozen during a run, and the options that it takes."""
 
 import dataclasses
 import re
@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import TrainingError, UserError
 
-# What a recipe may state as `ddp={...}`; the type of gradients is a flag.
+# The options that a recipe may pass as `ddp={...}`, with their defaults. Those of communication
+# hooks are missing, because `--gradient-compression` sets the hook.
 OPTIONS = {
     field.name: field.default
     for field in dataclasses.fields(utils.DistributedDataParallelKwargs)
@@ -25,59 +26,70 @@ read_requires_grad = attrgetter("requires_grad")
 
 
 def ddp_options(stated: Mapping[str, Any], compression: str) -> utils.DistributedDataParallelKwargs:
-    """Return the options of DDP: those that a recipe has stated over the defaults of recipes.
+    """Return the options of DDP: the defaults of all recipes, and over them those of this one.
+
+    Args:
+        stated: the options that the recipe passes to `Run`.
+        compression: the value of `--gradient-compression`.
 
     Raises:
         UserError: for an option that DDP does not have, or a value of another type.
     """
     for name, value in stated.items():
-        if name not in OPTIONS:
-            advice = f"state one of {', '.join(sorted(OPTIONS))}"
-            also = "; --gradient-compression sets the hook" if name.startswith("comm_") else ""
-            raise UserError(f"Run(..., ddp={{{name!r:.50}: ...}}) is no option: {advice}{also}")
-        expected = type(OPTIONS[name])
-        if type(value) is not expected:
-            example = f"give {expected.__name__}, such as {OPTIONS[name]}"
-            raise UserError(f"Run(..., ddp={{{name!r}: {value!r:.50}}}) can't work: {example}")
+        refuse_unfit_option(name, value)
     options = {
         "gradient_as_bucket_view": True,
         # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
         "broadcast_buffers": False,
         **stated,
     }
-    # No static graph by default: it gained nothing, and fails under `no_sync` (torch 2.13).
+    # A static graph is no default: it gained nothing, and fails under `no_sync` (torch 2.13).
     hook = utils.DDPCommunicationHookType(compression)
     return utils.DistributedDataParallelKwargs(comm_hook=hook, **options)
+
+
+def refuse_unfit_option(name: str, value: Any) -> None:
+    if name not in OPTIONS:
+        advice = f"state one of {', '.join(sorted(OPTIONS))}"
+        if name.startswith("comm_"):
+            advice += "; --gradient-compression sets the hook"
+        raise UserError(f"Run(..., ddp={{{name!r:.50}: ...}}) is no option: {advice}")
+    expected = type(OPTIONS[name])
+    if type(value) is not expected:
+        advice = f"give {expected.__name__}, such as {OPTIONS[name]}"
+        raise UserError(f"Run(..., ddp={{{name!r}: {value!r:.50}}}) can't work: {advice}")
 
 
 class FreezableDDP(DistributedDataParallel):
     """DDP that averages the gradients of exactly the parameters that require them.
 
-    Torch registers these once, when it wraps a network. A layer that was frozen then is never
-    averaged later, and one that is frozen later is waited for in vain. Here each forward pass
-    compares the parameters with those registered, and registers anew where they differ, which all
-    ranks do alike. The wrapper object, which a recipe holds, stays the same.
+    Torch's DDP registers these parameters once, when it wraps a network. If a layer is unfrozen
+    later, its gradients are never averaged. If one is frozen later, DDP waits for it forever.
+    Here each forward pass compares the trainable parameters with the registered ones, and registers
+    them again if they differ. All ranks do so alike. The recipe keeps the same wrapper object.
     """
 
     handler: Any
 
     @classmethod
     def adopt(cls, wrapped: Any, handler: Any) -> None:
-        """Turn what Accelerate has wrapped into this class, in place.
+        """Change the class of a DDP wrapper that Accelerate made to this one, in place.
 
         Args:
-            handler: Accelerate's, which registers the communication hook.
+            wrapped: a `DistributedDataParallel`.
+            handler: Accelerate's handler of DDP's options, which registers the communication hook.
         """
         wrapped.__class__ = cls
         wrapped.handler = handler
         wrapped.remember_parameters()
 
     def remember_parameters(self) -> None:
-        named = dict(self.module.named_parameters())
-        self.names = [*named]
-        self.all_parameters = [*named.values()]
+        parameters = dict(self.module.named_parameters())
+        self.names = [*parameters]
+        self.all_parameters = [*parameters.values()]
         self.registered = [*map(read_requires_grad, self.all_parameters)]
-        self.has_accumulated = False  # gradients of this rank alone, in the present update
+        # Whether this update has gradients of earlier micro-batches, not averaged over ranks yet.
+        self.has_accumulated = False
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -86,7 +98,7 @@ class FreezableDDP(DistributedDataParallel):
                 trainable = self.follow()
             else:
                 self.has_accumulated = True
-            if True not in trainable:  # nothing to average, as in a step of another network
+            if True not in trainable:  # nothing to average: another network is being trained
                 return self.module(*inputs, **named_inputs)
         try:
             return super().forward(*inputs, **named_inputs)
@@ -96,13 +108,13 @@ class FreezableDDP(DistributedDataParallel):
             raise TrainingError(self.unused_sentence(str(problem))) from None
 
     def follow(self) -> list[bool]:
-        """Return which parameters require gradients, and have DDP average those of exactly these.
+        """Register the parameters that require gradients; return for each whether it does.
 
-        Where none does, DDP keeps what it has: a recipe may freeze a network for a moment.
+        If none does, DDP keeps its registered ones: a recipe may freeze a network for a moment.
         """
         trainable = [*map(read_requires_grad, self.all_parameters)]
         if self.has_accumulated:
-            # What layers had gathered in this update before they were frozen.
+            # A layer may have got gradients in this update before it was frozen.
             states = zip(self.all_parameters, trainable, strict=True)
             average_gradients([parameter for parameter, trains in states if not trains])
             self.has_accumulated = False
@@ -114,7 +126,7 @@ class FreezableDDP(DistributedDataParallel):
     def register_anew(self) -> None:
         """Build DDP's reducer for the parameters that require gradients now."""
         self.reducer._remove_autograd_hooks()
-        # As torch does when it restores a pickled wrapper.
+        # The same calls as torch's own, when it restores a pickled wrapper.
         parameters, expect_sparse = self._build_params_for_reducer()
         names = self._build_debug_param_to_name_mapping(parameters)
         self._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
@@ -124,11 +136,18 @@ class FreezableDDP(DistributedDataParallel):
         self.handler.register_comm_hook(self)
 
     def unused_sentence(self, problem: str) -> str:
-        """Return what to do where a parameter had no part in the loss, naming the first."""
+        """Return a message for a loss that does not depend on a parameter; it names the first.
+
+        Args:
+            problem: torch's own message, with the indices of the parameters without gradients.
+        """
         states = zip(self.names, self.registered, strict=True)
-        registered = [name for name, is_registered in states if is_registered]
-        found = NO_GRADIENT.search(problem)
-        name = registered[int(found[1].split()[0])] if found else "a parameter"
+        registered_names = [name for name, is_registered in states if is_registered]
+        name = "a parameter"
+        match = NO_GRADIENT.search(problem)
+        if match:
+            first_index = int(match[1].split()[0])
+            name = registered_names[first_index]
         return (
             f"{name} got no gradient in the last update, because the loss does not depend on it, "
             "and DDP waits for it: freeze it with requires_grad_(False) while it is not used, or "
@@ -137,7 +156,7 @@ class FreezableDDP(DistributedDataParallel):
 
 
 def average_gradients(parameters: list[nn.Parameter]) -> None:
-    """Average over all ranks the gradients that are there, in one collective for each dtype."""
+    """Average the parameters' gradients over all ranks, in one collective for each dtype."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:

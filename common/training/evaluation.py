@@ -1,4 +1,4 @@
-"""Evaluations: what one does to a model and takes back, and which was the best."""
+"""Evaluations: the model's mode and buffers during one, its rehearsal, and the best one so far."""
 
 import math
 import random
@@ -17,35 +17,38 @@ from common.errors import UserError
 from common.models.compile import as_written
 from common.objective import Objective
 
-DRAWS = 2  # sets the random numbers of evaluations apart from those that order the samples
+DRAWS = 2  # keeps the random numbers of evaluations apart from those that order the samples
 
 
 @contextmanager
 def evaluation_mode(
     accelerator: Any, model: nn.Module, generators: RandomState, seed: int
 ) -> Iterator[Callable[[], None]]:
-    """Let a bare model evaluate with the ranks' mean buffers; give what puts its own back.
+    """Put a bare model into evaluation mode, with its buffers averaged over ranks.
 
-    What draws random numbers within draws the same ones in each evaluation. Afterwards the
-    generators, and the mode of each module, are as they were.
+    Random numbers are the same in each evaluation. Afterwards the random generators, and the mode
+    of each module, are as they were; the buffers stay averaged.
+
+    Yields:
+        A function that gives the buffers this rank's own values back.
     """
-    drawn = generators.state_dict()
+    random_states = generators.state_dict()
     training_modes = {module: module.training for module in model.modules()}
-    undo = average_buffers(accelerator, model)
+    restore_buffers = average_buffers(accelerator, model)
     model.eval()
     seed_generators(generators.device, hash_integers(seed, accelerator.process_index, DRAWS))
-    # What FSDP2 keeps of a forward pass, the next one must be able to train with.
-    mode = torch.inference_mode if accelerator.mesh is None else torch.no_grad
-    with mode(), as_written(model):
-        yield undo
+    # FSDP2 keeps tensors of a forward pass, and training can't use inference tensors.
+    no_gradients = torch.inference_mode if accelerator.mesh is None else torch.no_grad
+    with no_gradients(), as_written(model):
+        yield restore_buffers
     for module, training in training_modes.items():
         module.training = training
-    generators.load_state_dict(drawn)
+    generators.load_state_dict(random_states)
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed the generators that `RandomState` restores: torch's, NumPy's, Python's, the device's."""
-    torch.default_generator.manual_seed(seed)  # of the CPU alone: `torch.manual_seed` is of all
+    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
     np.random.seed(seed % 2**32)
     random.seed(seed)
     if device.type == "cuda":
@@ -54,7 +57,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
-    """Return what gives all buffers of `model` the values that they have now."""
+    """Return a function that restores all buffers of `model` to their present values."""
     buffers = [*model.buffers()]
     values = [buffer.clone() for buffer in buffers]
 
@@ -69,21 +72,20 @@ def keep_buffers(model: nn.Module) -> Callable[[], None]:
 class Rehearsal:
     """A short evaluation before the first update, which finds mistakes while they are cheap.
 
-    It is due with the first batch of each start. From then on until that batch is recorded,
-    evaluations read one batch (and its samples once more), and what is logged is checked and
-    discarded.
+    It is due at the first batch of each start. Until that batch is recorded, evaluations read one
+    batch, and then one with the same samples twice. Their figures are checked and discarded.
     """
 
     is_wanted: bool
-    is_due: bool = False  # whether the loop is to evaluate
-    is_on: bool = False  # whether evaluations are rehearsed
-    is_reading: bool = False  # whether loaders are to be short
+    is_due: bool = False  # whether the loop should evaluate now
+    is_on: bool = False  # whether an evaluation made now is a rehearsal
+    is_reading: bool = False  # whether loaders should stop after the first batches
     is_unchecked: bool = False  # whether it has begun, and its figures are not checked yet
 
     def begin(self, is_replaced: bool) -> None:
-        """Let it be due with the first batch, unless a real evaluation replaces it.
+        """Make the rehearsal due, unless a real evaluation replaces it.
 
-        A resumed run may begin with one, which finds the same mistakes.
+        A resumed run may begin with a real evaluation, which finds the same mistakes.
         """
         self.is_due = self.is_on = self.is_wanted and not is_replaced
         self.is_wanted = False
@@ -99,7 +101,7 @@ class Rehearsal:
         self.is_due = self.is_on = self.is_unchecked = False
 
     def explain(self, error: BaseException) -> None:
-        """Say at an error's end that it was a rehearsal, and how to do without."""
+        """Add a note to an error of the rehearsal: that it was one, and how to turn it off."""
         if self.is_unchecked and isinstance(error, Exception):
             error.add_note(
                 "This was the rehearsal of the evaluation before the first update, on one batch. "
@@ -109,41 +111,45 @@ class Rehearsal:
 
 
 def average_buffers(accelerator: Any, model: nn.Module) -> Callable[[], None]:
-    """Average a model's buffers over ranks; return what puts back those that this rank had."""
+    """Average a model's buffers over ranks; return a function that restores this rank's own."""
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:
         return lambda: None
+    sizes = [buffer.numel() for buffer in buffers]
 
-    def put(flat: torch.Tensor) -> None:
-        for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+    def set_buffers(flat: torch.Tensor) -> None:
+        for buffer, values in zip(buffers, flat.split(sizes), strict=True):
             buffer.copy_(values.view_as(buffer))
 
-    before = torch.cat([buffer.flatten() for buffer in buffers])  # one collective for all
-    put(accelerator.reduce(before, "mean"))
-    return lambda: put(before)
+    own_values = torch.cat([buffer.flatten() for buffer in buffers])  # for a single collective
+    set_buffers(accelerator.reduce(own_values, "mean"))
+    return lambda: set_buffers(own_values)
 
 
 @dataclass
 class Best:
-    """The best evaluation on validation data so far, and how many there were since.
+    """The best evaluation on validation data so far, and the number of evaluations since.
 
-    Of equal values the one with the lower loss is kept, and of equal losses the later one. Neither
-    is better than the other: early stopping counts on.
+    Among equal values the model with the lower loss is kept, and among equal losses the later one.
+    An equal value is no improvement, so early stopping goes on counting.
     """
 
     objective: Objective
-    is_kept: bool = True  # by `--keep`: with its model, for the checkpoints to name
+    is_kept: bool = True  # whether `--keep best` saves its model, which checkpoints then name
     value: float | None = None
     step: int = -1
     later: int = 0  # evaluations since the first one with this value
-    loss: float | None = None  # of the one that is kept, where it has one
+    loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
     def improves(self, value: float, step: int, loss: float | None = None) -> bool:
-        """Take note of an evaluation; return whether its model is the one to keep."""
-        known = [number for number in (self.value, value) if number is not None]
-        best = self.objective.best(known)
+        """Record an evaluation; return whether its model is the one to keep."""
+        values = [value] if self.value is None else [self.value, value]
+        best = self.objective.best(values)
         if best != self.value:
-            self.value, self.step, self.later, self.loss = best, step, 0, loss
+            self.value = best
+            self.step = step
+            self.later = 0
+            self.loss = loss
             return True
         self.later += 1
         if value != self.value or sorting_loss(loss) > sorting_loss(self.loss):
@@ -152,9 +158,11 @@ class Best:
         return True
 
     def insist_on(self, files: Mapping[str, Any], directory: Any) -> None:
-        """Raise a `UserError` where its model is not among a checkpoint's files."""
+        """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
+        if not self.is_kept or self.step == -1:
+            return
         name = f"best-{self.step:08d}"
-        if self.is_kept and self.step != -1 and not any(file.startswith(name) for file in files):
+        if not any(file.startswith(name) for file in files):
             raise UserError(f"{directory} is damaged: its checkpoint names no {name}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,12 +170,14 @@ class Best:
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        loss = state.get("loss")  # which older checkpoints lack
-        self.value = None if state["value"] is None else float(state["value"])
-        self.step, self.later = int(state["step"]), int(state["later"])
+        value = state["value"]
+        loss = state.get("loss")  # older checkpoints have none
+        self.value = None if value is None else float(value)
+        self.step = int(state["step"])
+        self.later = int(state["later"])
         self.loss = None if loss is None else float(loss)
 
 
 def sorting_loss(loss: float | None) -> float:
-    """Return a loss to sort by: one that is unknown or NaN is no better than any other."""
+    """Return a loss to sort by; an unknown loss or NaN sorts after all others."""
     return math.inf if loss is None or math.isnan(loss) else loss

@@ -1,4 +1,4 @@
-"""Requests to stop: taken note of at once, agreed by all ranks, obeyed between two updates."""
+"""Requests to stop: received at any time, agreed on by all ranks, obeyed between two updates."""
 
 import os
 import signal
@@ -25,33 +25,40 @@ from common.errors import (
 )
 from common.machine import STOP_SIGNALS, signal_when_parent_ends
 
-# From the kernel: `accelerate launch` has died, which with one process tells the recipe nothing.
+# The kernel sends this when `accelerate launch` dies. With one process, the launcher itself passes
+# no signal on.
 LAUNCHER_DIED = signal.SIGUSR2
-# A terminal and a launcher may both pass on one Ctrl-C: that is not yet a second signal.
+# The terminal and the launcher may both pass on the same Ctrl-C. A signal that comes so soon after
+# the first is taken for the same request.
 SAME_REQUEST_SECONDS = 1.0
-LOOK_EVERY = 1.0  # seconds, at what other ranks announced where no collective can ask them
+LOOK_EVERY = 1.0  # seconds between two looks into the store for other ranks' announcements
 ANNOUNCEMENT = "stop-requested"
-OTHERS_PART = "could not write its part"  # as `Checkpoints` says of another rank
+OTHERS_PART = "could not write its part"  # from the message of `Checkpoints` about another rank
 
 
 class StopRequest:
     """Remembers that a signal asked this process to stop; a second one ends it at once."""
 
     def __init__(self, heeded: bool = True) -> None:
-        """Receive signals; where nobody will heed them, they end the process as they always do."""
+        """Start to receive signals.
+
+        Args:
+            heeded: whether the run will act on a request. If not, signals end the process as usual.
+        """
         self.reason: str | None = None
         self.since = 0.0
-        self.at_once = False  # whether to end where the process stands, as nothing is to be saved
-        self.terminals = [number for number in (1, 2) if os.isatty(number)]
+        self.at_once = False  # whether a request ends the process where it stands, saving nothing
+        self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.handlers_before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is not threading.main_thread():
-            return  # Python receives signals in its main thread alone, as of a notebook
+            return  # Python receives signals in its main thread only; a notebook may run another
         for number in STOP_SIGNALS:
             handler = signal.getsignal(number)
-            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
+            is_under_nohup = number == signal.SIGHUP and handler == signal.SIG_IGN
+            if not is_under_nohup:
                 self.handlers_before[number] = handler
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
-        # Set by `accelerate launch`, and by torchrun.
+        # `accelerate launch` sets the first of these variables, and torchrun the second.
         is_launched = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & {*os.environ}
         if heeded and sys.platform == "linux" and is_launched:
             signal.signal(LAUNCHER_DIED, self.receive)
@@ -60,34 +67,45 @@ class StopRequest:
                 self.receive(LAUNCHER_DIED, None)
 
     def release(self) -> None:
-        """Give signals back to who received them before, as a notebook does."""
+        """Give the signals back to their earlier handlers, for a notebook that goes on."""
         for number, handler in self.handlers_before.items():
             signal.signal(number, handler)
         self.handlers_before.clear()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
+        """Remember a request to stop; obey a second one by ending the process."""
         now = time.monotonic()
-        died = number == LAUNCHER_DIED
-        if number == signal.SIGHUP:  # what is said to a terminal that is gone would be an error
+        launcher_died = number == LAUNCHER_DIED
+        if number == signal.SIGHUP:  # the terminal is gone, and printing to it would fail
             for terminal in self.terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
         if self.reason is None:
-            self.reason = "the end of its launcher" if died else signal.Signals(number).name
+            if launcher_died:
+                self.reason = "the end of its launcher"
+            else:
+                self.reason = signal.Signals(number).name
             self.since = now
             self.obey_at_once(self.at_once)
-        elif not died and now - self.since > SAME_REQUEST_SECONDS:
+        elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def obey_at_once(self, at_once: bool) -> None:
-        """Settle whether requests are obeyed at once, also the one that was made already."""
+        """Choose whether requests are obeyed at once; this includes an earlier request.
+
+        Raises:
+            Preempted: at once, if a signal has asked the process to stop.
+        """
         self.at_once = at_once
         if at_once and self.reason is not None:
             raise Preempted(f"stopped by {self.reason} before the first update: start it again")
 
 
 def is_orphan() -> bool:
-    """Whether the launcher ended during the imports, untold: then its heir is no Python."""
+    """Whether the launcher ended during the imports, before the kernel was asked to tell.
+
+    The launcher is a Python process; the process that adopts an orphan is none.
+    """
     try:
         return b"python" not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:
@@ -96,20 +114,24 @@ def is_orphan() -> bool:
 
 @dataclass
 class Agreement:
-    """Asks all ranks between two updates, about once a second and at the same updates on each."""
+    """Lets all ranks agree on stopping: about once a second, after the same update on each."""
 
     accelerator: Accelerator
     directory: Path
     failure: Callable[[], str | None]  # why this rank could not write its last checkpoint
     request: StopRequest = field(default_factory=StopRequest)
     stopping: bool = False
-    every: int = 1  # updates from one question to the next, the same on all ranks
-    asked_at: tuple[int, float] | None = None  # the last time: update and clock
-    announced: bool = False  # by any rank, where no collective could ask
+    every: int = 1  # updates between two checks, the same on all ranks
+    asked_at: tuple[int, float] | None = None  # update and clock of the last check
+    announced: bool = False  # whether a rank announced a request in the process group's store
     next_look: float = 0.0
 
     def check(self, global_step: int) -> None:
-        """Let all ranks agree on whether one was asked to stop; raise if one could not save."""
+        """Set `stopping` on all ranks if any of them was asked to stop; called on all ranks.
+
+        Raises:
+            TrainingError: on all ranks, if one could not write its last checkpoint.
+        """
         failure = self.failure()
         flags = [self.request.reason is not None, failure is not None]
         if self.accelerator.num_processes > 1:
@@ -119,65 +141,79 @@ class Agreement:
             self.raise_failure(failure)
 
     def raise_failure(self, failure: str | None) -> None:
-        """Raise the same `TrainingError` on all ranks: what kept one from writing, and what to do.
+        """Raise the same `TrainingError` on all ranks, with the cause and what to do.
 
-        Only a disk that is full or fails may be better by itself, when the run is started again.
+        Only a failure of the disk is resumable: it may be gone when the run is started again.
         """
         failures = [failure]
         if self.accelerator.num_processes > 1:
             failures = gather_object(failures)
-        texts = [text for text in failures if text is not None]
-        # Rank 0 also says that another one failed; that one says why.
-        text = next((text for text in texts if OTHERS_PART not in text), texts[0])
-        if REPLACED in text:  # there is no checkpoint before this one to go on from
-            raise TrainingError(text)
-        advice = f"{advice_for(text)}, then go on from the one before with"
+        causes = [text for text in failures if text is not None]
+        # Rank 0 only reports that another rank failed. That rank knows the cause.
+        cause = next((text for text in causes if OTHERS_PART not in text), causes[0])
+        if REPLACED in cause:  # there is no checkpoint before this one to go on from
+            raise TrainingError(cause)
         raise TrainingError(
-            f"a checkpoint could not be written ({text}): {advice} --resume {self.directory}",
-            resumable=is_of_disk(OSError(text)),
+            f"a checkpoint could not be written ({cause}): {advice_for(cause)}, then go on from "
+            f"the one before with --resume {self.directory}",
+            resumable=is_of_disk(OSError(cause)),
         )
 
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
-        """Return which flags are set on any rank; and settle the update to ask at next."""
+        """Return which flags are set on any rank; also choose the interval to the next check."""
         now = time.perf_counter()
         last_step, last_time = self.asked_at or (global_step, now)
         self.asked_at = global_step, now
-        mine = torch.tensor([*flags, now - last_time], device=self.accelerator.device)
-        *sums, seconds = self.accelerator.reduce(mine, "sum").tolist()
-        if (updates := global_step - last_step) > 0:
+        row = torch.tensor([*flags, now - last_time], device=self.accelerator.device)
+        *flag_sums, seconds = self.accelerator.reduce(row, "sum").tolist()
+        updates = global_step - last_step
+        if updates > 0:
+            # `seconds` is a sum over ranks, and a check should come about once a second.
             self.every = max(1, int(updates * self.accelerator.num_processes / seconds))
-        return [value > 0 for value in sums]
+        return [value > 0 for value in flag_sums]
 
     def is_announced(self) -> bool:
-        """Whether any rank was asked to stop: one that was tells in the process group's store."""
-        requested = self.request.reason is not None
-        if getattr(self.accelerator, "mesh", None) is not None:  # all ranks ask before each batch
-            flag = torch.tensor(float(requested), device=self.accelerator.device)
+        """Whether any rank was asked to stop; may be called by some ranks only, except with FSDP.
+
+        A rank that was asked announces it in the process group's store.
+        """
+        is_requested = self.request.reason is not None
+        if getattr(self.accelerator, "mesh", None) is not None:
+            # With FSDP, all ranks call this before each batch, so a collective can ask them.
+            flag = torch.tensor(float(is_requested), device=self.accelerator.device)
             return bool(self.accelerator.reduce(flag, "sum") > 0)
         if self.accelerator.num_processes > 1 and not self.stopping and not self.announced:
-            store = torch.distributed.distributed_c10d._get_default_store()
-            if requested:
-                store.set(ANNOUNCEMENT, "")
-                self.announced = True
-            elif (now := time.monotonic()) >= self.next_look:
-                self.next_look = now + LOOK_EVERY
-                self.announced = store.check([ANNOUNCEMENT])
-        return self.stopping or self.announced or requested
+            self.announce_or_look(is_requested)
+        return self.stopping or self.announced or is_requested
+
+    def announce_or_look(self, is_requested: bool) -> None:
+        """Announce this rank's request in the store, or look there for one of another rank."""
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if is_requested:
+            store.set(ANNOUNCEMENT, "")
+            self.announced = True
+            return
+        now = time.monotonic()
+        if now >= self.next_look:
+            self.next_look = now + LOOK_EVERY
+            self.announced = store.check([ANNOUNCEMENT])
 
     def stop(self, global_step: int) -> None:
         """End this process by `Preempted`, with everything saved; called on all ranks."""
         self.check(global_step)
         end_collectives(self.accelerator)
         reason = self.request.reason or "a signal to another rank"
-        what = f"stopped after update {global_step} by {reason}; everything is saved"
-        raise Preempted(f"{what}: go on with --resume {self.directory}")
+        raise Preempted(
+            f"stopped after update {global_step} by {reason}; everything is saved: "
+            f"go on with --resume {self.directory}"
+        )
 
 
 def end_collectives(accelerator: Accelerator) -> None:
-    """Let the last collective be forgotten before a process can exit.
+    """Wait until no tensor of a collective is referenced, so that the process can exit safely.
 
-    A thread of gloo (torch 2.13) that drops the last reference to a reduced tensor while the
-    interpreter exits aborts the process. A barrier holds none, and outlives those by a moment.
+    Gloo (torch 2.13) aborts the process if one of its threads drops the last reference to a reduced
+    tensor while the interpreter exits. A barrier holds no tensor and ends later than reductions.
     """
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()
