@@ -131,9 +131,11 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
     assert run.summary["progress/global_step"] < run.config["plan"]["total_steps"]
     series = run.series("val/accuracy")
     patience = run.config["config"]["early_stopping"]
-    best = max(series, key=lambda step: (series[step], -step))
-    assert [*series].index(best) == len(series) - 1 - patience
-    assert run.summary["progress/kept_step"] == best
+    first_best = max(series, key=lambda step: (series[step], -step))
+    assert [*series].index(first_best) == len(series) - 1 - patience
+    losses = run.series("val/loss")
+    kept = max(series, key=lambda step: (series[step], -losses[step], step))
+    assert run.summary["progress/kept_step"] == kept
     folder = kept_checkpoint(run)
     average = load_file(folder / "average.safetensors")
     model = load_file(folder / "model.safetensors")
