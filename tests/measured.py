@@ -77,7 +77,7 @@ def figures(totals: Totals) -> dict[str, Any]:
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
     """Return means, totals, and the means of what is drawn."""
     mistake = run.config.mistake
-    if mistake == "total":
+    if mistake in ("loss as total", "metric as total"):
         return evaluate_with_mean(run, model, loader)
     sums = Sums(run.accelerator, figures)
     with run.evaluating(model) as bare_model:
@@ -105,8 +105,13 @@ def evaluate_with_mean(run: Run, model: nn.Module, loader: Loader) -> dict[str, 
     sums = Sums(run.accelerator)
     with run.evaluating(model) as bare_model:
         for batch in loader:
-            loss, _ = compute_loss(bare_model, batch)
-            sums.add(len(batch["x"]), loss=loss, accuracy=1)
+            count = len(batch["x"])
+            loss, logits = compute_loss(bare_model, batch)
+            confidence = logits.softmax(-1).amax(-1)
+            if run.config.mistake == "loss as total":
+                sums.add(count, loss=loss, accuracy=confidence.sum())
+            else:
+                sums.add(count, loss=loss * count, accuracy=confidence.mean())
     return sums.result()
 
 

@@ -113,18 +113,15 @@ class Log:
     def rehearse(self, figures: Facts) -> None:
         """Find what is wrong with an evaluation, and log nothing; called on all ranks."""
         self.checked(figures)
-        mine = figures.evident_means() if isinstance(figures, Evaluation) else []
-        ranks = gather_from_ranks(self.accelerator, mine)
-        means = dict.fromkeys(name for names in ranks for name in names)
-        for name in means:
-            sentence = (
-                f"sums.add got the mean of {name!r} over a batch in place of its total, so that it "
-                "would be logged divided by the batch size: write sums.record(loss, metrics, "
-                f"len(y)), which takes means, or sums.add(len(y), {name}={name} * len(y))"
+        own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
+        means_of_ranks = gather_from_ranks(self.accelerator, own_means)
+        name = next((name for names in means_of_ranks for name in names), None)
+        if name is not None:
+            raise UserError(
+                f"sums.add got the mean of {name!r} over a batch instead of its total, so it would "
+                "be logged divided by the batch size: write sums.record(loss, metrics, len(y)), "
+                f"which takes means, or sums.add(len(y), {name}={name} * len(y))"
             )
-            if name == "loss":
-                raise UserError(sentence)
-            warn(sentence)
 
     def add(self, values: Facts) -> None:
         self.pending |= {**values, **self.position()}

@@ -77,9 +77,10 @@ def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
     ("mistake", "launcher", "sentence"),
     [
         ("name", "python", "the objective is accuracy:max, and the evaluation has loss"),
-        ("total", "python", "sums.add got the mean of 'loss' over a batch"),
+        ("loss as total", "python", "sums.add got the mean of 'loss' over a batch"),
+        ("metric as total", "python", "sums.add got the mean of 'accuracy' over a batch"),
         ("error", "python", "This was the rehearsal of the evaluation before the first update"),
-        pytest.param("total", "two", "sums.add got the mean", marks=pytest.mark.slow),
+        pytest.param("loss as total", "two", "sums.add got the mean", marks=pytest.mark.slow),
     ],
 )
 def test_mistake_in_the_evaluation_ends_the_run_before_it_begins(
