@@ -111,6 +111,8 @@ COPIES: tuple[Copy, ...] = (
             *("--hidden-sizes", 64, 64, "--learning-rate", 5e-3),
         ),
         target=0.9,  # 0.1 by guessing
+        searched="--weight-decay",
+        space="0:0.1",
         is_killed_on_two=True,
     ),
     Copy(
@@ -130,6 +132,8 @@ COPIES: tuple[Copy, ...] = (
             *("--hidden-sizes", 64, 64, "--learning-rate", 5e-3),
         ),
         target=0.9,  # 0.1 by guessing
+        searched="--weight-decay",
+        space="0:0.1",
         # An epoch of 8 updates, and one in which all layers learn.
         same_on_two=("--max-steps", 12, "--batch-size", 64, "--learning-rate", 1e-3),
         is_killed_on_two=True,
@@ -139,5 +143,7 @@ COPIES: tuple[Copy, ...] = (
         "mnist_mlp",
         (*SECONDS, "--dataset", "digits", "--epochs", 12, "--learning-rate", 1e-2),
         target=0.9,  # 0.1 by guessing
+        searched="--weight-decay",
+        space="0:0.1",
     ),
 )
