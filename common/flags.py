@@ -1,4 +1,4 @@
-"""What a flag may be given and who looks at its value: stated at the flag's own field."""
+"""Limits and roles of flags, stated at a flag's own field, and a record of which flags are used."""
 
 import dataclasses
 import math
@@ -15,26 +15,33 @@ from common.errors import UserError
 
 
 class Role(NamedTuple):
-    """What is done with a flag's value besides giving it to the recipe."""
+    """How the core and the tools treat the value of a flag."""
 
-    repeated: bool  # by `--config`, from an earlier run
-    free: bool  # on resumption: what the model learns does not depend on it
+    repeated: bool  # `--config` takes it from an earlier run
+    free: bool  # may change on a resume, because the trained model does not depend on it
     compared: bool  # `common.compare` shows where runs differ in it
     searched: bool  # `common.tune` may try values for it
 
 
 EVERY_ITEM = CollectionCheckStrategy.ALL_ITEMS
 ROLES = {
+    # The result of training depends on it.
     "learning": Role(repeated=True, free=False, compared=True, searched=True),
-    "size": Role(repeated=True, free=False, compared=True, searched=True),  # takes memory as well
-    "data": Role(repeated=True, free=False, compared=True, searched=False),  # names what is read
-    "pace": Role(repeated=True, free=True, compared=True, searched=True),  # how fast, how often
-    "record": Role(repeated=True, free=True, compared=False, searched=False),  # who is told of it
-    "once": Role(repeated=False, free=True, compared=False, searched=False),  # of one run alone
-    "kind": Role(repeated=False, free=False, compared=False, searched=False),  # of run
+    # Memory depends on it, too.
+    "size": Role(repeated=True, free=False, compared=True, searched=True),
+    # It names data to read.
+    "data": Role(repeated=True, free=False, compared=True, searched=False),
+    # How fast the run is, and how often it logs, evaluates or saves.
+    "pace": Role(repeated=True, free=True, compared=True, searched=True),
+    # Where the run is recorded.
+    "record": Role(repeated=True, free=True, compared=False, searched=False),
+    # It applies to one run alone.
+    "once": Role(repeated=False, free=True, compared=False, searched=False),
+    # It changes the kind of run.
+    "kind": Role(repeated=False, free=False, compared=False, searched=False),
 }
-# Flags that have an effect only where a recipe makes a call: that the core reads them for other
-# ends says nothing. The call marks them, as `mark_read` does; a recipe may also read them itself.
+# Flags that take effect only if the recipe makes a call. The core also reads them elsewhere, which
+# proves nothing. The call marks them by `mark_read`; a recipe may also read them itself.
 TAKES_EFFECT_IN = {
     "schedule": "run.plan.schedule(...)",
     "warmup_steps": "run.plan.schedule(...)",
@@ -44,7 +51,7 @@ TAKES_EFFECT_IN = {
     "max_grad_norm": "run.clip_grad_norm_(model, optimizer)",
     "early_stopping": "run.should_stop",
 }
-# Who reads flags to copy or show them all, and does nothing by them.
+# Modules that read all flags only to copy or show them.
 MERELY_COPY = (
     *("dataclasses", "common.flags", "common.command_line", "common.resume"),
     *("common.track.", "common.profile."),
@@ -54,40 +61,54 @@ MERELY_COPY = (
 def flag(
     default: Any, least: float | None = None, most: float | None = None, *, role: str = "learning"
 ) -> Any:
-    """Return a dataclass field for a flag, with limits of its numbers; its comment is its help."""
+    """Return a dataclass field for a flag. The comment on the field is the help of the flag.
+
+    Args:
+        least: the smallest number that the flag accepts.
+        most: the largest number that the flag accepts.
+        role: a key of `ROLES`.
+    """
     return dataclasses.field(default=default, metadata={"limits": (least, most), "role": role})
 
 
 def stated(config_class: type, name: str) -> Mapping[str, Any]:
-    """Return what is stated of a flag: by the class, or by one whose default it overrides."""
+    """Return the ``limits`` and ``role`` of a flag.
+
+    A class may override the default of a flag without `flag`. The limits and the role are then
+    those of the base class. A plain field has no limits, and its role is "learning".
+    """
     for owner in config_class.__mro__:
-        found = vars(owner).get("__dataclass_fields__", {}).get(name)
-        if found is not None and found.metadata:
-            return found.metadata
+        field = vars(owner).get("__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata:
+            return field.metadata
     return {"limits": (None, None), "role": "learning"}
 
 
 def role_of(config_class: type, name: str) -> Role:
-    """Return the role of a flag; one that a recipe adds is of what is learned, unless it says."""
     return ROLES[stated(config_class, name)["role"]]
 
 
 def spelled(name: str) -> str:
-    """Return a flag as it is on the command line: ``batch_size`` as ``--batch-size``."""
+    """Return a flag as the command line spells it: ``batch_size`` as ``--batch-size``."""
     return f"--{name.replace('_', '-')}"
 
 
 def check_limits(config: Any) -> None:
-    """Raise a `UserError` for the first value that is outside of its flag's limits."""
+    """Raise a `UserError` for the first value that is outside the limits of its flag."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for item in value if isinstance(value, tuple) else [value]:
-            if wanted := outside(type(config), field.name, item):
-                raise UserError(f"{spelled(field.name)} {item!r:.99} can't work: give {wanted}")
+            expected = outside(type(config), field.name, item)
+            if expected is not None:
+                raise UserError(f"{spelled(field.name)} {item!r:.99} can't work: give {expected}")
 
 
 def outside(config_class: type, name: str, value: Any) -> str | None:
-    """Return what should be given instead of a flag's value, or one of a tuple; None if nothing."""
+    """Describe the values that a flag accepts, if it does not accept this one; None if it does.
+
+    Args:
+        value: of the flag, or an item of it if the flag is a tuple.
+    """
     if isinstance(value, str):
         return None if is_text(value) else "text without NUL, in UTF-8"
     if not isinstance(value, (int, float)):
@@ -103,19 +124,20 @@ def outside(config_class: type, name: str, value: Any) -> str | None:
 
 
 def is_text(value: str) -> bool:
-    """Whether a value is text without NUL, as it came from the command line.
+    """Whether a value from the command line is UTF-8 text without NUL.
 
-    Where the locale knows ASCII alone, other letters arrive as the bytes that they have in UTF-8,
-    each in a character of its own, and name the files that have them.
+    In a locale that is limited to ASCII, Python decodes each byte of another letter to a surrogate
+    escape. Such a value still names the file that the user meant.
     """
     try:
-        words = value.encode("utf-8", "surrogateescape").decode("utf-8")
+        text = value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         return False
-    return "\0" not in words and (words == value or is_name(value))
+    return "\0" not in text and (text == value or is_name(value))
 
 
 def is_name(value: str) -> bool:
+    """Whether a value can name a file in this locale."""
     try:
         return bool(os.fsencode(value))
     except UnicodeEncodeError:
@@ -123,29 +145,49 @@ def is_name(value: str) -> bool:
 
 
 def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return values that JSON holds with tuples for its lists; a `UserError` names a wrong one."""
-    kinds = typing.get_type_hints(config_class)
-    found = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    for name, value in found.items():
-        kind: Any = kinds[name]
-        items = value if isinstance(value, tuple) else [value]
-        try:
-            check_type(value, kind, collection_check_strategy=EVERY_ITEM)
-            is_number = "bool" not in str(kind) and any(isinstance(one, bool) for one in items)
-            wanted = next(filter(None, (outside(config_class, name, one) for one in items)), None)
-        except TypeCheckError:
-            is_number, wanted = True, None
-        if is_number or wanted:
-            wanted = wanted or getattr(kind, "__name__", str(kind)).replace("typing.", "")
-            shown = reprlib.repr(value)
-            raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}")
-    return found
+    """Return the values of flags that were read from JSON, with its lists as tuples.
+
+    Args:
+        source: names the file in messages.
+
+    Raises:
+        UserError: a value has the wrong type, or is outside the limits of its flag.
+    """
+    types = typing.get_type_hints(config_class)
+    converted = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    for name, value in converted.items():
+        expected = expected_instead(config_class, name, value, types[name])
+        if expected is not None:
+            words = reprlib.repr(value)
+            raise UserError(f"{source} has {words} for {spelled(name)}: give {expected}")
+    return converted
+
+
+def expected_instead(config_class: type, name: str, value: Any, flag_type: Any) -> str | None:
+    """Describe the values that a flag accepts, if it does not accept this one; None if it does."""
+    type_name = getattr(flag_type, "__name__", str(flag_type)).replace("typing.", "")
+    items = value if isinstance(value, tuple) else [value]
+    try:
+        check_type(value, flag_type, collection_check_strategy=EVERY_ITEM)
+    except TypeCheckError:
+        return type_name
+    for item in items:
+        expected = outside(config_class, name, item)
+        if expected is not None:
+            return expected
+    # To Python, and so to `check_type`, True is an int.
+    if "bool" not in str(flag_type) and any(isinstance(item, bool) for item in items):
+        return type_name
+    return None
 
 
 def record_reads(config: Any) -> None:
-    """Note from now on which flags code looks at, until `stop_recording`.
+    """Record from now on which flags other code reads, until `stop_recording`.
 
-    The object gets a class of its own, derived from its class, which it seems to be still.
+    The object gets a new class, derived from its own. Its ``__class__`` and its pickle still show
+    the original class.
     """
     config_class: Any = type(config)
     if hasattr(config_class, "flags_read"):
@@ -170,9 +212,11 @@ def record_reads(config: Any) -> None:
 
 
 def is_use(module: str, name: str) -> bool:
-    """Whether a module that reads a flag does something by its value."""
+    """Whether a flag has an effect because this module reads it."""
+    if module.startswith(MERELY_COPY):
+        return False
     is_core = module.startswith("common.")
-    return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
+    return not (is_core and name in TAKES_EFFECT_IN)
 
 
 def from_values(config_class: type, values: Mapping[str, Any]) -> Any:
@@ -180,18 +224,21 @@ def from_values(config_class: type, values: Mapping[str, Any]) -> Any:
 
 
 def set_class(config: Any, config_class: type) -> None:
-    """Change an object's class, also where it hides that it has another one."""
+    """Change the class of an object, even if it overrides ``__class__``."""
     vars(object)["__class__"].__set__(config, config_class)
 
 
 def mark_read(config: Any, *names: str) -> None:
-    """Note that flags have taken effect."""
+    """Record that flags have taken effect."""
     flags_read: set[str] = getattr(type(config), "flags_read", set())
     flags_read.update(names)
 
 
 def stop_recording(config: Any) -> set[str]:
-    """Return the flags that were read, and give the object its own class back."""
+    """Return the flags that were read, and restore the class of the object.
+
+    Without `record_reads`, all flags count as read.
+    """
     flags_read = getattr(type(config), "flags_read", None)
     if flags_read is None:
         return {field.name for field in dataclasses.fields(config)}
@@ -200,24 +247,29 @@ def stop_recording(config: Any) -> set[str]:
 
 
 def refuse_unread_flags(config: Any, stated_values: Mapping[str, Any], recipe: str) -> None:
-    """Stop recording, and raise a `UserError` for a flag that has no effect though it was stated.
+    """Stop recording, and raise a `UserError` for a flag that was set and has no effect.
 
     Args:
-        config: the flags; `record_reads` was called on them.
-        stated_values: the flags as they were when the run was first started.
-        recipe: the name of its file, for the message.
+        config: the flags, on which `record_reads` was called.
+        stated_values: the flags with which the run was first started.
+        recipe: the name of the recipe's file, for the message.
     """
     flags_read = stop_recording(config)
     for field in dataclasses.fields(config):
         value = stated_values.get(field.name, field.default)
-        value = tuple(value) if isinstance(value, list) else value
-        role = stated(type(config), field.name)["role"]
-        is_fixed = role in ("learning", "size") and field.default is not dataclasses.MISSING
-        if not is_fixed or value == field.default or field.name in flags_read:
+        if isinstance(value, list):
+            value = tuple(value)
+        affects_learning = stated(type(config), field.name)["role"] in ("learning", "size")
+        has_default = field.default is not dataclasses.MISSING
+        was_set = has_default and value != field.default
+        if not affects_learning or not was_set or field.name in flags_read:
             continue
         call = TAKES_EFFECT_IN.get(field.name)
-        needs = f"it takes effect in {call}" if call else f"use config.{field.name} before the loop"
+        if call is None:
+            change = f"use config.{field.name} before the loop"
+        else:
+            change = f"it takes effect in {call}"
         raise UserError(
-            f"{spelled(field.name)} was set to {value!s:.99}, and nothing in {recipe} has used it "
-            f"by the end of the first update: leave it out, or change the recipe ({needs})"
+            f"{spelled(field.name)} was set to {value!s:.99}, but {recipe} has not used it by the "
+            f"end of the first update: leave it out, or change the recipe ({change})"
         )
