@@ -1,4 +1,4 @@
-"""How a CSV file is written: its separator and its encoding."""
+"""The separator and the encoding of a CSV file, found from its contents."""
 
 import codecs
 import csv
@@ -9,15 +9,14 @@ from common.errors import UserError
 
 SEPARATORS = (",", ";", "\t", "|")
 SHOWN = {"\t": "tabs"}
-# Characters at the beginning of a file by which the separator is told.
-SAMPLE = 2**16
-BLOCK = 2**20
+SAMPLE = 2**16  # characters at the beginning of a file from which the separator is found
+BLOCK = 2**20  # bytes that are read at once
 BYTE_ORDER_MARKS = (  # the longer ones first: that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
-    (codecs.BOM_UTF8, "utf-8"),  # pandas passes over the mark
+    (codecs.BOM_UTF8, "utf-8"),  # pandas skips the mark
 )
 
 
@@ -34,7 +33,7 @@ DEFAULT = Dialect(",", "utf-8")
 
 
 def find_dialect(path: str) -> Dialect:
-    """Tell how a CSV file is written; a `UserError` where its encoding is not certain."""
+    """Return the dialect of a CSV file; raise a `UserError` if its encoding is not certain."""
     encoding = find_encoding(path)
     with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as file:
         sample = file.read(SAMPLE)
@@ -42,11 +41,11 @@ def find_dialect(path: str) -> Dialect:
 
 
 def find_encoding(path: str) -> str:
-    """Return the Unicode encoding of a file, all of which is read.
+    """Return the Unicode encoding of a file; the whole file is read.
 
     Raises:
-        UserError: it is not Unicode. No other encoding can be told for certain, and one that is
-            taken for another makes other words without an error.
+        UserError: the file is not in Unicode. No other encoding can be recognised for certain, and
+            a wrong one would change the words without an error.
     """
     with open(path, "rb") as file:
         head = file.read(BLOCK)
@@ -64,24 +63,24 @@ def find_encoding(path: str) -> str:
             try:
                 decoder.decode(block, final=not block)
             except UnicodeDecodeError as problem:
-                place = decoded_bytes + problem.start
-                raise UserError(not_decoded(path, encoding, problem, place)) from None
+                position = decoded_bytes + problem.start
+                raise UserError(not_decoded(path, encoding, problem, position)) from None
             if not block:
                 return encoding
             decoded_bytes += len(block)
 
 
-def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> str:
-    """Say where a file is not in its encoding, and what to do."""
+def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, position: int) -> str:
+    """Return the message for a file that can't be decoded at a byte position."""
     name = encoding.upper()
     if encoding != "utf-8":
         return (
-            f"{path} begins as {name}, and can't be decoded at byte {place:,} ({problem.reason}): "
-            "save it again, in UTF-8"
+            f"{path} begins as {name}, and can't be decoded at byte {position:,} "
+            f"({problem.reason}): save it again, in UTF-8"
         )
     byte = problem.object[problem.start]
     return (
-        f"{path} is not in UTF-8 (byte 0x{byte:02X} at {place:,}); of Western languages it is "
+        f"{path} is not in UTF-8 (byte 0x{byte:02X} at {position:,}); of Western languages it is "
         f"likely Windows-1252 or Latin-1: {advice(path, 'CP1252')}"
     )
 
@@ -91,7 +90,11 @@ def advice(path: str, encoding: str) -> str:
 
 
 def find_separator(sample: str, is_whole: bool) -> str:
-    """Return what separates the columns of a CSV file, by its first characters."""
+    """Return the separator of a CSV file, found from its first characters.
+
+    A separator that splits all rows into the same number of columns is preferred, and then the one
+    that makes the most columns.
+    """
     records = {separator: read_records(sample, separator, is_whole) for separator in SEPARATORS}
     columns = {separator: len(rows[0]) if rows else 0 for separator, rows in records.items()}
     candidates = [separator for separator in SEPARATORS if columns[separator] > 1]
@@ -104,7 +107,7 @@ def find_separator(sample: str, is_whole: bool) -> str:
 
 
 def read_records(sample: str, separator: str, is_whole: bool) -> list[list[str]]:
-    """Split the beginning of a CSV file into rows, without the last one if it may be cut off."""
+    """Split the beginning of a CSV file into rows; drop the last row if it may be cut off."""
     try:
         rows = [row for row in csv.reader(io.StringIO(sample), delimiter=separator) if row]
     except csv.Error:
