@@ -11,20 +11,21 @@ from common.printable import printable
 
 # Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
 LETTING_GO = 0.2
-# What says that a rank or a worker of a loader is gone or out of reach, and that memory is.
+# Phrases of errors that mean that a rank or a worker of a loader is gone or out of reach.
 LOST = (
     *("gloo", "nccl", "peer", "timed out", "timeout", "not connected"),
     *("killed by signal", "exited unexpectedly"),
     *map(os.strerror, (errno.EPIPE, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)),
 )
+# Phrases of errors that mean that memory ran out.
 NO_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
     "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
 )
-# What a system says of a disk that is full or fails, and of no mistake of the user's.
+# How the system words that a disk is full or fails, which is no mistake of the user's.
 NO_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EIO)))
 
-# What to do about an error of a file system, by how the system words it. Else: mend what it says.
+# What to do about an error of a file system, by its error numbers.
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
     (errno.EIO,): "free some space, or look for a failing disk",
@@ -32,7 +33,7 @@ ADVICE = {
     (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
     (errno.ENOENT,): "put back the folder that was removed",
 }
-# A loss of a process at the same update again is no accident.
+# A second loss of a process at the same update is no accident.
 LOST_AGAIN = (
     "this is the second time at update {step}, so that a restart would not mend it: look for ranks "
     "with other numbers of batches, a collective (gather, reduce) under a condition that not all "
@@ -118,13 +119,14 @@ def is_of_disk(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, in any of the wordings of torch and Python."""
-    asked = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return asked or isinstance(error, MemoryError) or says(error, NO_MEMORY)
+    is_refused_by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return is_refused_by_system or isinstance(error, MemoryError) or says(error, NO_MEMORY)
 
 
-def says(error: BaseException, words: tuple[str, ...]) -> bool:
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word.lower() in said for word in words)
+def says(error: BaseException, phrases: tuple[str, ...]) -> bool:
+    """Whether an error is a `RuntimeError` whose text has one of some phrases, in any case."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase.lower() in text for phrase in phrases)
 
 
 def let_main_rank_exit_first() -> None:
