@@ -3,8 +3,8 @@
 import re
 
 LONGEST_LINE = 4000  # characters
-# Control characters but tab and newline, those that turn the direction of writing, and what stands
-# for bytes that are no text: a terminal would obey or refuse them.
+# Control characters except tab and newline, characters that change the writing direction, and
+# surrogates, which stand for bytes that are not text. A terminal would obey or refuse them.
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -12,16 +12,17 @@ LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for what a terminal would obey, and its longest lines shortened.
+    """Return `text` with unsafe characters escaped and very long lines shortened.
 
-    Their middle is left out: the beginning names what is wrong, and the end says what to do.
+    A shortened line loses its middle, because a message begins with what is wrong and ends with
+    what to do.
     """
     shortened = LONG_LINE.sub(shorten, text)
     return UNSAFE.sub(escape, with_letters(shortened))
 
 
 def with_letters(text: str) -> str:
-    """Return text with the letters that a locale of ASCII alone has left as single bytes."""
+    """Restore letters that Python decoded to surrogate escapes in a locale limited to ASCII."""
     if text.isascii():
         return text
     try:
@@ -35,5 +36,6 @@ def escape(match: re.Match[str]) -> str:
 
 
 def shorten(match: re.Match[str]) -> str:
-    line, half = match[0], LONGEST_LINE // 2
+    line = match[0]
+    half = LONGEST_LINE // 2
     return f"{line[:half]} … ({len(line) - 2 * half:,} characters left out) … {line[-half:]}"

@@ -1,4 +1,4 @@
-"""Standard output of tools whose product is what they print: a sentence where it can't be."""
+"""Standard output of tools that print their result, with an error in one sentence if it fails."""
 
 import io
 import os
@@ -12,7 +12,7 @@ ADVICE = "free some space, or send the output elsewhere"
 
 
 class ToolOutput(io.TextIOWrapper):
-    """Standard output that ends the tool with a sentence where it can't be written."""
+    """Standard output that raises a `UserError` when it can't be written."""
 
     def write(self, text: str) -> int:
         try:
@@ -28,7 +28,10 @@ class ToolOutput(io.TextIOWrapper):
 
 
 def refused(problem: OSError) -> UserError:
-    """Return the sentence; what is still in the buffer goes nowhere, or the exit would fail too."""
+    """Return the error, and send the rest of the buffer to the null device.
+
+    Python writes the buffer again at exit, which would otherwise fail once more.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
@@ -36,14 +39,20 @@ def refused(problem: OSError) -> UserError:
 
 
 def run_tool(main: Callable[[], None]) -> None:
-    """Run the `main` of a tool that prints its result; it ends quietly where a pipe is closed."""
+    """Run the `main` of a tool that prints its result.
+
+    The tool ends quietly if the reader of its output closes the pipe, as `head` does.
+
+    Raises:
+        UserError: standard output is closed, or can't be written.
+    """
     if sys.stdout is None:
         raise UserError("standard output is closed, and the result would be lost: leave it open")
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if type(sys.stdout) is io.TextIOWrapper:
-        by_line = sys.stdout.line_buffering
+        line_buffering = sys.stdout.line_buffering
         sys.stdout = ToolOutput(
-            sys.stdout.detach(), "utf-8", "backslashreplace", line_buffering=by_line
+            sys.stdout.detach(), "utf-8", "backslashreplace", line_buffering=line_buffering
         )
     main()
     sys.stdout.flush()

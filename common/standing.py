@@ -1,4 +1,4 @@
-"""How a run stands now: its `status.json`, corrected where the job that wrote it is gone."""
+"""The present status of a run: its `status.json`, corrected if the job that wrote it is gone."""
 
 import fcntl
 import os
@@ -7,13 +7,13 @@ from typing import Any
 
 from common.directory import LOCK, read_status
 
-STOPPED = "stopped"  # a run whose job was killed: it could not change its status any more
+STOPPED = "stopped"  # the job of the run was killed before it could change the status
 
 
 def present_status(directory: Path) -> dict[str, Any]:
-    """Return what `status.json` holds; a run that no job works on any more is ``stopped``.
+    """Return the contents of `status.json`, with the status ``stopped`` if the job was killed.
 
-    A job that is killed leaves the status ``running`` behind, but not the lock that it held.
+    A job that is killed leaves the status ``running`` behind, but the system releases its lock.
     """
     status = read_status(directory)
     if status.get("status") == "running" and is_released(directory / LOCK):
@@ -22,10 +22,10 @@ def present_status(directory: Path) -> dict[str, Any]:
 
 
 def is_released(lock_file: Path) -> bool:
-    """Whether a lock file is there and no process holds it; False where that can't be told.
+    """Whether a lock file exists and no process holds the lock; False if that can't be found out.
 
-    The file is opened for reading only. The shared lock fails at once where a job has the lock, and
-    is given back at once where none has.
+    The file is opened for reading only. A shared lock is tried without waiting, and released at
+    once.
     """
     try:
         descriptor = os.open(lock_file, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""The files of a local data set, also through symbolic links, and what identifies them."""
+"""The files of a local data set, found through symbolic links too, and their identities."""
 
 import hashlib
 import os
@@ -12,19 +12,20 @@ from typing import Any
 
 from common.errors import UserError
 
-# Tables up to this many bytes are identified by their content, up to so many bytes in all.
+# A text file or table is identified by its content if it has at most SMALL_BYTES, until
+# MOST_BYTES_READ have been read of all files.
 SMALL_BYTES = 2**22
 MOST_BYTES_READ = 2**26
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}
-# A folder that links lead to more often than this is one of a maze without end.
+# If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
-HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")  # as `datasets` ignores them
+HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")  # paths that `datasets` ignores
 
 
 @dataclass
 class LocalFiles:
-    """What lies in a folder, links followed."""
+    """The files in a folder and its subfolders; symbolic links are followed."""
 
     folder: str
     files: dict[str, os.stat_result] = field(default_factory=dict)  # by path, sorted
@@ -41,62 +42,63 @@ class LocalFiles:
 def find_files(folder: Path) -> LocalFiles:
     """Return all files under a folder.
 
-    A link to a folder that holds the link itself is not followed: the files there are listed
-    already.
+    A link to a folder that holds the link itself is not followed, because the files there are
+    listed already.
 
     Raises:
-        OSError: a folder cannot be listed.
+        OSError: a folder can't be listed.
         UserError: links lead to one folder again and again.
     """
-    found = LocalFiles(str(folder))
-    visits = Counter[tuple[int, int]]()
+    local_files = LocalFiles(str(folder))
+    visits = Counter[tuple[int, int]]()  # by device and inode of a folder
 
-    def visit(path: str, above: tuple[tuple[int, int], ...]) -> None:
-        with os.scandir(path) as entries:
-            listed = list(entries)
-        for entry in listed:
+    def visit(path: str, parents: tuple[tuple[int, int], ...]) -> None:
+        with os.scandir(path) as iterator:
+            entries = list(iterator)
+        for entry in entries:
             try:
                 status = entry.stat()
                 is_folder = entry.is_dir()
             except OSError:
                 if not entry.is_symlink():
                     raise
-                found.dangling.append(entry.path)
+                local_files.dangling.append(entry.path)
                 continue
             if not is_folder:
                 if entry.is_file():
-                    found.files[entry.path] = status
+                    local_files.files[entry.path] = status
                 continue
-            place = (status.st_dev, status.st_ino)
+            identity = (status.st_dev, status.st_ino)
             if entry.is_symlink():
-                if place in above:
+                if identity in parents:
                     continue
-                found.linked_folders.add(entry.path)
-            visits[place] += 1
-            if visits[place] > MOST_VISITS:
+                local_files.linked_folders.add(entry.path)
+            visits[identity] += 1
+            if visits[identity] > MOST_VISITS:
                 advice = "remove the links that lead back to it"
                 raise UserError(f"links in {folder} lead to {entry.path} again and again: {advice}")
-            visit(entry.path, (*above, place))
+            visit(entry.path, (*parents, identity))
 
     top = os.stat(folder)
     visit(str(folder), ((top.st_dev, top.st_ino),))
-    found.files = dict(sorted(found.files.items()))
-    found.dangling.sort()
-    return found
+    local_files.files = dict(sorted(local_files.files.items()))
+    local_files.dangling.sort()
+    return local_files
 
 
 def identify(files: dict[str, os.stat_result]) -> list[list[Any]]:
-    """Return what changes when the content of files does, even at the same size and time.
+    """Return values that change with the content of files, even if size and time stay the same.
 
-    Small tables are read. Of other files it is the inode and the time of the last change of status
-    (ctime), which no program sets back as it can set back the time of modification.
+    Small tables and text files are read. Other files are identified by their inode and the time of
+    their last change of status (ctime). A program can set back the time of modification, but not
+    the ctime.
     """
     identities: list[list[Any]] = []
-    left = MOST_BYTES_READ
+    bytes_left = MOST_BYTES_READ
     for path, status in files.items():
-        is_table = os.path.splitext(path)[1].lower() in READ_WHOLE
-        if is_table and status.st_size <= min(SMALL_BYTES, left):
-            left -= status.st_size
+        may_be_read = os.path.splitext(path)[1].lower() in READ_WHOLE
+        if may_be_read and status.st_size <= min(SMALL_BYTES, bytes_left):
+            bytes_left -= status.st_size
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             identities.append([path, status.st_size, digest])
@@ -108,7 +110,7 @@ def identify(files: dict[str, os.stat_result]) -> list[list[Any]]:
 
 @contextmanager
 def following(linked_folders: set[str]) -> Iterator[None]:
-    """Let `datasets` look into folders that are symbolic links, which it passes over by itself."""
+    """Let `datasets` look into folders that are symbolic links, which it skips by default."""
     from fsspec.implementations.local import LocalFileSystem
 
     if not linked_folders:
@@ -129,21 +131,21 @@ def following(linked_folders: set[str]) -> Iterator[None]:
         LocalFileSystem.info = info_of  # type: ignore[method-assign]
 
 
-def dangling_note(found: LocalFiles, suffixes: set[str], *, are_tables: bool) -> list[str]:
-    """Say which links of a data set lead nowhere.
+def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bool) -> list[str]:
+    """Return a note on the links of a data set that lead nowhere, if there are any.
 
     Args:
-        suffixes: those of the files that are read.
-        are_tables: whether these are tables and not images, one of many.
+        suffixes: of the files that are read, in lower case.
+        are_tables: whether these files are tables. A table is missed more than one image of many.
 
     Raises:
-        UserError: a class or a table would be missing as a whole.
+        UserError: a whole class, table or split would be missing.
     """
-    dangling = [path for path in found.dangling if not found.is_hidden(path)]
+    dangling = [path for path in local_files.dangling if not local_files.is_hidden(path)]
     advice = "fetch what they link to (git annex get, dvc pull), or remove the links"
-    readable = [path for path in found.files if os.path.splitext(path)[1].lower() in suffixes]
+    readable = [path for path in local_files.files if os.path.splitext(path)[1].lower() in suffixes]
     has_data = {os.path.dirname(path) for path in readable}
-    # Links without a suffix may stand for folders, as beside the folders of other classes.
+    # A link without a suffix may stand for a folder, if the folders of other classes are beside it.
     has_folders = {os.path.dirname(path) for path in has_data}
     count = 0
     for path in dangling:
@@ -153,15 +155,15 @@ def dangling_note(found: LocalFiles, suffixes: set[str], *, are_tables: bool) ->
         is_missing_table = suffix in suffixes and are_tables
         is_empty_class = suffix in suffixes and parent not in has_data
         if is_folder or is_missing_table or is_empty_class or not readable:
-            whole = "a split" if is_missing_table else "a class or split"
-            where = (
-                f"data set {found.folder}: {found.relative(path)!r} is a link that leads nowhere"
+            missing = "a split" if is_missing_table else "a class or split"
+            raise UserError(
+                f"data set {local_files.folder}: {local_files.relative(path)!r} is a link that "
+                f"leads nowhere, and {missing} would be missing: {advice}"
             )
-            raise UserError(f"{where}, and {whole} would be missing: {advice}")
         count += suffix in suffixes
     if not count:
         return []
-    total = count + sum(not found.is_hidden(path) for path in readable)
+    total = count + sum(not local_files.is_hidden(path) for path in readable)
     first = next(path for path in dangling if os.path.splitext(path)[1].lower() in suffixes)
-    example = repr(found.relative(first))
+    example = repr(local_files.relative(first))
     return [f"{count:,} of {total:,} files are links that lead nowhere, as {example}: {advice}"]
