@@ -1,7 +1,7 @@
-"""What the parts of a run are: written into each checkpoint, and compared on a resume.
+"""Descriptions of a run's parts: each checkpoint contains one, and a resume compares it.
 
-A state fits many parts that it was not saved from: Adam takes AdamW's, and an optimizer takes one
-whose parameter groups are in another order. So a checkpoint also says what each part was.
+A state fits many parts that it was not saved from. Adam accepts AdamW's state, for example, and an
+optimizer accepts a state whose parameter groups are in another order. So the state is not enough.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,20 +14,22 @@ from common.checkpoints.kinds import Network, OptimizerState
 from common.errors import UserError
 from common.files import json_safe
 
-OWN = "common."  # modules of this repository, whose classes may change with its version
-# Of a parameter group: what is described by name, and the ways of computing the same update.
+OWN = "common."  # classes of these modules are not described: they may change with the version
+# Entries of a parameter group that are no options: the parameters, which are described by name, and
+# the choice between implementations of the same update.
 NOT_COMPARED = {"params", "param_names", "fused", "foreach", "capturable", "differentiable"}
 ADVICE = "put the recipe back as it was, or start another run, with --init-from for its weights"
 
 
 def describe(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each named part is, as JSON holds it; networks come first.
+    """Return a description of each part, in values that JSON can hold; networks come first.
 
-    Call it before the first update: a schedule may change an optimizer's momentum.
+    Call it before the first update, because a schedule may change an optimizer's momentum.
 
     Returns:
-        The ``class`` of each; of an optimizer its ``groups`` of parameters, each with the
-        ``parameters`` by name and the fixed ``options``; of a schedule its base ``rates``.
+        By name of the part, its ``class``. An optimizer also has its parameter ``groups``, each
+        with the names of its ``parameters`` and its fixed ``options``. A schedule also has its base
+        ``rates`` and, if it is made of others, their descriptions as ``schedules``.
     """
     names = dict[int, str]()
     described = dict[str, Any]()
@@ -40,14 +42,14 @@ def describe(parts: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(part, OptimizerState):
             described[name] = describe_optimizer(part.optimizer, names)
         elif not isinstance(part, Network):
-            bare = getattr(part, "scheduler", part)  # of Accelerate's wrapper
+            bare = getattr(part, "scheduler", part)  # Accelerate wraps a scheduler
             if not type(bare).__module__.startswith(OWN):
                 described[name] = describe_other(bare)
     return json_safe(described)
 
 
 def class_of_network(module: nn.Module) -> str:
-    """Return the name of a module's class as a recipe knows it, without that of FSDP2."""
+    """Return the name of a module's class in the recipe, not of the subclass that FSDP2 makes."""
     bases = [base for base in type(module).__mro__ if base.__name__ != "FSDPModule"]
     is_sharded = len(bases) < len(type(module).__mro__)
     return bases[1 if is_sharded else 0].__qualname__
@@ -73,11 +75,12 @@ def describe_optimizer(
 
 def describe_other(part: Any) -> dict[str, Any]:
     described: dict[str, Any] = {"class": type(part).__qualname__}
-    if is_plain(rates := getattr(part, "base_lrs", None)):
+    rates = getattr(part, "base_lrs", None)
+    if is_plain(rates):
         described["rates"] = plain_value(rates)
-    inner = getattr(part, "_schedulers", None)  # of a schedule that is made of others
-    if isinstance(inner, (list, tuple)):
-        described["schedules"] = [describe_other(schedule) for schedule in inner]
+    schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has them
+    if isinstance(schedules, (list, tuple)):
+        described["schedules"] = [describe_other(schedule) for schedule in schedules]
     return described
 
 
@@ -92,13 +95,15 @@ def is_plain(value: Any) -> bool:
 def plain_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item()
-    return [plain_value(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item) for item in value]
+    return value
 
 
 def insist_on_same(path: Any, saved: Any, now: Mapping[str, Any]) -> None:
-    """Raise a `UserError` that names the first difference between parts, then and now.
+    """Raise a `UserError` that names the first difference between the saved and present parts.
 
-    What only one of them describes is passed over: an older version described less.
+    Parts that only one side describes are passed over, because older versions described less.
     """
     if not isinstance(saved, Mapping):
         return
@@ -109,42 +114,46 @@ def insist_on_same(path: Any, saved: Any, now: Mapping[str, Any]) -> None:
 
 
 def differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how a part differs from what it was."""
+    """Yield a phrase for each difference between the descriptions of one part."""
     if before.get("class") != now["class"]:
         yield f"{name} is of the class {now['class']} and was of {before.get('class')}"
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
         if key in before and before[key] != now.get(key):
             yield f"the {words} of {name} are {now.get(key)!s:.200} and were {before[key]!s:.200}"
-    groups_before, groups = before.get("groups"), now.get("groups", [])
+    groups_before = before.get("groups")
     if isinstance(groups_before, list) and all(isinstance(g, Mapping) for g in groups_before):
-        yield from differences_of_groups(name, groups_before, groups)
+        yield from differences_of_groups(name, groups_before, now.get("groups", []))
 
 
 def differences_of_groups(
     name: str, before: list[Mapping[str, Any]], now: list[Mapping[str, Any]]
 ) -> Iterator[str]:
     if len(before) != len(now):
-        sizes = [
-            "+".join(str(len(group.get("parameters") or ())) for group in groups)
-            for groups in (now, before)
-        ]
-        counts = f"{len(now)} parameter groups (of {sizes[0]} parameters)"
-        yield f"{name} has {counts} and had {len(before)} (of {sizes[1]})"
-    for number, (then, group) in enumerate(zip(before, now, strict=False)):
-        names, earlier = group["parameters"], then.get("parameters")
-        if isinstance(earlier, list) and earlier != names:
-            yield f"parameter group {number} of {name} {difference_of_names(earlier, names)}"
-        options, saved = group["options"], then.get("options")
-        known = saved if isinstance(saved, Mapping) else {}
-        for option in options:
-            if option in known and known[option] != options[option]:
-                values = f"{options[option]!s:.100} and was {known[option]!s:.100}"
+        counts = f"{len(now)} parameter groups (of {sizes_of(now)} parameters)"
+        yield f"{name} has {counts} and had {len(before)} (of {sizes_of(before)})"
+    for number, (group_before, group) in enumerate(zip(before, now, strict=False)):
+        names_before = group_before.get("parameters")
+        names = group["parameters"]
+        if isinstance(names_before, list) and names_before != names:
+            difference = difference_of_names(names_before, names)
+            yield f"parameter group {number} of {name} {difference}"
+        options_before = group_before.get("options")
+        if not isinstance(options_before, Mapping):
+            continue
+        for option, value in group["options"].items():
+            if option in options_before and options_before[option] != value:
+                values = f"{value!s:.100} and was {options_before[option]!s:.100}"
                 yield f"{option} in parameter group {number} of {name} is {values}"
 
 
+def sizes_of(groups: list[Mapping[str, Any]]) -> str:
+    """Return the numbers of parameters in parameter groups, such as "4+2"."""
+    return "+".join(str(len(group.get("parameters") or ())) for group in groups)
+
+
 def difference_of_names(before: list[Any], now: list[str]) -> str:
-    """Say where two lists of parameters differ first."""
-    for position, (then, name) in enumerate(zip(before, now, strict=False)):
-        if then != name:
-            return f"has {name!s:.100} at place {position}, where {then!s:.100} was"
+    """Return a phrase for the first difference between two lists of parameter names."""
+    for position, (name_before, name) in enumerate(zip(before, now, strict=False)):
+        if name_before != name:
+            return f"has {name!s:.100} at place {position}, where {name_before!s:.100} was"
     return f"has {len(now)} parameters and had {len(before)}"

@@ -1,4 +1,4 @@
-"""The rows of a run, one a step: in `metrics.jsonl`, at a tracker, on the terminal."""
+"""The rows of a run, one for each step: in `metrics.jsonl`, at a tracker, on the terminal."""
 
 import contextlib
 import json
@@ -22,9 +22,9 @@ from common.training.evaluation import Best
 
 
 class Log:
-    """Collects what is measured at a step, and writes it as one row when the step is over.
+    """Collects the figures of a step, and writes them as one row when the step is over.
 
-    The calls are made on all ranks; rank 0 alone writes. A failing tracker never stops a run.
+    All ranks make the calls, and rank 0 alone writes. A failing tracker never stops a run.
     """
 
     def __init__(self, accelerator: Accelerator, directory: Path, objective: Objective) -> None:
@@ -37,8 +37,13 @@ class Log:
         self.latest: dict[str, Any] = {}
 
     def start(self, config: TrainingConfig, facts: Facts, position: Callable[[], Any]) -> None:
-        """Open `metrics.jsonl`, cut back to where `position()` stands, and the tracker."""
-        self.position, self.total_steps = position, facts["plan"]["total_steps"]
+        """Open the tracker and `metrics.jsonl`, without rows of the present step or later ones.
+
+        Args:
+            position: returns the figures of the present step's position, such as its epoch.
+        """
+        self.position = position
+        self.total_steps = facts["plan"]["total_steps"]
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / "metrics.jsonl"
@@ -58,7 +63,7 @@ class Log:
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
-        """Go on with the files alone where the tracker fails: it may in any way."""
+        """Go on without the tracker if it fails, with whatever error."""
         try:
             yield
         except Exception as problem:
@@ -76,31 +81,38 @@ class Log:
     def evaluation(
         self, figures: Facts, split: str, best: Best, position: Facts | None = None
     ) -> dict[str, float]:
-        """Add an evaluation, show it, and return its figures by their full names.
+        """Add an evaluation to the row, show it, and return its figures by their full names.
 
-        `best` takes note of it, if it is on validation data.
-        `position` is that of the model, if it is an earlier one: of it, nothing is added to the row
-        of the present step that has the last one's figures on the same split.
+        Args:
+            best: records the evaluation, if it is on validation data.
+            position: that of the evaluated model, if it is from an earlier step. Its figures are
+                not added to a row that already has figures of the last model on the same split.
         """
-        metric, prefix = self.objective.metric, PREFIXES[split]
         values = self.checked(figures)
-        here = self.position()
-        at = position or here
+        present = self.position()
+        model_position = position or present
         is_best = split == "validation" and best.improves(
-            values[metric], int(here[STEP]), values.get("loss")
+            values[self.objective.metric], int(present[STEP]), values.get("loss")
         )
-        text = report.evaluation_text(values, split, at)
+        text = report.evaluation_text(values, split, model_position)
         say(f"{text}  ★ best" if is_best else text)
-        named = {f"{prefix}/{name}": value for name, value in values.items()}
-        if at[STEP] == here[STEP] or not named.keys() & self.pending.keys():
-            self.add(named)
-        return named
+        full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
+        is_present_model = model_position[STEP] == present[STEP]
+        if is_present_model or not full_names.keys() & self.pending.keys():
+            self.add(full_names)
+        return full_names
 
     def checked(self, figures: Facts) -> Evaluation:
-        """Return the figures of all ranks; a `UserError` if the objective is not among them."""
+        """Return the figures of all ranks.
+
+        Raises:
+            UserError: these are no figures by name, or the objective is not among them.
+        """
         if not isinstance(figures, Mapping):
-            what = f"run.log got a {type(figures).__name__}"
-            raise UserError(f"{what}: give it figures by name, such as those of sums.result()")
+            raise UserError(
+                f"run.log got a {type(figures).__name__}: pass it figures by name, such as those "
+                "of sums.result()"
+            )
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
             names = ", ".join(values) or "nothing"
@@ -111,7 +123,7 @@ class Log:
         return values
 
     def rehearse(self, figures: Facts) -> None:
-        """Find what is wrong with an evaluation, and log nothing; called on all ranks."""
+        """Report the mistakes of a rehearsed evaluation, and log nothing; called on all ranks."""
         self.checked(figures)
         own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
         means_of_ranks = gather_from_ranks(self.accelerator, own_means)
@@ -128,36 +140,44 @@ class Log:
         self.latest |= self.pending
 
     def flush(self) -> None:
-        row, self.pending = self.pending, {}
+        """Write the row of the present step, and start a new one.
+
+        Raises:
+            TrainingError: the row can't be written.
+        """
+        row = self.pending
+        self.pending = {}
         if not row or self.file is None:
             return
         try:
             self.file.write(json.dumps(json_safe(row)) + "\n")
             self.file.flush()
         except OSError as problem:
-            with contextlib.suppress(OSError):  # it tries to write again
+            with contextlib.suppress(OSError):  # `close` tries to write again
                 self.file.close()
             self.file = None
-            what = f"{self.directory}/metrics.jsonl can't be written ({problem})"
             advice = f"{advice_for(str(problem))}, then go on with --resume {self.directory}"
-            mended = is_of_disk(problem)  # by a restart
-            raise TrainingError(f"{what}: {advice}", every_rank=True, resumable=mended) from None
+            raise TrainingError(
+                f"{self.directory}/metrics.jsonl can't be written ({problem}): {advice}",
+                every_rank=True,
+                resumable=is_of_disk(problem),
+            ) from None
         self.media.write(self.tracker)
         if self.tracker is not None:
             with self.tracking():
                 self.tracker.log(row)
 
-    def attach(self, send: Callable[..., None], *what: Any) -> None:
-        """Call `send` with the W&B run, where there is one, and `what`; if it fails, say so."""
+    def attach(self, send: Callable[..., None], *arguments: Any) -> None:
+        """Call `send` with the W&B run, if there is one, and `arguments`; warn if that fails."""
         if self.tracker is not None and self.tracker.run is not None:
             try:
                 with self.tracker.limited():
-                    send(self.tracker.run, *what)
+                    send(self.tracker.run, *arguments)
             except Exception as problem:
                 warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
     def keep_line(self, line: str) -> None:
-        """Keep a line of the terminal: whole ones, without the bar."""
+        """Copy a line of the terminal, without the bar, to `output.log` and the tracker."""
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
             if self.tracker is not None and self.tracker.run is not None:
@@ -165,16 +185,23 @@ class Log:
                     self.tracker.run.write_logs(line)
 
     def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[str]:
-        """Close all, with the summary or the latest values; return what to type or open."""
+        """Close the files and the tracker; return the commands or URLs that show the run.
+
+        Args:
+            summary: for the tracker; by default, the latest values.
+        """
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.flush()
-        self.media.write(self.tracker)  # what no row followed
+        self.media.write(self.tracker)  # media that no row followed
         if self.keep_line in TOLD:
             TOLD.remove(self.keep_line)
-        for file in filter(None, (self.file, self.output)):
-            file.close()
-        tracker, self.tracker = self.tracker, None
-        self.file = self.output = None
+        for file in (self.file, self.output):
+            if file is not None:
+                file.close()
+        self.file = None
+        self.output = None
+        tracker = self.tracker
+        self.tracker = None
         if tracker is None:
             return []
         with self.tracking():
@@ -185,4 +212,5 @@ class Log:
         return {"latest": self.latest, "pending": self.pending}
 
     def load_state_dict(self, state: Facts) -> None:
-        self.latest, self.pending = state["latest"], state["pending"]
+        self.latest = state["latest"]
+        self.pending = state["pending"]

@@ -1,4 +1,4 @@
-"""Where a run is shown besides its files: W&B, online or offline, or TensorBoard."""
+"""The trackers that show a run besides its own files: W&B, online or offline, and TensorBoard."""
 
 import contextlib
 import os
@@ -23,12 +23,12 @@ from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, Tabl
 from common.track.service import MOST_SECONDS_TO_FINISH, ServiceWatch
 
 LONGEST_TAG = 64  # W&B refuses a run with a longer one
-PROBE_BYTES = 2**16  # that a folder for W&B's files must have room for
-SERVER_SECONDS = 5.0  # in which it must take a connection, and answer
+PROBE_BYTES = 2**16  # a folder for W&B's files must have room for so many
+SERVER_SECONDS = 5.0  # the server has so long to accept a connection, and again to answer
 
 
 class TrackerSettingsError(ValueError):
-    """A variable of the environment has a value that the tracker does not take."""
+    """An environment variable has a value that the tracker does not accept."""
 
 
 class TensorBoard:
@@ -55,7 +55,7 @@ class TensorBoard:
         return self.accelerator.get_tracker("tensorboard", unwrap=True)
 
     def log_media(self, entry: Entry) -> None:
-        """Show what a recipe has logged besides figures, at the entry's step."""
+        """Show images, a table or a histogram that a recipe has logged, at the entry's step."""
         writer = self.native
         if isinstance(entry, ImagesEntry):
             for number, file in enumerate(entry.files):
@@ -86,12 +86,16 @@ class WandB:
         directory: Path,
         earlier: Sequence[Facts],
     ) -> None:
-        """Start it, online if the server takes the key; log those rows that it lost again."""
-        # What W&B sends home of itself can hold up the end of a run, and prints.
+        """Start the W&B run, online if the server accepts the key, else offline.
+
+        Args:
+            earlier: the rows of `metrics.jsonl` so far; those that W&B lost are logged again.
+        """
+        # W&B's own error reports can delay the end of a run, and they print.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # What it stages for an upload lies in the run's directory, as its other files do.
-        place = Path(os.environ.get("WANDB_DIR") or directory, "wandb")
-        os.environ.setdefault("WANDB_DATA_DIR", str(place.absolute()))
+        # W&B stages its uploads in the run's directory, next to its other files.
+        staging_folder = Path(os.environ.get("WANDB_DIR") or directory, "wandb")
+        os.environ.setdefault("WANDB_DATA_DIR", str(staging_folder.absolute()))
         import wandb
 
         mode, reason = wandb_mode()
@@ -119,24 +123,25 @@ class WandB:
             self.begin(accelerator, facts, earlier)
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
-        offline = [f"wandb leet {folder}", f"wandb sync {folder}"]
-        self.commands = offline if self.run.offline else [self.run.url] if self.run.url else []
+        if self.run.offline:
+            self.commands = [f"wandb leet {folder}", f"wandb sync {folder}"]
+        else:
+            self.commands = [self.run.url] if self.run.url else []
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Let calls to W&B wait for its service for a limited time."""
+        """Limit the time for which calls within wait for W&B's service."""
         return self.service.limited()
 
     def begin(self, accelerator: Accelerator, facts: Facts, earlier: Sequence[Facts]) -> None:
-        """Say how the metrics are shown, and log the rows that W&B lost again."""
+        """Define how W&B shows the metrics, and log the rows again that it lost."""
         self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(facts), allow_val_change=True)
-        # Every chart is over the update.
-        self.run.define_metric("*", step_metric=STEP)
+        self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
-            self.run.define_metric(name, hidden=True)  # they make no curves
+            self.run.define_metric(name, hidden=True)  # these make no useful charts
         objective = Objective.parse(facts["objective"])
         split = next(PREFIXES[name] for name in PREFIXES if name in facts["data"]["sizes"])
-        # Names without a section stand before all sections.
+        # W&B shows names without a section before all sections.
         self.first = {
             f"{split}/{objective.metric}": f"{objective.metric}_{split}",
             "train/loss": "loss_train",
@@ -151,7 +156,7 @@ class WandB:
     def log(self, row: Mapping[str, float]) -> None:
         first = {short: row[name] for name, short in self.first.items() if name in row}
         with self.limited():
-            # Committed at once: W&B would hold the last row back, over the summary.
+            # Commit at once. Otherwise W&B would write the last row after the summary, over it.
             self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
             value = row.get(f"val/{self.objective.metric}")
             if value is not None:
@@ -159,8 +164,8 @@ class WandB:
 
     def note_best(self, value: float) -> None:
         """Keep the best value in the summary, under the name that `summary.json` and sweeps use."""
-        known = [best for best in (self.best, value) if best is not None]
-        self.best = self.objective.best(known)
+        values = [value] if self.best is None else [self.best, value]
+        self.best = self.objective.best(values)
         if self.best is not None:
             self.run.summary[self.objective.best_key] = self.best
 
@@ -169,7 +174,7 @@ class WandB:
         return self.run
 
     def log_media(self, entry: Entry) -> None:
-        """Show what a recipe has logged besides figures, in the row of the entry's step."""
+        """Show images, a table or a histogram that a recipe has logged, at the entry's step."""
         import wandb
 
         panel: Any = None
@@ -182,50 +187,49 @@ class WandB:
             panel = media.kept_in_run(self.run, entry.name, table, entry.step)
         elif isinstance(entry, HistogramEntry):
             panel = wandb.Histogram(np_histogram=(entry.counts, entry.edges))
-        # Not committed: the row of the step, which follows, has its figures too.
+        # Do not commit: the figures of the same step follow, in the same row.
         with self.limited():
             self.run.log({entry.name: panel, STEP: entry.step}, step=entry.step, commit=False)
 
     def finish(self, summary: Facts, exit_code: int) -> None:
-        """Close the run with its own summary: what W&B makes of the last row is replaced."""
+        """Close the run, and replace the summary that W&B made of the last row."""
         with self.service.limited(MOST_SECONDS_TO_FINISH):
             self.run.summary.update(dict(summary))
             self.run.finish(exit_code=exit_code)
 
 
 def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dict[str, Any]:
-    """Return what `wandb.init` is told of the run; a flag counts more than a `WANDB_*` variable."""
-    said, environment = os.environ.get, facts["environment"]
+    """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
+    environment = facts["environment"]
+    variable = os.environ.get
     tags: list[str] = [
         facts["recipe"],
         facts["data"]["name"],
         precision_name(environment["mixed_precision"]),
         "cpu" if environment["device_type"] == "cpu" else environment["device"],
         *config.tags,
-        *said("WANDB_TAGS", "").split(","),
+        *variable("WANDB_TAGS", "").split(","),
     ]
     return {
         "id": facts["wandb_run_id"],
         "resume": "allow",
-        "name": with_letters(config.run_name or said("WANDB_NAME") or directory.name),
+        "name": with_letters(config.run_name or variable("WANDB_NAME") or directory.name),
         "dir": wandb_folder(directory),
-        "group": config.group or said("WANDB_RUN_GROUP"),
-        "job_type": said("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
-        "notes": config.notes or said("WANDB_NOTES"),
-        "tags": list(
-            dict.fromkeys(with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip())
-        ),
+        "group": config.group or variable("WANDB_RUN_GROUP"),
+        "job_type": variable("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
+        "notes": config.notes or variable("WANDB_NOTES"),
+        "tags": short_tags(tags),
     }
 
 
 def wandb_settings() -> Any:
-    """Return W&B's settings, as `WANDB_*` variables have them.
+    """Return W&B's settings, which `WANDB_*` variables may change.
 
     Raises:
-        TrackerSettingsError: one of them has a value that W&B does not take.
+        TrackerSettingsError: one of them has a value that W&B does not accept.
     """
     import wandb
-    from pydantic import ValidationError  # wandb's settings are a model of it
+    from pydantic import ValidationError  # wandb's settings are a pydantic model
 
     try:
         return wandb.setup(wandb.Settings(silent=True)).settings
@@ -234,51 +238,61 @@ def wandb_settings() -> Any:
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
         value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
         raise TrackerSettingsError(f"{variable}{value} can't work: {error['msg']}") from None
-    except wandb.Error as problem:  # of a key; its message does not repeat it
+    except wandb.Error as problem:  # a malformed key, which the message does not repeat
         raise TrackerSettingsError(f"a WANDB_* variable can't work: {problem}") from None
 
 
 def short_tags(tags: Sequence[str]) -> list[str]:
-    """Return tags as W&B takes them: none that is empty, too long or there twice."""
-    named = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
-    return list(dict.fromkeys(named))
+    """Return tags that W&B accepts: none empty, none too long, each one once."""
+    shortened = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
+    return list(dict.fromkeys(shortened))
 
 
 def wandb_folder(directory: Path) -> Path:
-    """Return the folder for W&B's files: WANDB_DIR, or the run's where that can't be written."""
-    asked = os.environ.get("WANDB_DIR")
-    if not asked:
+    """Return the folder for W&B's files: WANDB_DIR, or `directory` if that can't be written."""
+    chosen_folder = os.environ.get("WANDB_DIR")
+    if not chosen_folder:
         return directory
     try:
-        Path(asked).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=asked) as file:
+        Path(chosen_folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=chosen_folder) as file:
             file.write(bytes(PROBE_BYTES))
     except (OSError, ValueError) as problem:
-        why = getattr(problem, "strerror", None) or problem
-        warn(f"WANDB_DIR {asked} can't be written ({why}): W&B's files go to {directory}")
+        cause = getattr(problem, "strerror", None) or problem
+        warn(f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory}")
         return directory
-    return Path(asked)
+    return Path(chosen_folder)
 
 
 def wandb_mode() -> tuple[str, str]:
-    """Return W&B's mode and why: online if the server knows the key; takes some seconds at most."""
+    """Return W&B's mode and the reason for it: online if the server knows the key.
+
+    The server has `SERVER_SECONDS` to answer.
+    """
     import requests
 
     settings = wandb_settings()
-    if asked := os.environ.get("WANDB_MODE"):
-        return asked, "by WANDB_MODE"
-    key, found = os.environ.get("WANDB_API_KEY"), requests.utils.get_netrc_auth(settings.base_url)
-    auth, question = ("api", key) if key else found, {"query": "query Viewer { viewer { id } }"}
+    chosen_mode = os.environ.get("WANDB_MODE")
+    if chosen_mode:
+        return chosen_mode, "by WANDB_MODE"
+    netrc_auth = requests.utils.get_netrc_auth(settings.base_url)
+    key = os.environ.get("WANDB_API_KEY")
+    auth = ("api", key) if key else netrc_auth
     if auth is None:
         return "offline", "no API key"
     try:
-        url, more = f"{settings.base_url}/graphql", settings.x_extra_http_headers
-        answer = requests.post(url, json=question, auth=auth, headers=more, timeout=SERVER_SECONDS)
+        response = requests.post(
+            f"{settings.base_url}/graphql",
+            json={"query": "query Viewer { viewer { id } }"},
+            auth=auth,
+            headers=settings.x_extra_http_headers,
+            timeout=SERVER_SECONDS,
+        )
     except requests.RequestException:
         return "offline", "the server does not answer"
-    if not answer.ok:
-        return "offline", f"the server answers {answer.status_code} {answer.reason}"
+    if not response.ok:
+        return "offline", f"the server answers {response.status_code} {response.reason}"
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        if answer.json()["data"]["viewer"]["id"]:
+        if response.json()["data"]["viewer"]["id"]:
             return "online", str(settings.base_url)
     return "offline", "the server does not know the key"
