@@ -14,7 +14,6 @@ from common.compare.readers import asking_wandb
 from common.console import say
 from common.errors import UserError
 from common.objective import Objective
-from common.standard_output import run_tool
 from common.track.names import METRICS, SPLITS, STEP, describe
 
 if TYPE_CHECKING:
@@ -109,4 +108,4 @@ def build_report(entity: str, project: str, name: str, goals: Sequence[str]) -> 
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    main()

@@ -14,7 +14,6 @@ from common.compare.readers import read_runs
 from common.compare.table import as_markdown, notes, show
 from common.console import CONSOLE
 from common.files import json_safe
-from common.standard_output import run_tool
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,4 +58,4 @@ def as_json(comparison: Comparison) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    main()

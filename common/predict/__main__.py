@@ -29,7 +29,6 @@ from common.files import plain, reading
 from common.flags import spelled
 from common.machine import device_name
 from common.predict.predictor import Predictor
-from common.standard_output import run_tool
 
 MOST = 2**16  # inputs of a batch
 AT_ONCE = 2048  # inputs that are read before the first is predicted
@@ -62,15 +61,33 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.benchmark:
         print(json.dumps(benchmark(predictor, [*itertools.islice(inputs, 10_000)])))
         return
-    kind, names = "text" if predictor.is_text else "file", predictor.class_names
-    while some := [*itertools.islice(inputs, max(AT_ONCE, given.batch_size))]:
-        # Of equal ones, which bf16 makes, the first: as `argmax` has it, and `topk` has not.
-        ranked = predictor(some).sort(descending=True, stable=True)
-        values, indices = (found[:, : given.top_k] for found in ranked)
-        for one, best, order in zip(some, values.tolist(), indices.tolist(), strict=True):
-            top = {names[index]: round(value, 6) for index, value in zip(order, best, strict=True)}
-            found = {"label": names[order[0]], "probability": round(best[0], 6), "top": top}
-            print(json.dumps({kind: one, **found}, ensure_ascii=False))
+    print_predictions(predictor, inputs, max(AT_ONCE, given.batch_size), given.top_k)
+
+
+def print_predictions(
+    predictor: Predictor, inputs: Iterator[str], chunk_size: int, top_k: int
+) -> None:
+    """Print one JSON object for each input, as soon as its chunk is predicted."""
+    input_name = "text" if predictor.is_text else "file"
+    names = predictor.class_names
+    # An escape of a letter that the output can't print would be no JSON.
+    escapes_letters = "utf" not in (sys.stdout.encoding or "").lower()
+    while chunk := [*itertools.islice(inputs, chunk_size)]:
+        # bf16 makes equal probabilities. A stable sort ranks the first class first, as `argmax`.
+        ranked = predictor(chunk).sort(descending=True, stable=True)
+        probabilities = ranked.values[:, :top_k].tolist()
+        classes = ranked.indices[:, :top_k].tolist()
+        for text, values, order in zip(chunk, probabilities, classes, strict=True):
+            top = {
+                names[index]: round(value, 6) for index, value in zip(order, values, strict=True)
+            }
+            prediction = {
+                input_name: text,
+                "label": names[order[0]],
+                "probability": round(values[0], 6),
+                "top": top,
+            }
+            print(json.dumps(prediction, ensure_ascii=escapes_letters))
         sys.stdout.flush()
 
 
@@ -169,4 +186,4 @@ def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
 if __name__ == "__main__":
     if sys.stdin is not None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
-    run_tool(main)
+    main()

@@ -17,7 +17,7 @@ MOST_LINES_OF_A_RECIPE = 240
 LEVELS = (
     ("machine", "printable"),
     ("errors",),
-    ("files", "console", "flag_uses", "flags", "objective", "standard_output"),
+    ("files", "console", "flag_uses", "flags", "objective"),
     ("directory",),
     ("initial", "standing"),
     ("resume",),
