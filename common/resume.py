@@ -183,7 +183,8 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     effective, identifier = environment.get("effective_batch_size"), saved.get("wandb_run_id", "")
     is_whole = bool(config and given and isinstance(identifier, str))
     if not is_whole or not isinstance(effective, int) or effective < 1:
-        raise UserError(f"{path} is damaged, and the run can't be resumed")
+        advice = "put a copy of it back, or start another run"
+        raise UserError(f"{path} is damaged, and the run can't be resumed: {advice}")
     # What `auto` turned out to be stays, and what the run began with lies in its directory.
     config = config | {"mixed_precision": environment.get("mixed_precision")}
     if os.path.isdir(directory / INITIAL):

@@ -107,16 +107,19 @@ def insist_on_same(path: Any, saved: Any, now: Mapping[str, Any]) -> None:
     """
     if not isinstance(saved, Mapping):
         return
-    for name in now:
-        if isinstance(saved.get(name), Mapping):
-            for difference in differences(name, saved[name], now[name]):
-                raise UserError(f"{path} is of another recipe: {difference}: {ADVICE}")
+    described = [name for name in now if isinstance(saved.get(name), Mapping)]
+    # Another class explains most other differences, such as a schedule's other rates.
+    for name in described:
+        if saved[name].get("class") != now[name]["class"]:
+            classes = f"the class {now[name]['class']} and was of {saved[name].get('class')}"
+            raise UserError(f"{path} is of another recipe: {name} is of {classes}: {ADVICE}")
+    for name in described:
+        for difference in differences(name, saved[name], now[name]):
+            raise UserError(f"{path} is of another recipe: {difference}: {ADVICE}")
 
 
 def differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a phrase for each difference between the descriptions of one part."""
-    if before.get("class") != now["class"]:
-        yield f"{name} is of the class {now['class']} and was of {before.get('class')}"
+    """Yield a phrase for each difference between the descriptions of a part of one class."""
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
         if key in before and before[key] != now.get(key):
             yield f"the {words} of {name} are {now.get(key)!s:.200} and were {before[key]!s:.200}"

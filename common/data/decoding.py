@@ -1,6 +1,7 @@
 """Encoded images of a data set as pixels of one size: all at once, or one by one."""
 
 import io
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from common.files import reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
+NAMES_FILE = "_files.json"  # after a split's name: its images' paths, in their order
 DECODED_BYTES = 2**26  # of images that are held at once
 LOOKED_AT = 1024  # images that stand for all where they are streamed
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
@@ -104,9 +106,10 @@ def decode_all(
     at_once = min(256, 1 + DECODED_BYTES // image_bytes)
     counts = np.zeros((shape.channels, 256), dtype=np.int64)
 
-    def decoded(name: str, split: "Dataset") -> Iterator[np.ndarray]:
+    def decoded(name: str, split: "Dataset", paths: list[str | None]) -> Iterator[np.ndarray]:
         decode = decoder_of(source, name, shape)
         for rows in split.iter(at_once):
+            paths.extend(value["path"] for value in rows[column])
             images = np.stack([*pool.map(decode, rows[column])])
             if name == table.first:
                 counts[:] += counts_of(images)
@@ -114,9 +117,18 @@ def decode_all(
 
     with ThreadPoolExecutor() as pool:
         for name, split in table.splits.items():
-            write_array(folder / f"{name}_images.npy", decoded(name, split), len(split))
+            paths: list[str | None] = []
+            write_array(folder / f"{name}_images.npy", decoded(name, split, paths), len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
+            write_names(folder / f"{name}{NAMES_FILE}", paths, source.location)
     return shape, counts
+
+
+def write_names(file: Path, paths: list[str | None], location: str) -> None:
+    """Write the images' paths, relative to the data set's folder; nothing if one has none."""
+    if all(paths):
+        names = [os.path.relpath(p, location) if os.path.isabs(p) else p for p in paths if p]
+        file.write_text(json.dumps(names), encoding="utf-8")
 
 
 @dataclass(frozen=True)

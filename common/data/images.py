@@ -1,17 +1,19 @@
 """Images: decoded once to uint8, cached, memory-mapped; batches made on the device."""
 
 import functools
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from common.data.batch import Batch, Data, TensorSamples, without_waiting
-from common.data.decoding import LARGEST_DEFAULT_SIZE, Decoder, prepare_images
+from common.data.decoding import LARGEST_DEFAULT_SIZE, NAMES_FILE, Decoder, prepare_images
 from common.data.labels import READS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
@@ -27,6 +29,7 @@ class ImageSamples(TensorSamples):
 
     crop_padding = 0  # pixels by which a training image is shifted at most
     flip = False  # whether half of the training images are mirrored
+    names_file: Path | None = None  # JSON with the images' paths, where they are known
 
     def __init__(
         self,
@@ -39,6 +42,13 @@ class ImageSamples(TensorSamples):
         super().__init__(images=images, labels=labels)
         self.images, self.labels = images, labels
         self.mean, self.std, self.dtype = mean, std, dtype
+
+    @property
+    def files(self) -> list[str] | None:
+        """The images' paths within the data set, in their order; None if they are not known."""
+        if self.names_file is None or not self.names_file.is_file():
+            return None
+        return json.loads(self.names_file.read_text(encoding="utf-8"))
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1."""
@@ -138,14 +148,17 @@ def load_images(
     size = image_size or initial.get("published_size")
     for_model = {} if source.evaluated is None else dict(source.evaluated.preprocessing)
     size = size or for_model.pop("image_size", None)
+    folder: Path | None = None
     if source.location == "synthetic":
         facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
     else:
         settings = {"size": size, "image_column": image_column, "label_column": label_column}
         names = ("images", "labels")
         for_model.pop("image_size", None)
-        version = "images-9"
-        _, facts, arrays = prepared(source, prepare_images, version, names, settings, for_model)
+        version = "images-10"
+        folder, facts, arrays = prepared(
+            source, prepare_images, version, names, settings, for_model
+        )
     make: Callable[..., ImageSamples] = ImageSamples
     index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():
@@ -165,6 +178,9 @@ def load_images(
         make = functools.partial(StreamedImages, decode)
     scaling = facts["mean"], facts["std"], dtype
     splits = {name: make(*one, *scaling) for name, one in arrays.items()}
+    if folder is not None:
+        for name, split in splits.items():
+            split.names_file = folder / f"{name}{NAMES_FILE}"
     reads = READS | {"image_column"}
     facts |= {"name": source.name, "source": source, "reads": reads}
     return ImageData(splits=splits, is_evaluated_only="train" not in splits, **facts)

@@ -187,7 +187,7 @@ class Evaluation(dict[str, float]):
         return [
             name
             for name, value in figures_once.items()
-            if is_halved(name, value, figures_twice[name])
+            if name in figures_twice and is_halved(name, value, figures_twice[name])
         ]
 
     def comparable_figures(self, totals: Totals) -> Mapping[str, Any]:

@@ -169,7 +169,8 @@ class Agreement:
         updates = global_step - last_step
         if updates > 0:
             # `seconds` is a sum over ranks, and a check should come about once a second.
-            self.every = max(1, int(updates * self.accelerator.num_processes / seconds))
+            updates_of_ranks = updates * self.accelerator.num_processes
+            self.every = max(1, int(updates_of_ranks / max(seconds, 1e-3)))
         return [value > 0 for value in flag_sums]
 
     def is_announced(self) -> bool:

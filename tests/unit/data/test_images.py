@@ -20,6 +20,21 @@ from tests.local_data import (
 from tests.unit.data.loading import images, refusal
 
 
+def test_each_image_knows_its_file(tmp_path: Path) -> None:
+    """As mistakes show it: by number of the sample, also of those that were held out."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
+    data = images(folder, image_size=8)
+    seen = []
+    for split in data.splits.values():
+        files = split.files
+        assert files is not None
+        classes = [Path(file).parent.name for file in files]
+        assert classes == [data.class_names[label] for label in split.labels.tolist()]
+        seen += files
+    on_disk = [str(path.relative_to(folder)) for path in folder.rglob("*.png")]
+    assert sorted(seen) == sorted(on_disk)
+
+
 def test_folder_of_images(tmp_path: Path) -> None:
     """Colour images of different sizes: classes by folder, one size, 10 % held out and said."""
     folder = write_image_folder(tmp_path / "Pets", ["cat", "dog"], per_class=30)
