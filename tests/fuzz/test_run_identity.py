@@ -32,7 +32,7 @@ from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.directory import RunDirectory
 from common.errors import UserError
-from common.files import signed
+from common.files import UNFINISHED, signed
 from common.flags import role_of
 from common.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
@@ -157,9 +157,14 @@ Whole = dict[str, tuple[str, int, Path]]  # by digest of the manifest: run, upda
 
 
 def whole_checkpoints(root: Path) -> Whole:
-    """Return all whole checkpoints anywhere under a folder, without asking the code under test."""
+    """Return all whole checkpoints anywhere under a folder, without asking the code under test.
+
+    A checkpoint exists once its folder has its final name: a kill just before leaves none.
+    """
     found: Whole = {}
     for path in root.rglob("manifest.json"):
+        if path.parent.name.endswith(UNFINISHED):
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             manifest = json.loads(path.read_text())
             if manifest != signed(manifest):
@@ -228,6 +233,9 @@ class Runs(RuleBasedStateMachine):
             assert run_id not in self.seeds
             self.seeds[run_id] = config.seed
             return
+        if attempt.manifest is None:
+            # No checkpoint protects the flags yet: an edit of `config.json` holds from update 0.
+            self.seeds[run_id] = config.seed
         weight = attempt.model.weight[0].tolist()
         assert weight[0] == config.seed
         if attempt.manifest is not None:
