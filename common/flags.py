@@ -9,8 +9,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
-
 from common.errors import UserError
 
 
@@ -23,7 +21,6 @@ class Role(NamedTuple):
     searched: bool  # `common.tune` may try values for it
 
 
-EVERY_ITEM = CollectionCheckStrategy.ALL_ITEMS
 ROLES = {
     "learning": Role(repeated=True, free=False, compared=True, searched=True),
     "size": Role(repeated=True, free=False, compared=True, searched=True),  # takes memory as well
@@ -82,7 +79,8 @@ def check_limits(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for item in value if isinstance(value, tuple) else [value]:
-            if wanted := outside(type(config), field.name, item):
+            wanted = outside(type(config), field.name, item)
+            if wanted is not None:
                 raise UserError(f"{spelled(field.name)} {item!r:.99} can't work: give {wanted}")
 
 
@@ -123,23 +121,48 @@ def is_name(value: str) -> bool:
 
 
 def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return values that JSON holds with tuples for its lists; a `UserError` names a wrong one."""
-    kinds = typing.get_type_hints(config_class)
-    found = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    for name, value in found.items():
-        kind: Any = kinds[name]
-        items = value if isinstance(value, tuple) else [value]
-        try:
-            check_type(value, kind, collection_check_strategy=EVERY_ITEM)
-            is_number = "bool" not in str(kind) and any(isinstance(one, bool) for one in items)
-            wanted = next(filter(None, (outside(config_class, name, one) for one in items)), None)
-        except TypeCheckError:
-            is_number, wanted = True, None
-        if is_number or wanted:
-            wanted = wanted or getattr(kind, "__name__", str(kind)).replace("typing.", "")
+    """Return flags that JSON holds, with tuples in place of its lists.
+
+    Args:
+        source: the file that a message names.
+
+    Raises:
+        UserError: a value has another type than its flag, or is outside of the flag's limits.
+    """
+    types = typing.get_type_hints(config_class)
+    flags = {}
+    for name, value in values.items():
+        value = tuple(value) if isinstance(value, list) else value
+        wanted = outside_type(types[name], value) or outside_limits(config_class, name, value)
+        if wanted is not None:
             shown = reprlib.repr(value)
             raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}")
-    return found
+        flags[name] = value
+    return flags
+
+
+def outside_type(expected_type: Any, value: Any) -> str | None:
+    """Return the name of the expected type if a value has another one; None if it fits."""
+    # Imported here because `--help` does not need it.
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    options = ConfigDict(strict=True, arbitrary_types_allowed=True)
+    try:
+        TypeAdapter(expected_type, config=options).validate_python(value)
+    except ValidationError:
+        is_plain = isinstance(expected_type, type) and typing.get_origin(expected_type) is None
+        name = expected_type.__name__ if is_plain else str(expected_type)
+        return name.replace("typing.", "")
+    return None
+
+
+def outside_limits(config_class: type, name: str, value: Any) -> str | None:
+    """Return the flag's limits if a value, or an item of a tuple, is outside of them."""
+    for item in value if isinstance(value, tuple) else [value]:
+        wanted = outside(config_class, name, item)
+        if wanted is not None:
+            return wanted
+    return None
 
 
 def record_reads(config: Any) -> None:

@@ -8,14 +8,13 @@ import ast
 import difflib
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from common.console import say, warn
 from common.directory import RunDirectory
 from common.files import write_text
 from common.machine import is_main_rank
+from common.records import Source, SourceChange
 
 KEPT = "recipe.py"  # in the run's directory: the text of the first start
 MOST_LINES = 40  # of a difference that are printed
@@ -37,38 +36,35 @@ class RecipeSource:
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.text = TOKEN.sub("***", content.decode("utf-8", "replace"))
 
-    def facts(self, directory: RunDirectory, saved: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Return what `config.json` says of the source, and keep the text where it is new.
+    def record(self, directory: RunDirectory, saved: Source, step: int) -> Source:
+        """Return the entry of the source in `config.json`, and keep the text where it is new.
 
         Prints the changed lines if the code is not that of the run so far. Comments, docstrings and
         the ends of lines may change: they train nothing.
 
         Args:
-            saved: what `config.json` says of the run's earlier attempts; empty on a first start.
+            saved: the entry that the run's earlier attempts wrote; an empty one on a first start.
             step: the update that this attempt goes on from. Changes at later updates are forgotten:
                 the run went back to before them.
-
-        Returns:
-            ``sha256`` of the first text, and ``changes``: from which ``global_step`` on another
-            one was trained with, its ``sha256`` and the name of the ``file`` that has it.
         """
         if self.text is None or self.sha256 is None:
-            return dict(saved)
-        first, changes = saved.get("sha256"), changes_before(saved, step)
-        if not isinstance(first, str):  # a first start, or a run of an older version
+            return saved
+        if saved.sha256 is None:  # a first start, or a run of an older version
             keep(directory, KEPT, self.text)
-            return {"sha256": self.sha256, "changes": []}
-        last = changes[-1] if changes else {"sha256": first, "file": KEPT}
+            return Source(sha256=self.sha256, changes=[])
+        changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
-            say(f"the recipe was changed at update {change['global_step']} of this run")
-        if last["sha256"] != self.sha256 and not self.is_same_code(directory.path / last["file"]):
+            say(f"the recipe was changed at update {change.global_step} of this run")
+        last_sha256 = changes[-1].sha256 if changes else saved.sha256
+        last_file = directory.path / (changes[-1].file if changes else KEPT)
+        if last_sha256 != self.sha256 and not self.is_same_code(last_file):
             name = f"recipe-at-{step:08d}.py"
             warn(f"the recipe was changed since: from update {step} on the run is another recipe's")
-            for line in self.changed_lines(directory.path / str(last["file"])):
+            for line in self.changed_lines(last_file):
                 say(line)
             keep(directory, name, self.text)
-            changes.append({"global_step": step, "sha256": self.sha256, "file": name})
-        return {"sha256": first, "changes": changes}
+            changes.append(SourceChange(global_step=step, sha256=self.sha256, file=name))
+        return Source(sha256=saved.sha256, changes=changes)
 
     def is_same_code(self, path: Path) -> bool:
         """Whether the text at `path` differs in comments, docstrings and line ends alone."""
@@ -111,19 +107,6 @@ def code_of(text: str) -> str:
         if ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return ast.dump(tree)
-
-
-def changes_before(saved: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """Return the changes of the source that a run at this update has trained with."""
-    changes = saved.get("changes")
-    return [
-        dict(change)
-        for change in (changes if isinstance(changes, list) else ())
-        if isinstance(change, Mapping)
-        and isinstance(change.get("global_step"), int)
-        and change["global_step"] < step
-        and {"sha256", "file"} <= change.keys()
-    ]
 
 
 def keep(directory: RunDirectory, name: str, text: str) -> None:

@@ -32,7 +32,6 @@ from common.errors import (
     let_main_rank_exit_first,
     outcome_of,
 )
-from common.files import read_json
 from common.flag_uses import find_flag_uses
 from common.flags import mark_read, record_reads, refuse_flag, role_of, spelled, unread_flags
 from common.measure.flops import ComputeLoss
@@ -44,6 +43,7 @@ from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
 from common.recipe_source import RecipeSource
+from common.records import Architecture, PeakRate, RunConfig, Source, read_record
 from common.resume import was_finished_meanwhile
 from common.track import facts, media, report
 from common.track.card import model_card
@@ -128,7 +128,6 @@ class Run:
         self.meters = Meters(accelerator, config.gradient_accumulation_steps)
         self.logs = Log(accelerator, path, self.objective)
         self.all_loaders: dict[str, Loader] = {}  # by split
-        self.facts: dict[str, Any] = {}  # the contents of `config.json`
         self.evaluated_step = -1  # the update after which `self.evaluated` was evaluated last
         self.kept_step: int | None = None  # the update of the model to export, once it is known
         self.best = Best(self.objective, config.keep == "best")
@@ -269,13 +268,15 @@ class Run:
         self.watch_memory_and_time()
         self.keep_own_parts()
         facts.resolve(self.config, self.data)
-        saved_facts = self.saved_facts()
-        self.facts = self.collect_facts(saved_facts)
+        saved = None
+        if self.config.resume is not None:
+            saved = read_record(self.directory.path / CONFIG, RunConfig)
+        self.saved_config = self.collect_facts(saved)
         random_states = None
         if self.config.resume is not None:
             random_states = self.restore(Path(self.config.resume))
-        self.write_facts(saved_facts)
-        self.logs.start(self.config, self.facts, self.position)
+        self.write_facts(saved)
+        self.logs.start(self.config, self.saved_config, self.position)
         self.tell_unknown_contents()
         self.seed_generators(random_states)
 
@@ -340,12 +341,12 @@ class Run:
         # Before the first update, because training may change an optimizer's options.
         self.parts.freeze_description()
 
-    def saved_facts(self) -> Facts:
-        """Return the contents of `config.json` of the run to resume; {} for a new run."""
-        return {} if self.config.resume is None else read_json(self.directory.path / CONFIG)
+    def collect_facts(self, saved: RunConfig | None) -> RunConfig:
+        """Return the contents of `config.json`, except for the recipe's source.
 
-    def collect_facts(self, saved_facts: Facts) -> dict[str, Any]:
-        """Return the facts for `config.json`, except those about the recipe's source."""
+        Args:
+            saved: the file as an earlier attempt wrote it; None on a first start.
+        """
         config = self.config
         placement = self.all_loaders["train"].placement
         parameters = sum(parameter.numel() for parameter in self.unwrapped.parameters())
@@ -353,32 +354,30 @@ class Run:
             self.recipe,
             config,
             self.given,
-            saved_facts,
+            saved,
             run_id=self.directory.run_id,
             environment=facts.environment(config, self.accelerator, placement),
             objective=str(self.objective),
             data=self.data.facts(),
-            architecture={"name": self.description["name"], "parameters": parameters},
+            architecture=Architecture(name=self.description["name"], parameters=parameters),
             plan=self.plan.facts(),
             memory_plan=self.memory_plan.facts(),
-            # Of one device; `perf/mfu` is a share of it.
-            peak={"tflops": self.meters.peak, "source": self.meters.peak_source},
+            peak=PeakRate(tflops=self.meters.peak, source=self.meters.peak_source),
         )
 
-    def write_facts(self, saved_facts: Facts) -> None:
+    def write_facts(self, saved: RunConfig | None) -> None:
         """Write `config.json`, with the facts about the recipe's source, and `status.json`."""
         step = self.progress.global_step
         if read_status(self.directory.path).get("status") == "running":  # no rank has failed
             self.directory.write_status("running", step)
-        saved_source = saved_facts.get("source")
-        if not isinstance(saved_source, dict):
-            saved_source = {}
-        self.facts["source"] = self.source.facts(self.directory, saved_source, step)
-        self.directory.write(CONFIG, self.facts)
+        saved_source = Source() if saved is None else saved.source
+        source = self.source.record(self.directory, saved_source, step)
+        self.saved_config = self.saved_config.model_copy(update={"source": source})
+        self.directory.write(CONFIG, self.saved_config.to_json())
 
     def tell_unknown_contents(self) -> None:
         """Name the splits whose data a resume can't compare with those of the first start."""
-        for split in self.facts["data"].get("unknown_contents", ()):
+        for split in self.saved_config.data.unknown_contents or ():
             say(
                 f"        the contents of split {split} have no fingerprint, so a resume would not "
                 "notice changed data: pass one with Data(..., fingerprint=TEXT)"
@@ -460,7 +459,8 @@ class Run:
         A flag that no rank has used yet is let pass where the source shows that it may be used
         later. That is said, as the line may never be reached.
         """
-        ranks = gather_from_ranks(self.accelerator, unread_flags(self.config, self.facts["given"]))
+        unread_on_rank = unread_flags(self.config, self.saved_config.given)
+        ranks = gather_from_ranks(self.accelerator, unread_on_rank)
         unread = [name for name in ranks[0] if all(name in names for names in ranks)]
         if not unread:
             return
@@ -594,7 +594,7 @@ class Run:
         """
         step = self.progress.global_step
         updates_in_epoch = step % self.plan.updates_per_epoch
-        environment = self.facts["environment"]
+        environment = self.saved_config.environment
         return {
             "run_id": self.directory.run_id,
             "recipe": self.recipe,
@@ -604,11 +604,11 @@ class Run:
             "parts_described": self.parts.description,
             "global_step": step,
             "global_sample_index": updates_in_epoch * self.plan.samples_per_update,
-            "data": self.facts["data"] | {"class_names": self.data.class_names},
-            "effective_batch_size": environment["effective_batch_size"],
-            "world_size": environment["world_size"],
-            "mixed_precision": environment["mixed_precision"],
-            "versions": environment["versions"],
+            "data": self.saved_config.data.to_json() | {"class_names": self.data.class_names},
+            "effective_batch_size": environment.effective_batch_size,
+            "world_size": environment.world_size,
+            "mixed_precision": environment.mixed_precision,
+            "versions": environment.versions,
         }
 
     def fixed_flags(self) -> dict[str, Any]:
@@ -757,7 +757,8 @@ class Run:
             self.directory.write("memory.json", rows)
         self.attach_results(evaluation, memory, was_trained)
         commands = self.logs.finish(summary)
-        report.show_summary(self.facts, summary, split, self.directory.path, commands, memory)
+        path = self.directory.path
+        report.show_summary(self.saved_config, summary, split, path, commands, memory)
         idle_sentence = self.meters.idle_sentence()
         if idle_sentence:
             say(idle_sentence)
@@ -806,7 +807,9 @@ class Run:
             "run_id": self.directory.run_id,
             **self.description,
         }
-        card = model_card(self.config, self.facts, description, self.data, self.test_split, summary)
+        card = model_card(
+            self.config, self.saved_config, description, self.data, self.test_split, summary
+        )
         folder = self.directory.path / "model"
         skeleton = bare_model if is_sharded else None
         export.save_model(folder, self.evaluated, description, card, skeleton)

@@ -20,6 +20,7 @@ from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.flags import spelled, stated
+from common.records import DataFacts
 
 Batch = Any  # a nest of dicts, lists and tuples of tensors
 
@@ -301,7 +302,7 @@ class Data:
                 f"for {len(split):,} samples: give one length per sample"
             )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DataFacts:
         """Return the entry of this data set in `config.json`.
 
         The first call may read some samples to compute the fingerprint. ``unknown_contents`` lists
@@ -323,7 +324,7 @@ class Data:
             "notes": [*self.notes],
             "unknown_contents": self.unknown_contents or None,
         }
-        return {name: value for name, value in facts.items() if value is not None}
+        return DataFacts(**{name: value for name, value in facts.items() if value is not None})
 
 
 def refuse_unread(config: Any, data: Data) -> None:

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from common.data.loader import Loader
 from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
+from common.records import MemoryPlanFacts
 
 # Of each part: its name, and the MiB planned and measured, where they are known.
 MemoryRows = list[tuple[str, float | None, float | None]]
@@ -77,9 +78,10 @@ class MemoryPlan:
         """All parts counted as there at once."""
         return sum(self.planned.values())
 
-    def facts(self) -> dict[str, float]:
-        rows = self.planned | {"total": self.total, "device": self.device_mib}
-        return {f"{name}_mib": size for name, size in rows.items()}
+    def facts(self) -> MemoryPlanFacts:
+        """Return the entry of the plan in `config.json`."""
+        sizes = {f"{name}_mib": size for name, size in self.planned.items()}
+        return MemoryPlanFacts(total_mib=self.total, device_mib=self.device_mib, **sizes)
 
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
@@ -125,12 +127,17 @@ class MemoryPlan:
         return [(name, planned.get(name), measured.get(name)) for name in names]
 
 
-def plan_text(facts: Mapping[str, float]) -> str:
-    sizes = [(name.replace("_", " "), facts.get(f"{name}_mib")) for name in KNOWN]
-    parts = [f"{name} {'unknown' if size is None else f'{size:,.1f}'}" for name, size in sizes]
-    total = f"{facts['total_mib']:,.1f} MiB of {facts['device_mib']:,.0f}"
-    first, rest = " + ".join(parts[:4]), " + ".join(parts[4:])
-    return f"{first}\n        + {rest} = {total}; activations: see the first updates"
+def plan_text(facts: MemoryPlanFacts) -> str:
+    """Return the planned sizes of the parts and their sum, on two lines."""
+    parts = []
+    for name in KNOWN:
+        size = getattr(facts, f"{name}_mib")
+        size_text = "unknown" if size is None else f"{size:,.1f}"
+        parts.append(f"{name.replace('_', ' ')} {size_text}")
+    first_line = " + ".join(parts[:4])
+    second_line = " + ".join(parts[4:])
+    total = f"{facts.total_mib:,.1f} MiB of {facts.device_mib:,.0f}"
+    return f"{first_line}\n        + {second_line} = {total}; activations: see the first updates"
 
 
 def comparison_text(rows: MemoryRows) -> str:

@@ -9,6 +9,7 @@ from common.data.batch import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
 from common.objective import PREFIXES
+from common.records import Flags, RunConfig
 from common.track.names import PEAK, Facts, describe, precision_name
 
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
@@ -16,12 +17,18 @@ OF_THE_RUN = ("perf/samples_per_second", "time/train_seconds")
 
 
 def model_card(
-    config: TrainingConfig, facts: Facts, description: Facts, data: Data, split: str, summary: Facts
+    config: TrainingConfig,
+    run: RunConfig,
+    description: Facts,
+    data: Data,
+    split: str,
+    summary: Facts,
 ) -> str:
     """Return a model's card, without folders of this machine, names of runs and notes."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    name, recipe, environment = description["name"], facts["recipe"], facts["environment"]
+    name = description["name"]
+    environment = run.environment
     own = [n for n in summary if n.startswith(f"{PREFIXES[split]}/") and describe(n).panel]
     task = next((task for fact, task in TASKS.items() if fact in description), None)
     place = Path(data.source.location if data.source is not None else data.name)
@@ -44,31 +51,31 @@ def model_card(
         datasets=[location] if "/" in location else None,
         pipeline_tag=task,
         library_name="transformers" if "files" in description else None,
-        tags=["accelerate", recipe],
+        tags=["accelerate", run.recipe],
     )
-    sizes = ", ".join(f"{split} {size:,}" for split, size in facts["data"]["sizes"].items())
+    sizes = ", ".join(f"{split} {size:,}" for split, size in run.data.sizes.items())
     figures = [(f"{describe(n).heading}, {split}", describe(n).text(summary[n])) for n in own]
     figures += [(describe(n).heading, describe(n).text(summary.get(n))) for n in OF_THE_RUN]
     figures += [(describe(PEAK).heading, describe(PEAK).text(peak_memory(summary)))]
-    versions = ", ".join(f"{package} {v}" for package, v in environment["versions"].items())
+    versions = ", ".join(f"{package} {v}" for package, v in environment.versions.items())
     word = "FILE.txt" if task == "text-classification" else "IMAGE.png"
     lines = (
         f"---\n{metadata.to_yaml()}\n---\n\n# {name}\n",
-        f"Trained by the recipe `{recipe}` on {data.name}: {sizes}.",
+        f"Trained by the recipe `{run.recipe}` on {data.name}: {sizes}.",
         *(f"- {note}" for note in data.notes),
         "\n| one run, seed " + str(config.seed) + " | |\n|---|--:|",
         *(f"| {label} | {value} |" for label, value in figures),
-        f"\nFlags: `{flags_given(config, facts['given'])}`\n",
-        f"Hardware: {environment['device']}, {environment['world_size']} × "
-        f"{precision_name(environment['mixed_precision'])}, effective batch "
-        f"{environment['effective_batch_size']}; python {environment['python']}, {versions}; "
-        f"commit {environment['git_commit'] or 'unknown'}.",
+        f"\nFlags: `{flags_given(config, run.given)}`\n",
+        f"Hardware: {environment.device}, {environment.world_size} × "
+        f"{precision_name(environment.mixed_precision)}, effective batch "
+        f"{environment.effective_batch_size}; python {environment.python}, {versions}; "
+        f"commit {environment.git_commit or 'unknown'}.",
         f"\nTo use it:\n\n```bash\npython -m common.predict FOLDER {word}\n```\n" if task else "",
     )
     return "\n".join(lines)
 
 
-def flags_given(config: TrainingConfig, given: Facts, all_of_them: bool = False) -> str:
+def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
     """Return the flags of a run: those that its figures depend on, without folders, or all."""
     words: list[str] = []
     for field in fields(config):

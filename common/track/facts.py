@@ -1,4 +1,4 @@
-"""What `config.json` says of a run: its flags as resolved, and what else its figures depend on."""
+"""Collects the contents of `config.json`: the flags, and everything the figures depend on."""
 
 import platform
 import secrets
@@ -13,31 +13,47 @@ import torch
 
 from common.config import TrainingConfig
 from common.data.batch import Data
+from common.files import json_safe
 from common.flags import role_of
 from common.machine import device_name
+from common.records import Environment, Flags, RunConfig
 from common.track.card import flags_given
-from common.track.names import Facts
 from common.training.accelerator import running_precision
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
 def collect(
-    recipe: str, config: TrainingConfig, given: Facts, saved: Facts, **others: Any
-) -> dict[str, Any]:
-    """Return the facts of a run; of one that goes on, what was `saved` of its first start."""
-    given = {name: value for name, value in saved.get("given", given).items() if name in given}
+    recipe: str,
+    config: TrainingConfig,
+    flags_stated: Flags,
+    saved: RunConfig | None,
+    **other_fields: Any,
+) -> RunConfig:
+    """Return the contents of `config.json`.
+
+    Args:
+        flags_stated: the flags before anything resolved `auto`.
+        saved: `config.json` as the run's first attempt wrote it; None on a first start.
+        other_fields: the remaining fields of `RunConfig`.
+    """
+    if saved is not None:
+        flags_stated = {name: saved.given[name] for name in saved.given if name in flags_stated}
+        wandb_run_id = saved.wandb_run_id
+    else:
+        # Chosen before anything is tracked, so that a run killed at once keeps it.
+        wandb_run_id = secrets.token_hex(4)
     compared = compared_otherwise(config)
-    return {
-        "recipe": recipe,
-        "config": vars(config),
-        "given": given,
-        **({"compared": compared} if compared else {}),
-        "command": f"{recipe}.py {flags_given(config, given, all_of_them=True)}",
-        # Chosen before anything is tracked: a run that is killed at once keeps it all the same.
-        "wandb_run_id": saved.get("wandb_run_id", secrets.token_hex(4)),
-        **others,
-    }
+    if compared:
+        other_fields["compared"] = compared
+    return RunConfig(
+        recipe=recipe,
+        config=json_safe(vars(config)),
+        given=json_safe(flags_stated),
+        command=f"{recipe}.py {flags_given(config, flags_stated, all_of_them=True)}",
+        wandb_run_id=wandb_run_id,
+        **other_fields,
+    )
 
 
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
@@ -61,23 +77,24 @@ def resolve(config: TrainingConfig, data: Data) -> None:
         config.dataset_config = source.configuration
 
 
-def environment(config: TrainingConfig, accelerator: Any, placement: str) -> dict[str, Any]:
-    processes = accelerator.num_processes
-    return {
-        "device": device_name(accelerator.device),
-        "device_type": accelerator.device.type,
-        "world_size": processes,
-        "sharding": "no" if accelerator.mesh is None else "FSDP2",
-        "mixed_precision": running_precision(accelerator),
-        "data_placement": placement,
-        "effective_batch_size": config.batch_size * config.gradient_accumulation_steps * processes,
-        "threads_per_process": torch.get_num_threads(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "deterministic": config.deterministic,
-        "python": platform.python_version(),
-        "versions": package_versions(),
-        "git_commit": git_commit(),
-    }
+def environment(config: TrainingConfig, accelerator: Any, placement: str) -> Environment:
+    world_size = accelerator.num_processes
+    batch_size_of_rank = config.batch_size * config.gradient_accumulation_steps
+    return Environment(
+        device=device_name(accelerator.device),
+        device_type=accelerator.device.type,
+        world_size=world_size,
+        sharding="no" if accelerator.mesh is None else "FSDP2",
+        mixed_precision=running_precision(accelerator),
+        data_placement=placement,
+        effective_batch_size=batch_size_of_rank * world_size,
+        threads_per_process=torch.get_num_threads(),
+        cudnn_benchmark=torch.backends.cudnn.benchmark,
+        deterministic=config.deterministic,
+        python=platform.python_version(),
+        versions=package_versions(),
+        git_commit=git_commit(),
+    )
 
 
 def package_versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import Evaluation, gather_from_ranks, of_all_ranks
 from common.objective import PREFIXES, Objective
+from common.records import RunConfig
 from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
@@ -36,14 +37,16 @@ class Log:
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
         self.latest: dict[str, Any] = {}
 
-    def start(self, config: TrainingConfig, facts: Facts, position: Callable[[], Any]) -> None:
+    def start(
+        self, config: TrainingConfig, run_config: RunConfig, position: Callable[[], Any]
+    ) -> None:
         """Open the tracker and `metrics.jsonl`, without rows of the present step or later ones.
 
         Args:
             position: returns the figures of the present step's position, such as its epoch.
         """
         self.position = position
-        self.total_steps = facts["plan"]["total_steps"]
+        self.total_steps = run_config.plan.total_steps
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / "metrics.jsonl"
@@ -54,11 +57,11 @@ class Log:
             TOLD.append(self.keep_line)
             with self.tracking():
                 if config.tracker == "wandb":
-                    self.tracker = WandB(self.accelerator, config, facts, self.directory, rows)
+                    self.tracker = WandB(self.accelerator, config, run_config, self.directory, rows)
                 elif config.tracker == "tensorboard":
                     self.tracker = TensorBoard(self.accelerator, self.directory)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
-        report.show_plan(facts, f"{self.directory}; {shown}")
+        report.show_plan(run_config, f"{self.directory}; {shown}")
         DISPLAY.start(self.total_steps, self.place)
 
     @contextlib.contextmanager

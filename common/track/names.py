@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from common.records import RunConfig
+
 Facts = Mapping[str, Any]  # by name: of a run, or figures
 STEP = "progress/global_step"
 RATE = "train/learning_rate"  # of further groups of parameters, followed by their names
@@ -96,19 +98,28 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def precision_name(mixed_precision: Any) -> Any:
+def precision_name(mixed_precision: str) -> str:
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 
-def flat(facts: Facts) -> dict[str, Any]:
+def flat(run: RunConfig) -> dict[str, Any]:
     """Return a run's facts for W&B's table, one a column: flags by name, ``group/name``."""
-    found, groups = dict(facts["config"]), [(n, facts[n]) for n in GROUPS if n in facts]
-    for name, value in groups:  # it grows
-        if isinstance(value, Mapping):
-            groups += [(f"{name}/{inner}", kept) for inner, kept in value.items()]
-        else:
-            found[name] = value
-    return found
+    facts: dict[str, Any] = run.to_json()
+    columns = dict(facts["config"])
+    for name in GROUPS:
+        if name in facts:
+            columns |= columns_of(name, facts[name])
+    return columns
+
+
+def columns_of(name: str, value: Any) -> dict[str, Any]:
+    """Return a fact as one column, or a group of facts as one for each fact in it."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    columns: dict[str, Any] = {}
+    for inner_name, inner_value in value.items():
+        columns |= columns_of(f"{name}/{inner_name}", inner_value)
+    return columns
 
 
 def unflat(config: Facts) -> dict[str, Any]:

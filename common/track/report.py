@@ -9,6 +9,7 @@ from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
+from common.records import RunConfig
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
 OF_THE_RUN = (
@@ -17,51 +18,68 @@ OF_THE_RUN = (
 )
 
 
-def show_plan(facts: Facts, logs: str) -> None:
-    """Print what will run, on what, and why; `logs`: where the metrics go."""
-    config, environment, data = facts["config"], facts["environment"], facts["data"]
-    model, plan, processes = facts["architecture"], facts["plan"], environment["world_size"]
-    sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
-    classes = f"; {data['classes']} classes" if "classes" in data else ""
-    precision = environment["mixed_precision"]
-    count = f"{processes} process{'es' if processes > 1 else ''}"
-    cut = f", cut at {config['max_steps']:,}" if config["max_steps"] else ""
-    training = (
-        f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
-        f"{processes} processes = {environment['effective_batch_size']}",
-        *rate_lines(config, environment, plan),
-        f"plan    {plan['total_steps']:,} updates: {config['epochs']} epochs of "
-        f"{plan['updates_per_epoch']:,}{cut}; logged every {plan['log_every']:,}, evaluated every "
-        f"{plan['eval_every']:,}",
-        f"memory  {plan_text(facts['memory_plan'])}",
-    )
-    for line in (
-        f"recipe  {facts['recipe']}: {model['name']}, {model['parameters']:,} parameters",
-        f"data    {data['name']} ({data['reason']}): {sizes}{classes}",
-        *(f"        {note}" for note in data["notes"]),
-        f"device  {environment['device']}; {count}; {precision_name(precision)}",
-        *(() if config["evaluate_only"] else training),
-        f"logs    {logs}",
-    ):
-        say(line)
+def show_plan(run: RunConfig, logs: str) -> None:
+    """Print what will run, on what, and why; `logs` says where the metrics go."""
+    data = run.data
+    environment = run.environment
+    world_size = environment.world_size
+    sizes = ", ".join(f"{split} {size:,}" for split, size in data.sizes.items())
+    classes = "" if data.classes is None else f"; {data.classes} classes"
+    processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    model = run.architecture
+    say(f"recipe  {run.recipe}: {model.name}, {model.parameters:,} parameters")
+    say(f"data    {data.name} ({data.reason}): {sizes}{classes}")
+    for note in data.notes:
+        say(f"        {note}")
+    precision = precision_name(environment.mixed_precision)
+    say(f"device  {environment.device}; {processes}; {precision}")
+    if not run.config["evaluate_only"]:
+        for line in training_lines(run):
+            say(line)
+    say(f"logs    {logs}")
 
 
-def rate_lines(config: Facts, environment: Facts, plan: Facts) -> list[str]:
-    """Say how the rate follows the update, or that it does not where processes made it larger."""
-    asked, scale = config["scale_learning_rate"], plan["rate_scale"]
-    processes, update = environment["world_size"], environment["effective_batch_size"]
-    if asked != "no":
-        peak = plan["peak_learning_rate"]
-        if peak is None:  # the recipe has rates of its own, to which no scale is applied
+def training_lines(run: RunConfig) -> list[str]:
+    """Return the lines on the batch, the learning rate, the length and the memory of a run."""
+    flags = run.config
+    plan = run.plan
+    max_steps = flags["max_steps"]
+    cut = f", cut at {max_steps:,}" if max_steps else ""
+    lines = [
+        f"batch   {flags['batch_size']} × {flags['gradient_accumulation_steps']} accumulated × "
+        f"{run.environment.world_size} processes = {run.environment.effective_batch_size}",
+        *rate_lines(run),
+        f"plan    {plan.total_steps:,} updates: {flags['epochs']} epochs of "
+        f"{plan.updates_per_epoch:,}{cut}; logged every {plan.log_every:,}, evaluated every "
+        f"{plan.eval_every:,}",
+    ]
+    if run.memory_plan is not None:
+        lines.append(f"memory  {plan_text(run.memory_plan)}")
+    return lines
+
+
+def rate_lines(run: RunConfig) -> list[str]:
+    """Return the line on how the learning rate follows the effective batch size.
+
+    With several processes and an unscaled rate, the line says so. It is left out where neither
+    holds, and where the recipe sets rates of its own.
+    """
+    plan = run.plan
+    world_size = run.environment.world_size
+    scaling = run.config["scale_learning_rate"]
+    if scaling != "no":
+        peak = plan.peak_learning_rate
+        if peak is None:
             return []
-        rate = f"{peak / scale:g} × {scale:.4g} = {peak:g}"
-        warmup = f"after {plan['warmup_steps']:,} updates of warm-up"
-        return [f"rate    {rate} ({asked} in the update's samples), {warmup}"]
-    if processes == 1 or config["effective_batch_size"] is not None:
+        rate = f"{peak / plan.rate_scale:g} × {plan.rate_scale:.4g} = {peak:g}"
+        warmup = f"after {plan.warmup_steps:,} updates of warm-up"
+        return [f"rate    {rate} ({scaling} in the update's samples), {warmup}"]
+    if world_size == 1 or run.config["effective_batch_size"] is not None:
         return []
-    advice = f"--effective-batch-size {update // processes} keeps the update"
+    batch_size_of_rank = run.environment.effective_batch_size // world_size
     return [
-        f"        {processes} times that of one process, at the same learning rate: {advice}, "
+        f"        {world_size} times that of one process, at the same learning rate: "
+        f"--effective-batch-size {batch_size_of_rank} keeps the update, "
         "--scale-learning-rate the rate in proportion"
     ]
 
@@ -91,16 +109,21 @@ def evaluation_text(values: Facts, split: str, position: Facts) -> str:
 
 
 def show_summary(
-    facts: Facts, summary: Facts, split: str, folder: Path, commands: list[str], memory: MemoryRows
+    run: RunConfig,
+    summary: Facts,
+    split: str,
+    folder: Path,
+    commands: list[str],
+    memory: MemoryRows,
 ) -> None:
     """Print the table that ends a run; `split` is what the final evaluation read."""
     table = Table(
         *("", Column(overflow="fold")),  # a path is cut nowhere
-        title=facts["recipe"],
+        title=run.recipe,
         title_justify="left",
         show_header=False,
     )
-    objective, prefix = Objective.parse(facts["objective"]), f"{PREFIXES[split]}/"
+    objective, prefix = Objective.parse(run.objective), f"{PREFIXES[split]}/"
     own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
     shown = dict.fromkeys([prefix + objective.metric, objective.best_key, *own], f", {split}")
     shown |= {objective.best_key: ", validation"} | dict.fromkeys(OF_THE_RUN, "")

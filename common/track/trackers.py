@@ -17,6 +17,7 @@ from common.config import TrainingConfig
 from common.console import warn
 from common.objective import PREFIXES, Objective
 from common.printable import with_letters
+from common.records import RunConfig
 from common.track import media
 from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
@@ -82,7 +83,7 @@ class WandB:
         self,
         accelerator: Accelerator,
         config: TrainingConfig,
-        facts: Facts,
+        run_config: RunConfig,
         directory: Path,
         earlier: Sequence[Facts],
     ) -> None:
@@ -109,7 +110,10 @@ class WandB:
             disable_git=True,
             disable_code=True,
         )
-        arguments = init_arguments(config, facts, directory) | {"mode": mode, "settings": settings}
+        arguments = init_arguments(config, run_config, directory) | {
+            "mode": mode,
+            "settings": settings,
+        }
         accelerator.log_with = filter_trackers(["wandb"])
         try:
             accelerator.init_trackers(config.project, None, {"wandb": arguments})
@@ -120,7 +124,7 @@ class WandB:
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
         self.service = ServiceWatch()
         with self.limited():
-            self.begin(accelerator, facts, earlier)
+            self.begin(accelerator, run_config, earlier)
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
         if self.run.offline:
@@ -132,15 +136,17 @@ class WandB:
         """Limit the time for which calls within wait for W&B's service."""
         return self.service.limited()
 
-    def begin(self, accelerator: Accelerator, facts: Facts, earlier: Sequence[Facts]) -> None:
+    def begin(
+        self, accelerator: Accelerator, run_config: RunConfig, earlier: Sequence[Facts]
+    ) -> None:
         """Define how W&B shows the metrics, and log the rows again that it lost."""
         self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
-        self.run.config.update(flat(facts), allow_val_change=True)
+        self.run.config.update(flat(run_config), allow_val_change=True)
         self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
             self.run.define_metric(name, hidden=True)  # these make no useful charts
-        objective = Objective.parse(facts["objective"])
-        split = next(PREFIXES[name] for name in PREFIXES if name in facts["data"]["sizes"])
+        objective = Objective.parse(run_config.objective)
+        split = next(PREFIXES[name] for name in PREFIXES if name in run_config.data.sizes)
         # W&B shows names without a section before all sections.
         self.first = {
             f"{split}/{objective.metric}": f"{objective.metric}_{split}",
@@ -198,20 +204,22 @@ class WandB:
             self.run.finish(exit_code=exit_code)
 
 
-def init_arguments(config: TrainingConfig, facts: Facts, directory: Path) -> dict[str, Any]:
+def init_arguments(
+    config: TrainingConfig, run_config: RunConfig, directory: Path
+) -> dict[str, Any]:
     """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
-    environment = facts["environment"]
+    environment = run_config.environment
     variable = os.environ.get
     tags: list[str] = [
-        facts["recipe"],
-        facts["data"]["name"],
-        precision_name(environment["mixed_precision"]),
-        "cpu" if environment["device_type"] == "cpu" else environment["device"],
+        run_config.recipe,
+        run_config.data.name,
+        precision_name(environment.mixed_precision),
+        "cpu" if environment.device_type == "cpu" else environment.device,
         *config.tags,
         *variable("WANDB_TAGS", "").split(","),
     ]
     return {
-        "id": facts["wandb_run_id"],
+        "id": run_config.wandb_run_id,
         "resume": "allow",
         "name": with_letters(config.run_name or variable("WANDB_NAME") or directory.name),
         "dir": wandb_folder(directory),

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import mark_read
+from common.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 
 MOST_EVALUATIONS = 20  # of a run, where `--eval-every` does not say
@@ -77,10 +78,17 @@ class Plan:
         by_updates = step % self.save_every == 0 or step % self.updates_per_epoch == 0
         return by_updates or self.ends(step)
 
-    def facts(self) -> dict[str, float | None]:
-        lengths = ("total_steps", "updates_per_epoch", "log_every", "eval_every")
-        rates = ("rate_scale", "warmup_steps", "peak_learning_rate")
-        return {name: getattr(self, name) for name in (*lengths, *rates)}
+    def facts(self) -> PlanFacts:
+        """Return the entry of the plan in `config.json`."""
+        return PlanFacts(
+            total_steps=self.total_steps,
+            updates_per_epoch=self.updates_per_epoch,
+            log_every=self.log_every,
+            eval_every=self.eval_every,
+            rate_scale=self.rate_scale,
+            warmup_steps=self.warmup_steps,
+            peak_learning_rate=self.peak_learning_rate,
+        )
 
     def position(self, step: int) -> dict[str, float]:
         return {

@@ -18,6 +18,7 @@ LEVELS = (
     ("machine", "printable"),
     ("errors",),
     ("files", "console", "flag_uses", "flags", "objective"),
+    ("records",),
     ("directory",),
     ("initial", "standing"),
     ("resume",),

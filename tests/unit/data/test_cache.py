@@ -63,8 +63,7 @@ def test_fingerprint_is_of_the_samples(tmp_path: Path) -> None:
     columns["label"][0] = columns["label"][1]
     write_csv(tmp_path / "changed" / "train.csv", columns)
     here, there, changed = (
-        loading.text(tmp_path / name).facts()["fingerprint"]
-        for name in ("here", "there", "changed")
+        loading.text(tmp_path / name).facts().fingerprint for name in ("here", "there", "changed")
     )
     assert here == there != changed
 

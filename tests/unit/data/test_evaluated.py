@@ -43,7 +43,7 @@ def write_run(run: Path, folder: Path, data: ImageData | TextData, **config: Any
     (run / "model" / "model.json").write_text(json.dumps(preprocessing))
     save_file({"x": torch.zeros(1)}, run / "model" / "model.safetensors")
     flags = {"dataset": str(folder), "dataset_config": None, "validation_share": None, **config}
-    record = {"config": flags, "data": data.facts()}
+    record = {"config": flags, "data": data.facts().to_json()}
     (run / "config.json").write_text(json.dumps(record))
     return str(run)
 
@@ -82,7 +82,7 @@ def test_new_data_are_evaluated_whole(
     own = write_images(tmp_path / "own", per_class=23, names=("a", "c"), split=split, seed=1)
     data = evaluated(own, trained[2])
     role = "validation" if split == "validation" else "test"
-    assert data.facts()["sizes"] == {role: 46}
+    assert data.facts().sizes == {role: 46}
     assert data.class_names == [*NAMES]
     assert np.bincount(data.splits[role].labels).tolist() == [23, 0, 23]
     assert data.mean == trained[1].mean
@@ -99,7 +99,7 @@ def test_test_split_alone_is_not_trained_on(tmp_path: Path) -> None:
 def test_data_of_the_run_keep_what_it_held_out(trained: tuple[Path, ImageData, str]) -> None:
     folder, before, run = trained
     data = evaluated(folder, run)
-    assert data.facts()["sizes"] == before.facts()["sizes"]
+    assert data.facts().sizes == before.facts().sizes
     for name in ("train", "validation"):
         assert np.array_equal(data.splits[name].images, before.splits[name].images)
     assert any("what it held out is evaluated" in note for note in data.notes)
@@ -130,8 +130,8 @@ def test_share_is_that_of_the_run(tmp_path: Path) -> None:
         source, image_size=None, image_column=None, label_column=None, dtype=torch.float32
     )
     run = write_run(tmp_path / "runs" / "one", folder, before, validation_share=0.4)
-    assert evaluated(folder, run).facts()["sizes"] == {"train": 18, "validation": 12}
-    assert evaluated(folder, run, 0.4).facts()["sizes"] == {"train": 18, "validation": 12}
+    assert evaluated(folder, run).facts().sizes == {"train": 18, "validation": 12}
+    assert evaluated(folder, run, 0.4).facts().sizes == {"train": 18, "validation": 12}
     assert "--validation-share 0.2" in refusal(lambda: evaluated(folder, run, 0.2))
 
 
@@ -142,7 +142,7 @@ def test_data_that_an_earlier_run_began_with_are_known(
     folder, _, first = trained
     other = write_images(tmp_path / "other", per_class=6, seed=5)
     second = write_run(tmp_path / "runs" / "two", other, images(other), init_from=first)
-    assert evaluated(folder, second).facts()["sizes"] == {"train": 27, "validation": 3}
+    assert evaluated(folder, second).facts().sizes == {"train": 27, "validation": 3}
 
 
 def test_class_that_the_model_lacks_is_named(
@@ -165,7 +165,7 @@ def test_nothing_held_out_needs_a_test_split(tmp_path: Path) -> None:
     )
     assert "--validation-share 0" in refusal(load)
     write_images(folder, per_class=3, split="test")
-    assert load().facts()["sizes"] == {"train": 30, "test": 9}
+    assert load().facts().sizes == {"train": 30, "test": 9}
 
 
 def test_texts_are_evaluated_whole(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_texts_are_evaluated_whole(tmp_path: Path) -> None:
     data = load_text(
         source, checkpoint="scratch", max_length=32, text_columns=(), label_column=None
     )
-    assert data.facts()["sizes"] == {"test": 46}
+    assert data.facts().sizes == {"test": 46}
     assert data.vocabulary_size == before.vocabulary_size  # not that of the few texts
     same = (data.tokenizer_folder / "tokenizer.json").read_bytes()
     assert same == (before.tokenizer_folder / "tokenizer.json").read_bytes()

@@ -70,7 +70,7 @@ def test_inverted_pixels_are_noticed(make: Callable[[np.ndarray], Any]) -> None:
         splits = {"train": make(pixels), "test": make(images)}
         torch.rand(len(found) + 1)
         states = torch.get_rng_state(), random.getstate()
-        found.append(Data("mine", splits).facts()["fingerprint"])
+        found.append(Data("mine", splits).facts().fingerprint)
         assert torch.equal(torch.get_rng_state(), states[0])
         assert random.getstate() == states[1]
     assert found[0] == found[2] != found[1]
@@ -127,10 +127,10 @@ def test_contents_that_can_not_be_told_are_named(kind: type[Rows]) -> None:
     """The split is; its author can give a fingerprint, of the data set or of all the data."""
     images = np.zeros((40, 4))
     facts = Data("mine", {"train": kind(images), "test": Rows(images)}).facts()
-    assert facts["unknown_contents"] == ["train"]
-    assert "fingerprint" in facts
+    assert facts.unknown_contents == ["train"]
+    assert facts.fingerprint is not None
     stated = kind(images)
     stated.fingerprint = "by hand"  # type: ignore[attr-defined]
     assert DatasetSamples(stated).fingerprint() == "by hand"
     facts = Data("mine", {"train": kind(images), "test": Rows(images)}, fingerprint="a").facts()
-    assert (facts["fingerprint"], facts.get("unknown_contents")) == ("a", None)
+    assert (facts.fingerprint, facts.unknown_contents) == ("a", None)

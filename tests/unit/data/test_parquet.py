@@ -75,7 +75,7 @@ def test_images_are_those_of_a_prepared_copy(tmp_path: Path, workers: int) -> No
     assert isinstance(streamed.splits["train"], StreamedImages)
     for fact in ("class_names", "channels", "image_size", "mean", "std"):
         assert getattr(streamed, fact) == getattr(prepared, fact)
-    assert streamed.facts()["sizes"] == prepared.facts()["sizes"] == {"train": 203, "test": 41}
+    assert streamed.facts().sizes == prepared.facts().sizes == {"train": 203, "test": 41}
     for name in ("train", "test"):
         assert streamed.splits[name].num_bytes is None
         both = [every_batch(data.splits[name], workers) for data in (prepared, streamed)]

@@ -12,6 +12,7 @@ from common.config import TrainingConfig
 from common.data.batch import Data, TensorSamples
 from common.data.sources import DataSource
 from common.track.card import flags_given, model_card, without_folder
+from tests.unit.saved_config import saved_config
 
 SUMMARY = {
     "test/accuracy": 0.75,
@@ -21,20 +22,10 @@ SUMMARY = {
     "time/train_seconds": 2.0,
     "memory/host_rss_mib": 321.0,
 }
-FACTS = {
-    "recipe": "train",
-    "given": {"dataset": "/home/me/animals", "notes": "private", "epochs": 3, "compile": True},
-    "data": {"sizes": {"train": 8, "test": 4}},
-    "environment": {
-        "device": "an abacus",
-        "world_size": 2,
-        "mixed_precision": "no",
-        "effective_batch_size": 64,
-        "python": "3",
-        "versions": {"torch": "2"},
-        "git_commit": None,
-    },
-}
+RUN = saved_config(
+    given={"dataset": "/home/me/animals", "notes": "private", "epochs": 3, "compile": True},
+    environment={"world_size": 2},
+)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +40,7 @@ def test_card_has_what_the_hub_reads(location: str, named: str, hub: list[str] |
     data = Data("animals", splits, source=source, notes=["some are missing"])
     description = {"name": "Net", "image_size": 8}
     config = TrainingConfig(seed=7)
-    text = model_card(config, FACTS, description, data, "test", SUMMARY)
+    text = model_card(config, RUN, description, data, "test", SUMMARY)
     card = ModelCard(text)
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.75)
@@ -75,7 +66,7 @@ def test_model_of_another_task_has_a_card_too() -> None:
     """Without what the Hub would take for a classifier's."""
 
     data = Data("own", {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")})
-    card = ModelCard(model_card(TrainingConfig(), FACTS, {"name": "Net"}, data, "test", SUMMARY))
+    card = ModelCard(model_card(TrainingConfig(), RUN, {"name": "Net"}, data, "test", SUMMARY))
     assert card.data.eval_results is None
     assert "0.7500" in card.text
     assert "common.predict" not in card.text

@@ -21,5 +21,5 @@ def test_versions_leave_out_packages_that_are_not_installed(
         device=torch.device("cpu"), num_processes=2, mesh=None, mixed_precision="no"
     )
     environment = facts.environment(config, accelerator, "device")
-    assert environment["versions"] == {"torch": torch.__version__}
-    assert environment["effective_batch_size"] == 32
+    assert environment.versions == {"torch": torch.__version__}
+    assert environment.effective_batch_size == 32

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from common.records import RunConfig
 from common.track.names import METRICS, describe, flat, unflat
+from tests.unit.saved_config import contents_with
 
 
 @pytest.mark.parametrize(
@@ -34,16 +36,17 @@ def test_headings_tell_metrics_apart() -> None:
 
 def test_facts_are_flat_at_wandb_and_come_back() -> None:
     """Flags stand at top level beside the groups; what W&B is not told does not come back."""
-    environment = {"world_size": 2, "versions": {"torch": "2.13"}}
-    groups = {"recipe": "r", "objective": "rmse:min", "environment": environment}
-    facts = {"config": {"seed": 0, "tags": []}, "given": {"seed": 0}, **groups}
-    shown = flat(facts)
-    assert shown == {
+    contents = contents_with(config={"tags": []})
+    columns = flat(RunConfig(**contents))
+    expected = {
         "seed": 0,
         "tags": [],
-        "recipe": "r",
-        "objective": "rmse:min",
-        "environment/world_size": 2,
-        "environment/versions/torch": "2.13",
+        "recipe": "tiny",
+        "objective": "accuracy:max",
+        "environment/world_size": 1,
+        "environment/versions/torch": "2",
     }
-    assert unflat(shown) == {"config": facts["config"], **groups}
+    assert {name: columns[name] for name in expected} == expected
+    assert not [name for name in columns if name.startswith("given")]
+    del contents["given"]
+    assert unflat(columns) == contents

@@ -9,14 +9,17 @@ import pytest
 
 from common.track.names import STEP
 from common.track.report import evaluation_text, rate_lines, show_summary
+from tests.unit.saved_config import saved_config
 
 
 def lines(processes: int, scale: float = 1.0, **flags: Any) -> list[str]:
     """Return what is said of updates of 256 samples."""
-    config = {"effective_batch_size": None, "scale_learning_rate": "no", "learning_rate": 0.1}
-    environment = {"world_size": processes, "effective_batch_size": 256}
-    plan = {"rate_scale": scale, "warmup_steps": 12, "peak_learning_rate": 0.1 * scale}
-    return rate_lines(config | flags, environment, plan)
+    run = saved_config(
+        config=flags,
+        environment={"world_size": processes, "effective_batch_size": 256},
+        plan={"rate_scale": scale, "warmup_steps": 12, "peak_learning_rate": 0.1 * scale},
+    )
+    return rate_lines(run)
 
 
 def test_larger_update_of_more_processes_is_noticed() -> None:
@@ -39,10 +42,10 @@ def test_an_evaluation_takes_one_line_of_a_usual_terminal() -> None:
 
 def test_no_path_or_command_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     """They are to be copied."""
-    facts, folder = {"recipe": "resnet", "objective": "accuracy:max"}, Path("runs", "x" * 150)
+    folder = Path("runs", "x" * 150)
     summary = {"test/accuracy": 0.5, "progress/kept_step": 3, STEP: 3}
     command = f"wandb leet {folder}/wandb/run"
-    show_summary(facts, summary, "test", folder, [command], [])
+    show_summary(saved_config(), summary, "test", folder, [command], [])
     said = capsys.readouterr().out
     assert f"view    {command}\n" in said
     assert said.count("x") >= 300

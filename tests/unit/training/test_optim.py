@@ -33,8 +33,8 @@ def test_rate_follows_the_update(rule: str, factor: float) -> None:
         groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.5, 0.25)]
         optimizer = torch.optim.SGD(groups, lr=1.0)
         scheduler = plan.schedule(optimizer, warmup_share=0.1)
-        assert plan.facts()["rate_scale"] == pytest.approx(factor)
-        assert plan.facts()["warmup_steps"] == 2
+        assert plan.facts().rate_scale == pytest.approx(factor)
+        assert plan.facts().warmup_steps == 2
         for _ in range(2):
             optimizer.step()
             scheduler.step()

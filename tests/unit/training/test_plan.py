@@ -36,7 +36,7 @@ def test_short_runs_have_a_curve(epochs: int, updates: int, least: int, most: in
     assert rows[:2] == [1, 2]
     assert rows[-1] == plan.total_steps
     assert max(after - before for before, after in pairwise(rows)) <= 50
-    assert plan.facts()["log_every"] == plan.log_every
+    assert plan.facts().log_every == plan.log_every
 
 
 def test_asked_interval_is_kept() -> None:

@@ -1,0 +1,227 @@
+"""Records: the typed contents of the JSON files in a run's directory.
+
+The core constructs them, and a resume and the tools parse them with `read_record`. Nothing else
+knows the name of a key. Fields with a default may be missing, as in runs of older versions.
+Unknown keys are kept, so a file of a newer version loses nothing when it is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
+from pydantic_core import ErrorDetails
+
+from common.errors import UserError
+from common.files import json_safe, read_json_if_there
+
+Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
+Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
+
+
+class Record(BaseModel):
+    """A part of a file. Values must have the stated types: the text "3" is not the integer 3."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the record as JSON, without the fields that were not set."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Environment(Record):
+    """Where a run ran, and how; part of `config.json`."""
+
+    device: str
+    device_type: str
+    world_size: PositiveInt
+    mixed_precision: str  # the precision that really ran; "no" is fp32
+    effective_batch_size: PositiveInt  # samples of an update over all processes
+    sharding: str = "no"
+    data_placement: str | None = None
+    threads_per_process: int | None = None
+    cudnn_benchmark: bool | None = None
+    deterministic: bool | None = None
+    python: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)  # of packages, by name
+    git_commit: str | None = None
+
+
+class DataFacts(Record):
+    """The data set that a run read; part of `config.json`."""
+
+    name: str
+    reason: str = ""  # why this data set was taken
+    sizes: dict[str, int] = Field(default_factory=dict)  # samples by split
+    classes: int | None = None
+    fingerprint: str | None = None
+    notes: list[str] = Field(default_factory=list)
+    unknown_contents: list[str] | None = None  # splits without a fingerprint
+
+
+class Architecture(Record):
+    """The model of a run; part of `config.json`."""
+
+    name: str
+    parameters: int
+
+
+class PlanFacts(Record):
+    """The length of a run, and its intervals in updates; part of `config.json`."""
+
+    total_steps: int
+    updates_per_epoch: int
+    log_every: int
+    eval_every: int
+    rate_scale: float = 1.0
+    warmup_steps: int | None = None
+    peak_learning_rate: float | None = None
+
+
+class MemoryPlanFacts(Record):
+    """The memory that a run was expected to take, in MiB; part of `config.json`.
+
+    A part that is unknown is None.
+    """
+
+    total_mib: float
+    device_mib: float  # all memory of the device
+    weights_mib: float | None = None
+    gradients_mib: float | None = None
+    optimizer_state_mib: float | None = None
+    buffers_mib: float | None = None
+    checkpoint_mib: float | None = None
+    other_mib: float | None = None
+
+
+class PeakRate(Record):
+    """The arithmetic that one device can do, which `perf/mfu` is a share of."""
+
+    tflops: float | None = None
+    source: str | None = None
+
+
+class SourceChange(Record):
+    """A recipe that was edited between two attempts of one run."""
+
+    global_step: int  # the first update with the new text
+    sha256: str
+    file: str
+
+
+class Source(Record):
+    """The recipe's text; part of `config.json`."""
+
+    sha256: str | None = None
+    changes: list[SourceChange] = Field(default_factory=list)
+
+
+class RunConfig(Record):
+    """`config.json`: what a run is, and everything that its figures depend on."""
+
+    recipe: str
+    objective: str  # such as "accuracy:max"
+    config: Flags  # as they were resolved: `auto` is replaced by its value
+    given: Flags = Field(default_factory=dict)  # as the command line stated them
+    environment: Environment
+    data: DataFacts
+    architecture: Architecture
+    plan: PlanFacts
+    memory_plan: MemoryPlanFacts | None = None
+    peak: PeakRate = Field(default_factory=PeakRate)
+    command: str = ""
+    run_id: str | None = None
+    wandb_run_id: str = ""
+    compared: dict[str, bool] = Field(default_factory=dict)  # flags compared unlike the usual
+    source: Source = Field(default_factory=Source)
+
+
+class Status(Record):
+    """`status.json`: whether a run goes on, or how it ended."""
+
+    status: Literal["running", "finished", "preempted", "failed", "stopped"]
+    resumable: bool
+    reason: str | None = None
+    global_step: int = 0
+    run_id: str | None = None
+    lost_at_steps: list[int] = Field(default_factory=list)  # updates at which a process was lost
+
+
+class Receipt(Record):
+    """The size in bytes and the SHA-256 of a file of a checkpoint."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(Record):
+    """`manifest.json` of a checkpoint."""
+
+    global_step: int | None = None
+    parts: dict[str, JsonValue]  # the shared parts by name, without their tensors
+    ranks: list[dict[str, JsonValue]] = Field(min_length=1)  # each rank's own parts
+    files: dict[str, Receipt]
+    run_id: str | None = None
+    recipe: str | None = None
+    model: str | None = None
+    objective: str | None = None
+    flags: Flags | None = None  # those that a resume can't change
+    parts_described: dict[str, JsonValue] | None = None
+    data: dict[str, JsonValue] | None = None
+    effective_batch_size: int | None = None
+    world_size: int | None = None
+    mixed_precision: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    sha256: str | None = None  # of everything else in the file
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+MOST_CHARACTERS = 60  # of a wrong value that a sentence repeats
+
+
+def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
+    """Return the record in a file; a `UserError` if it is missing or not what a run wrote."""
+    record = read_record_if_there(path, record_class)
+    if record is None:
+        raise UserError(f"{path} does not exist")
+    return record
+
+
+def read_record_if_there(path: Path, record_class: type[AnyRecord]) -> AnyRecord | None:
+    """Return the record in a file; None if there is no such file."""
+    contents = read_json_if_there(path)
+    return None if contents is None else parse_record(contents, record_class, str(path))
+
+
+def parse_record(
+    contents: Mapping[str, object], record_class: type[AnyRecord], source: str
+) -> AnyRecord:
+    """Return a record from the contents of a JSON file.
+
+    Args:
+        source: the path or address that a message names.
+
+    Raises:
+        UserError: a key is missing, or its value has another type.
+    """
+    try:
+        return record_class.model_validate(json_safe(contents))
+    except ValidationError as problem:
+        mistake = sentence_of(problem.errors()[0])
+        raise UserError(
+            f"{source} is not what a recipe wrote: {mistake}: put a copy of it back"
+        ) from None
+
+
+def sentence_of(error: ErrorDetails) -> str:
+    """Return the part of a sentence that tells one of pydantic's errors."""
+    place = ".".join(str(name) for name in error["loc"])
+    if error["type"] == "missing":
+        return f"{place} is missing"
+    value = repr(error["input"])
+    if len(value) > MOST_CHARACTERS:
+        value = f"{value[:MOST_CHARACTERS]}…"
+    expected = error["msg"].removeprefix("Input should be ")
+    return f"{place} is {value}, and should be {expected}"

@@ -1,0 +1,186 @@
+"""Records: what a run writes can be read again, and nothing else passes for it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.records import (
+    Architecture,
+    DataFacts,
+    Environment,
+    Manifest,
+    PlanFacts,
+    RunConfig,
+    Status,
+    parse_record,
+    read_record,
+    read_record_if_there,
+)
+
+CONFIG = {
+    "recipe": "tiny",
+    "objective": "accuracy:max",
+    "config": {"seed": 0, "tags": ["a"]},
+    "given": {"seed": 0},
+    "environment": {
+        "device": "a CPU",
+        "device_type": "cpu",
+        "world_size": 2,
+        "mixed_precision": "bf16",
+        "effective_batch_size": 64,
+        "versions": {"torch": "2.13.0"},
+    },
+    "data": {"name": "digits", "sizes": {"train": 1437}},
+    "architecture": {"name": "MLP", "parameters": 12},
+    "plan": {"total_steps": 9, "updates_per_epoch": 3, "log_every": 1, "eval_every": 3},
+    "memory_plan": {"total_mib": 1.5, "device_mib": 8.0, "weights_mib": None},
+    "source": {"sha256": "00", "changes": [{"global_step": 3, "sha256": "01", "file": "x.py"}]},
+}
+MANIFEST = {
+    "parts": {"model": None},
+    "ranks": [{"random": {"seed": 0}}],
+    "files": {"model.safetensors": {"size": 8, "sha256": "00"}},
+    "global_step": 3,
+}
+REQUIRED = {
+    "recipe", "objective", "config", "environment", "data", "architecture", "plan",
+    "environment.device", "environment.device_type", "environment.world_size",
+    "environment.mixed_precision", "environment.effective_batch_size", "data.name",
+    "architecture.name", "architecture.parameters", "plan.total_steps", "plan.updates_per_epoch",
+    "plan.log_every", "plan.eval_every", "memory_plan.total_mib", "memory_plan.device_mib",
+    "source.changes.0.global_step", "source.changes.0.sha256", "source.changes.0.file",
+}  # fmt: skip
+
+
+def places_in(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the place of each value within nested dicts and lists."""
+    items: list[tuple[str | int, object]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    for name, inner in items:
+        yield (*place, name)
+        yield from places_in(inner, (*place, name))
+
+
+def parent_of(contents: dict, place: tuple[str | int, ...]) -> dict:
+    """Return the dict or list that holds the value at a place."""
+    for name in place[:-1]:
+        contents = contents[name]
+    return contents
+
+
+def text_of(place: tuple[str | int, ...]) -> str:
+    """Return a place as a message names it."""
+    return ".".join(map(str, place))
+
+
+# The values of flags, and the states of parts, may be any JSON.
+TYPED_PLACES = [
+    place for place in places_in(CONFIG) if place[0] not in ("config", "given") or len(place) == 1
+]
+
+
+def test_a_record_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """Keys of newer versions are kept; no default is added."""
+    contents = {**CONFIG, "of_a_newer_version": {"a": [1]}}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(contents))
+    record = read_record(file, RunConfig)
+    assert record.to_json() == contents
+    assert record.plan.total_steps == 9
+    assert record.source.changes[0].file == "x.py"
+
+
+def test_constructed_record_is_read_again() -> None:
+    """The core constructs what the tools parse."""
+    record = RunConfig(
+        recipe="tiny",
+        objective="accuracy:max",
+        config={"seed": 0},
+        environment=Environment(
+            device="a CPU",
+            device_type="cpu",
+            world_size=1,
+            mixed_precision="no",
+            effective_batch_size=8,
+        ),
+        data=DataFacts(name="digits"),
+        architecture=Architecture(name="MLP", parameters=3),
+        plan=PlanFacts(total_steps=1, updates_per_epoch=1, log_every=1, eval_every=1),
+    )
+    assert parse_record(json.loads(json.dumps(record.to_json())), RunConfig, "here") == record
+
+
+@pytest.mark.parametrize("place", TYPED_PLACES, ids=text_of)
+def test_missing_key_is_a_default_or_a_sentence(place: tuple[str | int, ...]) -> None:
+    """A sentence names the file and the key."""
+    contents = copy.deepcopy(CONFIG)
+    del parent_of(contents, place)[place[-1]]
+    if text_of(place) not in REQUIRED:
+        parse_record(contents, RunConfig, "runs/x/config.json")
+        return
+    with pytest.raises(UserError) as caught:
+        parse_record(contents, RunConfig, "runs/x/config.json")
+    assert f"runs/x/config.json is not what a recipe wrote: {text_of(place)} is missing" in str(
+        caught.value.message
+    )
+
+
+@pytest.mark.parametrize("place", TYPED_PLACES, ids=text_of)
+def test_value_of_another_type_is_a_sentence(place: tuple[str | int, ...]) -> None:
+    """Text is no number, and a number is no text: nothing is converted."""
+    for wrong in ("3", 3, 2.5, True, [3], {"a": []}, None):
+        contents = copy.deepcopy(CONFIG)
+        before = parent_of(contents, place)[place[-1]]
+        parent_of(contents, place)[place[-1]] = wrong
+        mistake = None
+        try:
+            parse_record(contents, RunConfig, "config.json")
+        except UserError as error:
+            mistake = error.message
+        if mistake is not None:
+            assert text_of(place) in mistake
+            assert "\n" not in mistake
+            continue
+        is_same_type = type(wrong) is type(before) or wrong is None
+        is_number = isinstance(before, float) and isinstance(wrong, int)
+        is_unknown = before is None  # as a size that is not known
+        assert is_same_type or is_number or is_unknown, (place, wrong)
+
+
+def test_ranks_and_receipts_of_a_manifest() -> None:
+    """A checkpoint without ranks, or with a receipt that is none, is damaged."""
+    assert parse_record(MANIFEST, Manifest, "here").files["model.safetensors"].size == 8
+    for damage in (
+        {"ranks": []},
+        {"ranks": None},
+        {"files": {"a": 3}},
+        {"files": {"a": {"size": 3}}},
+        {"parts": []},
+    ):
+        with pytest.raises(UserError, match="is not what a recipe wrote"):
+            parse_record(MANIFEST | damage, Manifest, "here")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """No file is no record; a required one is a sentence."""
+    assert read_record_if_there(tmp_path / "status.json", Status) is None
+    with pytest.raises(UserError, match=r"status\.json does not exist"):
+        read_record(tmp_path / "status.json", Status)
+
+
+def test_nan_is_unknown() -> None:
+    """JSON has no NaN: a figure that is none is None."""
+    contents = copy.deepcopy(CONFIG)
+    contents["memory_plan"]["weights_mib"] = float("nan")
+    memory_plan = parse_record(contents, RunConfig, "here").memory_plan
+    assert memory_plan is not None
+    assert memory_plan.weights_mib is None
