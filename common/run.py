@@ -273,7 +273,7 @@ class Run:
         self.facts = self.collect_facts(saved_facts)
         random_states = None
         if self.config.resume is not None:
-            random_states = self.restore(Path(self.config.resume))
+            random_states = self.restore(Path(self.config.resume), saved_facts)
         self.write_facts(saved_facts)
         self.logs.start(self.config, self.facts, self.position)
         self.tell_unknown_contents()
@@ -620,7 +620,7 @@ class Run:
             and name not in ("init_from", "mixed_precision")
         }
 
-    def restore(self, resume_path: Path) -> dict[str, Any] | None:
+    def restore(self, resume_path: Path, saved_facts: Facts) -> dict[str, Any] | None:
         """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
 
         Returns:
@@ -628,7 +628,9 @@ class Run:
             whole, or where the number of processes has changed.
         """
         last_name = resume_path.name if resume_path.name.startswith("step-") else None
-        manifest = restore_newest(self.checkpoints, last_name, self.parts, self.identity())
+        manifest = restore_newest(
+            self.checkpoints, last_name, self.parts, self.identity(), saved_facts
+        )
         if manifest is None:
             return None
         if manifest["lost_best"]:

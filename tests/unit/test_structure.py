@@ -18,6 +18,7 @@ LEVELS = (
     ("machine", "printable"),
     ("errors",),
     ("files", "console", "flag_uses", "flags", "objective"),
+    ("identity",),
     ("directory",),
     ("initial", "standing"),
     ("resume",),
