@@ -23,6 +23,7 @@ from common.errors import (
     let_main_rank_exit_first,
 )
 from common.files import locked, read_json, read_json_if_there, receipt_of, write_json, writing
+from common.identity import signed_config
 from common.machine import is_main_rank, rank, several_machines
 
 LOCK, STATUS, CONFIG = ".lock", "status.json", "config.json"
@@ -106,10 +107,13 @@ class RunDirectory:
             raise SystemExit(0)
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file on rank 0; a `UserError` if the run's files are gone."""
+        """Write a JSON file on rank 0; a `UserError` if the run's files are gone.
+
+        `config.json` also gets a digest of its contents, by which a resume notices an edit.
+        """
         self.insist_on_own()
         if is_main_rank():
-            write_json(self.path / name, value)
+            write_json(self.path / name, signed_config(value) if name == CONFIG else value)
         self.has_config = self.has_config or name == CONFIG
 
     def insist_on_own(self) -> None:

@@ -31,6 +31,7 @@ ADVICE = {
     (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
     (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
     (errno.ENOENT,): "put back the folder that was removed",
+    (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
 # What a run finds where its directory was; whoever says so also says what to do.
 REPLACED = "was removed, moved or replaced while the run wrote to it"

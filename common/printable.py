@@ -1,8 +1,11 @@
 """Text from outside, such as names, paths and answers of a server, made safe to print."""
 
 import re
+from collections.abc import Sequence
 
 LONGEST_LINE = 4000  # characters
+LONGEST_ITEM = 200  # characters of an item of a list in a sentence
+MOST_ITEMS = 5  # of a list that a sentence repeats
 # Control characters except tab and newline, characters that change the writing direction, and
 # surrogates, which stand for bytes that are not text. A terminal would obey or refuse them.
 UNSAFE = re.compile(
@@ -39,3 +42,13 @@ def shorten(match: re.Match[str]) -> str:
     line = match[0]
     half = LONGEST_LINE // 2
     return f"{line[:half]} … ({len(line) - 2 * half:,} characters left out) … {line[-half:]}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return items in one phrase, which is not longer than a person reads."""
+    shown = [
+        text if len(text) <= LONGEST_ITEM else f"{text[:LONGEST_ITEM]}…"
+        for text in items[:MOST_ITEMS]
+    ]
+    count_left_out = len(items) - len(shown)
+    return ", ".join(shown) + (f", and {count_left_out} more" if count_left_out else "")

@@ -136,6 +136,7 @@ class RunConfig(Record):
     wandb_run_id: str = ""
     compared: dict[str, bool] = Field(default_factory=dict)  # flags compared unlike the usual
     source: Source = Field(default_factory=Source)
+    sha256: str | None = None  # of everything else in the file
 
 
 class Status(Record):

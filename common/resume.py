@@ -13,15 +13,16 @@ from common.directory import INITIAL, LOCK, read_status
 from common.errors import UserError
 from common.files import has_moved, locked, read_json
 from common.flags import from_json, role_of, spelled
+from common.identity import EditedConfigError, insist_on_written_config, is_status_of
 from common.machine import world_size
-
-MOST_FLAGS = 5  # that a sentence repeats
+from common.printable import listed
 
 
 class SavedRun(NamedTuple):
     resolved: dict[str, Any]  # its flags, as they turned out
     given: dict[str, Any]  # and as the command line had them
     effective_batch_size: int
+    contents: dict[str, Any]  # of `config.json`
 
 
 def resumed_config(
@@ -47,9 +48,10 @@ def resumed_config(
             say(f"--resume auto: runs/ has no unfinished run of {recipe}: a new one begins")
         return replace(parse(None), resume=None)
     run = read_run(directory, config_class, recipe)
-    if is_finished(directory):
+    if is_finished(directory, run):
         say_finished(directory)
         raise SystemExit(0)
+    insist_on_written_config(directory, run.contents)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
     kept = {n: value for n, value in run.resolved.items() if not role_of(config_class, n).free}
@@ -84,9 +86,10 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
     """
     directory = Path(config.output_dir)
     run = read_run(directory, type(config), recipe)
-    if is_finished(directory):
+    if is_finished(directory, run):
         say_finished(directory)
         return True
+    insist_on_written_config(directory, run.contents)
     changed = [
         f"{spelled(name)} {value}, which was {getattr(config, name)}"
         for name, value in sorted(run.resolved.items())
@@ -125,18 +128,28 @@ def newest_unfinished(config: Any, recipe: str) -> Path | None:
     """Return the newest run in `runs/` that is not finished and was started with such flags.
 
     Raises:
-        UserError: when unfinished runs were all started with other flags. A command that lost a
-            flag would otherwise begin at update 0 unnoticed.
+        UserError: when unfinished runs were all started with other flags, or the `config.json` of
+            one was edited. The command would otherwise begin at update 0 unnoticed.
     """
     others: list[tuple[Path, list[str]]] = []
+    edited: list[tuple[Path, EditedConfigError]] = []
     for path in sorted(Path("runs").glob("*/config.json"), key=os.path.getmtime, reverse=True):
         with contextlib.suppress(UserError):  # of another recipe, or damaged
             run = read_run(path.parent, type(config), recipe)
-            if not is_finished(path.parent):
-                differences = differing_flags(config, run.given)
-                if not differences:
-                    return path.parent
-                others.append((path.parent, differences))
+            if is_finished(path.parent, run):
+                continue
+            try:
+                insist_on_written_config(path.parent, run.contents)
+            except EditedConfigError as refusal:
+                edited.append((path.parent, refusal))
+                continue
+            differences = differing_flags(config, run.given)
+            if not differences:
+                return path.parent
+            others.append((path.parent, differences))
+    for directory, error in edited:
+        if may_be_gone_on_with(directory):
+            raise error
     for directory, differences in others:
         if may_be_gone_on_with(directory):
             raise UserError(
@@ -165,13 +178,6 @@ def may_be_gone_on_with(directory: Path) -> bool:
     return False
 
 
-def listed(differences: list[str]) -> str:
-    """Return differences in one phrase, which is not longer than a person reads."""
-    more = len(differences) - MOST_FLAGS
-    shown = [text if len(text) < 200 else f"{text[:200]}…" for text in differences[:MOST_FLAGS]]
-    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
-
-
 def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     """Read what this version of the recipe knows of a run's flags; a `UserError` if it can't."""
     path = directory / "config.json"
@@ -194,11 +200,13 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
         from_json(config_class, {n: v for n, v in values.items() if n in known}, str(path))
         for values in (config, given)
     )
-    return SavedRun(resolved, resolved | given, effective)
+    return SavedRun(resolved, resolved | given, effective, saved)
 
 
-def is_finished(directory: Path) -> bool:
-    return read_status(directory).get("status") == "finished"
+def is_finished(directory: Path, run: SavedRun) -> bool:
+    """Whether the `status.json` of a run says that it is finished; another run's says nothing."""
+    status = read_status(directory)
+    return status.get("status") == "finished" and is_status_of(run.contents.get("run_id"), status)
 
 
 def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:

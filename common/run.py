@@ -268,13 +268,11 @@ class Run:
         self.watch_memory_and_time()
         self.keep_own_parts()
         facts.resolve(self.config, self.data)
-        saved = None
-        if self.config.resume is not None:
-            saved = read_record(self.directory.path / CONFIG, RunConfig)
+        saved = self.config_to_resume()
         self.saved_config = self.collect_facts(saved)
         random_states = None
-        if self.config.resume is not None:
-            random_states = self.restore(Path(self.config.resume))
+        if saved is not None and self.config.resume is not None:
+            random_states = self.restore(Path(self.config.resume), saved.objective)
         self.write_facts(saved)
         self.logs.start(self.config, self.saved_config, self.position)
         self.tell_unknown_contents()
@@ -340,6 +338,12 @@ class Run:
             self.parts.add(name, part, shared=False)
         # Before the first update, because training may change an optimizer's options.
         self.parts.freeze_description()
+
+    def config_to_resume(self) -> RunConfig | None:
+        """Return the contents of `config.json` of the run to resume; None for a new run."""
+        if self.config.resume is None:
+            return None
+        return read_record(self.directory.path / CONFIG, RunConfig)
 
     def collect_facts(self, saved: RunConfig | None) -> RunConfig:
         """Return the contents of `config.json`, except for the recipe's source.
@@ -620,7 +624,7 @@ class Run:
             and name not in ("init_from", "mixed_precision")
         }
 
-    def restore(self, resume_path: Path) -> dict[str, Any] | None:
+    def restore(self, resume_path: Path, saved_objective: str) -> dict[str, Any] | None:
         """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
 
         Returns:
@@ -628,7 +632,9 @@ class Run:
             whole, or where the number of processes has changed.
         """
         last_name = resume_path.name if resume_path.name.startswith("step-") else None
-        manifest = restore_newest(self.checkpoints, last_name, self.parts, self.identity())
+        manifest = restore_newest(
+            self.checkpoints, last_name, self.parts, self.identity(), saved_objective
+        )
         if manifest is None:
             return None
         if manifest["lost_best"]:

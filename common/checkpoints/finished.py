@@ -17,6 +17,7 @@ NAME = re.compile(r"step-(\d{8,})")
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.
 BEST = re.compile(r"best-(\d{8,})(-\d+-of-\d+)?\.safetensors$")
 MANIFEST = "manifest.json"
+OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
 
 
 def step_folders(folder: Path) -> list[Path]:
@@ -132,8 +133,9 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
 
     - Unfinished files are removed.
     - Checkpoints newer than the chosen one are put aside until another checkpoint is whole.
-    - Files of another run are put aside for good.
-    - If no checkpoint is whole, all of them are put aside for good: a user may be able to mend one.
+    - Files of another run are put aside for good, in a folder of their own.
+    - If no checkpoint of this run is whole, all of them are put aside for good: a user may be able
+      to mend one.
 
     Raises:
         UserError: no checkpoint up to the named one is whole; nothing is removed or put aside then.
@@ -141,22 +143,32 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
     undo_renaming(folder)
     path, problems = newest_whole(folder, named, run_id)
     if path is None and named is not None and step_folders(folder):
-        problem = problems[0] if problems else "none"
-        raise UserError(
-            f"no checkpoint up to {named} is whole ({problem}): "
-            f"go on with the newest one by --resume {folder.parent}"
-        )
+        raise UserError(no_checkpoint_up_to(named, folder, problems, run_id))
     for problem in problems:
         warn(f"checkpoint passed over: {problem}")
     with writing(str(folder)):
         for unfinished in folder.glob(f"*{UNFINISHED}"):
             remove(unfinished)
+        put_other_runs_aside(folder, run_id)
         if path is None and step_folders(folder):
             put_all_aside(folder)
-        put_other_runs_aside(folder, run_id)
         if path is not None:
             put_newer_aside(folder, path)
     return path
+
+
+def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: str | None) -> str:
+    """Return a sentence: no checkpoint up to the `named` one can be used, why, and what to do."""
+    if problems:
+        reason = f"no checkpoint up to {named} is whole ({problems[0]})"
+    else:
+        reason = (
+            f"{folder} has no checkpoint up to {named}: {step_folders(folder)[0].name} is its first"
+        )
+    newest, _ = newest_whole(folder, None, run_id)
+    if newest is None:
+        return f"{reason}: put a whole copy back, or begin anew by --resume {folder.parent}"
+    return f"{reason}: go on with the newest one, {newest.name}, by --resume {folder.parent}"
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:
@@ -183,10 +195,13 @@ def undo_renaming(folder: Path) -> None:
 
 
 def put_all_aside(folder: Path) -> None:
-    """Rename a folder whose checkpoints are all unusable."""
+    """Rename a folder whose checkpoints are all unusable, but leave other runs' files in place."""
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
     say(f"put aside, and kept: {aside}")
     os.rename(folder, aside)
+    for of_another_run in sorted(aside.glob(f"{OF_ANOTHER_RUN}*")):
+        folder.mkdir(exist_ok=True)
+        os.rename(of_another_run, folder / of_another_run.name)
 
 
 def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
@@ -197,7 +212,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
             foreign.append(path)
     if not foreign:
         return
-    aside = free_name(folder / "of-another-run")
+    aside = free_name(folder / OF_ANOTHER_RUN)
     aside.mkdir()
     for path in foreign:
         say(f"put aside, because another run wrote it: {aside / path.name}")

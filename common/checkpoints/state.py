@@ -184,7 +184,11 @@ def check_kinds(saved: Any, now: Any) -> None:
 
 
 def restore_newest(
-    checkpoints: Checkpoints, named: str | None, parts: Parts, present: Mapping[str, Any]
+    checkpoints: Checkpoints,
+    named: str | None,
+    parts: Parts,
+    present: Mapping[str, Any],
+    saved_objective: str | None = None,
 ) -> dict[str, Any] | None:
     """Restore all parts from the newest whole checkpoint and return its manifest.
 
@@ -195,6 +199,8 @@ def restore_newest(
         named: the last checkpoint to consider, such as ``step-00000120``; None for the newest.
         present: the facts of this run. Those in `KEPT`, the ``flags`` and the ``parts_described``
             must be the same as in the checkpoint.
+        saved_objective: the one in the run's `config.json`. Checkpoints of older versions do not
+            name theirs.
 
     Returns:
         The manifest, or None if no checkpoint is whole. Its ``lost_best`` is true if the best model
@@ -216,7 +222,8 @@ def restore_newest(
     if problem is not None:
         warn(f"the best model so far is lost, and a later evaluation becomes the best: {problem}")
     manifest = read_manifest(path)
-    insist_on_facts(path, manifest, present)
+    fallback = {} if saved_objective is None else {"objective": saved_objective}
+    insist_on_facts(path, {**fallback, **manifest}, present)
     insist_on_flags(path, manifest.get("flags"), present.get("flags"))
     insist_on_same(path, manifest.get("parts_described"), present.get("parts_described", {}))
     parts.restore(path, manifest, checkpoints.world_size)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from common.compare.comparison import FIGURES, RATIOS, Comparison
 from common.console import CONSOLE
+from common.printable import printable
 from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
 
 MOST_COLUMNS = 5  # more runs than this stand one a row, fewer one a column
@@ -118,14 +119,15 @@ def written(value: Any) -> str:
 def show(comparison: Comparison) -> None:
     """Print the comparison for a person, to the terminal or into a file, which is wider."""
     for warning in warnings(comparison):
-        CONSOLE.print(f"[yellow]not comparable[/yellow] {escape(warning)}")
+        CONSOLE.print(f"[yellow]not comparable[/yellow] {escape(printable(warning))}")
     print_table(table_cells(comparison))
     for note in notes(comparison):
-        CONSOLE.print(note, markup=False)
+        CONSOLE.print(printable(note), markup=False)
 
 
 def print_table(cells: list[list[str]]) -> None:
-    head, *rows = cells
+    """Print a table, its heading first; names and values may have any characters."""
+    head, *rows = [[printable(cell) for cell in row] for row in cells]
     table = Table(show_header=True, header_style="bold")
     table.add_column(head[0], no_wrap=True)
     for name in head[1:]:
@@ -137,12 +139,13 @@ def print_table(cells: list[list[str]]) -> None:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    lines = [f"> **not comparable** {warning}\n" for warning in warnings(comparison)]
+    lines = [f"> **not comparable** {printable(warning)}\n" for warning in warnings(comparison)]
     lines += markdown_table(table_cells(comparison))
-    return "\n".join([*lines, *(f"\n{note}" for note in notes(comparison))])
+    lines += [f"\n{printable(note)}" for note in notes(comparison)]
+    return "\n".join(lines)
 
 
 def markdown_table(cells: list[list[str]]) -> list[str]:
-    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    head, *rows = [[printable(cell).replace("|", "\\|") for cell in row] for row in cells]
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return [f"| {' | '.join(row)} |" for row in rows]

@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.data.csv_files import DEFAULT, SEPARATORS, Dialect, find_dialect
+from common.data.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
 from common.data.local_files import LocalFiles, dangling_note, find_files, following
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -216,9 +216,11 @@ def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> 
     if builder.name not in TABLE_BUILDERS:
         return
     expected: dict[str, Any] = {}
+    advice = RAGGED_ADVICE if builder.name == "csv" else "put a whole copy of it back, or remove it"
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
-        with tempfile.TemporaryDirectory() as cache, reading(f"{description}: its file {file}"):
+        where = f"{description}: its file {file}"
+        with tempfile.TemporaryDirectory() as cache, reading(where, advice):
             features = features_of(builder.name, file, cache, options)
         expected = expected or features
         names = {**expected, **features}
@@ -233,7 +235,11 @@ def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> 
 def features_of(
     builder_name: str, file: str, cache: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Read one table by itself, and return the types of its columns by their names."""
+    """Read one table by itself, and return the types of its columns by their names.
+
+    Raises:
+        UserError: the table has no rows.
+    """
     import datasets
 
     try:
@@ -242,6 +248,6 @@ def features_of(
         )
     except ValueError as problem:
         if "corresponds to no data" in str(problem):
-            raise ValueError("it has no rows: remove or fill it") from None
+            raise UserError(f"{file} has no rows: remove or fill it") from None
         raise
     return table.features

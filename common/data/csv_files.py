@@ -10,6 +10,11 @@ from common.errors import UserError
 
 SEPARATORS = (",", ";", "\t", "|")
 SHOWN = {"\t": "tabs"}
+# What to do about a file whose rows can't be told apart, or differ in length.
+RAGGED_ADVICE = (
+    "give each row as many values as the header has names, quote the texts that hold a separator, "
+    "and close each quote"
+)
 # Characters at the beginning of a file by which the separator is told.
 SAMPLE = 2**16
 BLOCK = 2**20
@@ -38,13 +43,15 @@ def find_dialect(path: str) -> Dialect:
     """Tell how a CSV file is written.
 
     Raises:
-        UserError: its encoding is not certain, its first line is no header, or the header has fewer
-            names than the first row has values.
+        UserError: it is empty, its encoding is not certain, its first line is no header, or the
+            header has fewer names than the first row has values.
     """
     encoding = find_encoding(path)
     with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as file:
         sample = file.read(SAMPLE)
     is_whole = len(sample) < SAMPLE
+    if is_whole and not sample.strip():
+        raise UserError(f"{path} is empty: remove it, or write a header and rows into it")
     refuse_separator_line(path, sample)
     separator = find_separator(sample, is_whole)
     refuse_unnamed_columns(path, read_records(sample, separator, is_whole), separator)

@@ -89,7 +89,7 @@ class Workers:
         self.is_stopping: Callable[[], bool] = lambda: False  # whether the run was asked to stop
         self.watch: Watch | None = None  # None until worker processes have started
         self.free_memory: int | None = None  # bytes of shared memory before the workers started
-        self.has_checked_memory = False
+        self.largest_batch = 0  # bytes
 
     @cached_property
     def processes(self) -> DataLoader[Any]:
@@ -203,13 +203,19 @@ class Workers:
         return batch
 
     def check_shared_memory(self, batch: Batch) -> None:
-        """Warn once if shared memory is too small for the batches that workers make in advance."""
-        if "shared memory" in self.announced or self.has_checked_memory or self.count == 0:
+        """Warn once if shared memory is too small for the batches that workers make in advance.
+
+        Batches of text differ in size, so each one that is larger than those before it is checked.
+        """
+        if self.count == 0 or self.free_memory is None or "shared memory" in self.announced:
             return
-        self.has_checked_memory = True
+        size = bytes_of(batch)
+        if size <= self.largest_batch:
+            return
+        self.largest_batch = size
         # One more, because the training process still holds the batch that it uses.
-        needed = bytes_of(batch) * (PREFETCHED * self.count + 1)
-        if self.free_memory is None or self.free_memory >= needed:
+        needed = size * (PREFETCHED * self.count + 1)
+        if self.free_memory >= needed:
             return
         self.announced.add("shared memory")
         free_mib = self.free_memory / 2**20

@@ -9,6 +9,7 @@ from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
+from common.printable import printable
 from common.records import RunConfig
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
@@ -119,7 +120,7 @@ def show_summary(
     """Print the table that ends a run; `split` is what the final evaluation read."""
     table = Table(
         *("", Column(overflow="fold")),  # a path is cut nowhere
-        title=run.recipe,
+        title=printable(run.recipe),
         title_justify="left",
         show_header=False,
     )
@@ -129,14 +130,15 @@ def show_summary(
     shown |= {objective.best_key: ", validation"} | dict.fromkeys(OF_THE_RUN, "")
     for name, on in shown.items():
         if name in summary:
-            table.add_row(describe(name).heading + on, describe(name).text(summary[name]))
+            heading = printable(describe(name).heading + on)
+            table.add_row(heading, describe(name).text(summary[name]))
     kept, last = (f"{summary[name]:,.0f}" for name in ("progress/kept_step", STEP))
     table.add_row("model", f"of update {kept}" + ("" if kept == last else f", the best of {last}"))
     if "perf/samples_per_second" in summary:
         table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
     if memory:
         table.add_row("planned → taken", f"MiB: {comparison_text(memory)}")
-    table.add_row("files", str(folder))
+    table.add_row("files", printable(str(folder)))
     if is_main_rank():
         CONSOLE.print(table, markup=False)
     for command in commands:

@@ -16,6 +16,7 @@ from common.checkpoints.tensors import read_metadata
 from common.compare.comparison import compare
 from common.compare.readers import read_runs
 from common.errors import UserError
+from common.files import signed
 from common.run import Run
 from common.training import accelerator
 from tests.copies import regression
@@ -157,13 +158,13 @@ def test_precision_that_the_machine_has_not_is_refused(
     facts = json.loads((directory / "config.json").read_text())
     for group in (facts["config"], facts["given"], facts["environment"]):
         group["mixed_precision"] = "fp16"  # as a GPU would have run
-    (directory / "config.json").write_text(json.dumps(facts))
+    (directory / "config.json").write_text(json.dumps(signed(facts)))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
     assert "fp16 needs a CUDA GPU" in error.message
     assert "pass --mixed-precision" not in error.message
     facts["config"]["mixed_precision"] = facts["environment"]["mixed_precision"] = "bf16"
-    (directory / "config.json").write_text(json.dumps(facts))
+    (directory / "config.json").write_text(json.dumps(signed(facts)))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
     assert "mixed precision no, and now bf16: pass --mixed-precision" in error.message

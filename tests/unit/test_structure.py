@@ -19,6 +19,7 @@ LEVELS = (
     ("errors",),
     ("files", "console", "flag_uses", "flags", "objective"),
     ("records",),
+    ("identity",),
     ("directory",),
     ("initial", "standing"),
     ("resume",),

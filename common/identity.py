@@ -1,0 +1,100 @@
+"""Whether a run's `config.json` is what the run wrote, and belongs to the other files beside it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import UserError
+from common.files import json_safe, parse, read_json_if_there, signed
+from common.flags import spelled
+from common.printable import listed
+
+SIGNATURE = "sha256"  # in a signed file: the digest of all else that it contains
+
+
+class EditedConfigError(UserError):
+    """A run's `config.json` is not what the run wrote, or is another run's."""
+
+
+class Witness(NamedTuple):
+    """A file beside `config.json` that also names its run."""
+
+    path: Path
+    run_id: str
+    flags: Mapping[str, Any]  # those that a resume can't change; empty if the file has none
+
+
+def signed_config(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of `config.json`, with a digest, as a reader will get them back."""
+    return signed(parse(json.dumps(json_safe(facts))))
+
+
+def is_status_of(run_id: Any, status: Mapping[str, Any]) -> bool:
+    """Whether a `status.json` is of the run with this id; older versions wrote no ids."""
+    return run_id is None or status.get("run_id") in (None, run_id)
+
+
+def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:
+    """Raise an `EditedConfigError` if a run's `config.json` was edited, or is another run's.
+
+    An edit is noticed by the digest in the file. Another run's file has a digest that is right, so
+    its id is compared with the ids in `status.json` and in the checkpoints. Files of older versions
+    may have neither, and pass.
+
+    Args:
+        saved: the contents of `config.json`.
+    """
+    path = directory / "config.json"
+    witnesses = find_witnesses(directory)
+    if SIGNATURE in saved and saved != signed(saved):
+        raise EditedConfigError(
+            f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}: put a copy of "
+            f"the file back, or start another run with its flags by --config {path}"
+        )
+    run_id = saved.get("run_id")
+    if not isinstance(run_id, str) or not witnesses:
+        return
+    if all(witness.run_id != run_id for witness in witnesses):
+        witness = witnesses[0]
+        raise EditedConfigError(
+            f"{path} is of run {run_id:.50}, and {witness.path} is of run {witness.run_id:.50}: "
+            "put back the config.json of the run whose checkpoints these are"
+        )
+
+
+def find_witnesses(directory: Path) -> list[Witness]:
+    """Return the whole manifests of a run's checkpoints, newest first, then its `status.json`."""
+    manifests = sorted(directory.glob("checkpoints/step-*/manifest.json"), reverse=True)
+    found = []
+    for path in [*manifests, directory / "status.json"]:
+        try:
+            contents = read_json_if_there(path) or {}
+        except UserError:
+            continue
+        run_id = contents.get("run_id")
+        flags = contents.get("flags")
+        is_whole = path.name == "status.json" or contents == signed(contents)
+        if is_whole and isinstance(run_id, str) and run_id:
+            found.append(Witness(path, run_id, flags if isinstance(flags, dict) else {}))
+    return found
+
+
+def describe_edit(saved: Mapping[str, Any], witnesses: Iterable[Witness]) -> str:
+    """Return a phrase for what differs between an edited `config.json` and the files beside it."""
+    run_id = saved.get("run_id")
+    config = saved.get("config")
+    for witness in witnesses:
+        if witness.run_id != run_id:
+            return f"its run_id is {run_id!s:.50}, and that of {witness.path} is {witness.run_id}"
+        if not isinstance(config, Mapping):
+            continue
+        flags = witness.flags
+        changes = [
+            f"{spelled(name)} {flags[name]!s:.99} and now has {config[name]!s:.99}"
+            for name in sorted(flags.keys() & config.keys())
+            if flags[name] != config[name]
+        ]
+        if changes:
+            return f"it was trained with {listed(changes)}"
+    return "its SHA-256 is another one"
