@@ -25,6 +25,7 @@ from common.errors import (
 from common.files import locked, read_json, read_json_if_there, receipt_of, write_json, writing
 from common.identity import signed_config
 from common.machine import is_main_rank, rank, several_machines
+from common.records import Status, read_record
 
 LOCK, STATUS, CONFIG = ".lock", "status.json", "config.json"
 INITIAL = "initial"  # a copy of what `--init-from` named, for a resume to need nothing else
@@ -144,10 +145,10 @@ class RunDirectory:
         The first loss of a process at an update may be an accident, which a restart mends. After
         a second one at the same update the run is not resumable, or it would be restarted forever.
         """
-        status = read_status(self.path)
-        if status.get("status") == "failed":
+        earlier = read_status(self.path)
+        if earlier.status == "failed":
             return False
-        steps_of_losses = losses_in(status)
+        steps_of_losses = earlier.lost_at_steps
         if is_loss:
             if global_step in steps_of_losses:
                 again = LOST_AGAIN.format(step=global_step)
@@ -235,17 +236,11 @@ def read_run_id(file: Path) -> str | None:
     return None
 
 
-def read_status(path: Path) -> dict[str, Any]:
-    """Return what a run's `status.json` holds; nothing where it is missing or damaged."""
+def read_status(path: Path) -> Status:
+    """Return the contents of a run's `status.json`; an unknown status if it can't be read."""
     with contextlib.suppress(UserError):
-        return read_json(path / STATUS)
-    return {}
-
-
-def losses_in(status: Mapping[str, Any]) -> list[int]:
-    """Return at which updates attempts of a run lost a process, by its `status.json`."""
-    steps = status.get("lost_at_steps")
-    return [step for step in steps if isinstance(step, int)] if isinstance(steps, list) else []
+        return read_record(path / STATUS, Status)
+    return Status()
 
 
 def write_outcome(
@@ -261,16 +256,16 @@ def write_outcome(
     The updates at which earlier attempts lost a process stay until the run is finished.
     """
     earlier = read_status(path)
-    step = earlier.get("global_step") if global_step is None else global_step
-    facts = {**outcome._asdict(), "global_step": step if isinstance(step, int) else 0}
-    if run_id is None and isinstance(earlier.get("run_id"), str):
-        run_id = earlier["run_id"]
-    if run_id is not None:
-        facts["run_id"] = run_id
-    losses = losses_in(earlier) if steps_of_losses is None else steps_of_losses
-    if losses and outcome.status != "finished":
-        facts["lost_at_steps"] = losses
-    write_json(path / STATUS, facts)
+    if global_step is None:
+        global_step = earlier.global_step
+    if steps_of_losses is None:
+        steps_of_losses = earlier.lost_at_steps
+    facts = {**outcome._asdict(), "global_step": global_step}
+    if run_id or earlier.run_id:
+        facts["run_id"] = run_id or earlier.run_id
+    if steps_of_losses and outcome.status != "finished":
+        facts["lost_at_steps"] = steps_of_losses
+    write_json(path / STATUS, Status(**facts).to_json())
 
 
 def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
@@ -317,8 +312,8 @@ def refuse_to_resume(asked: str | Path | None, outcome: Outcome, resume: bool = 
     """
     path = Path(asked or "")
     is_anothers = not resume and os.path.exists(path / CONFIG)
-    status = read_status(path).get("status")
-    if not is_main_rank() or asked is None or is_anothers or status in (None, "finished"):
+    status = read_status(path).status
+    if not is_main_rank() or asked is None or is_anothers or status in ("unknown", "finished"):
         return
     # It may be running, by another command; and what could not be written is printed all the same.
     with contextlib.suppress(UserError), locked(path / LOCK, patience=0):

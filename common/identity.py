@@ -9,6 +9,7 @@ from common.errors import UserError
 from common.files import json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
 from common.printable import listed
+from common.records import Status
 
 SIGNATURE = "sha256"  # in a signed file: the digest of all else that it contains
 
@@ -30,9 +31,9 @@ def signed_config(facts: Mapping[str, Any]) -> dict[str, Any]:
     return signed(parse(json.dumps(json_safe(facts))))
 
 
-def is_status_of(run_id: Any, status: Mapping[str, Any]) -> bool:
+def is_status_of(run_id: Any, status: Status) -> bool:
     """Whether a `status.json` is of the run with this id; older versions wrote no ids."""
-    return run_id is None or status.get("run_id") in (None, run_id)
+    return run_id is None or status.run_id in (None, run_id)
 
 
 def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:

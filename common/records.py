@@ -140,10 +140,14 @@ class RunConfig(Record):
 
 
 class Status(Record):
-    """`status.json`: whether a run goes on, or how it ended."""
+    """`status.json`: whether a run goes on, or how it ended.
 
-    status: Literal["running", "finished", "preempted", "failed", "stopped"]
-    resumable: bool
+    The status of a run without a readable file is "unknown". A tool calls a run "stopped" whose
+    job was killed before it could write another status than "running".
+    """
+
+    status: Literal["running", "finished", "preempted", "failed", "stopped", "unknown"] = "unknown"
+    resumable: bool | None = None  # whether the same command may end in another way
     reason: str | None = None
     global_step: int = 0
     run_id: str | None = None

@@ -171,7 +171,7 @@ def differing_flags(config: Any, given: dict[str, Any]) -> list[str]:
 
 def may_be_gone_on_with(directory: Path) -> bool:
     """Return whether a run stopped early: it neither runs now nor reached its end."""
-    if read_status(directory).get("status") == "failed" and (directory / "summary.json").exists():
+    if read_status(directory).status == "failed" and (directory / "summary.json").exists():
         return False  # it was trained to its end and missed its --target
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
         return True
@@ -206,7 +206,7 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
 def is_finished(directory: Path, run: SavedRun) -> bool:
     """Whether the `status.json` of a run says that it is finished; another run's says nothing."""
     status = read_status(directory)
-    return status.get("status") == "finished" and is_status_of(run.contents.get("run_id"), status)
+    return status.status == "finished" and is_status_of(run.contents.get("run_id"), status)
 
 
 def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:

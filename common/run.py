@@ -372,7 +372,7 @@ class Run:
     def write_facts(self, saved: RunConfig | None) -> None:
         """Write `config.json`, with the facts about the recipe's source, and `status.json`."""
         step = self.progress.global_step
-        if read_status(self.directory.path).get("status") == "running":  # no rank has failed
+        if read_status(self.directory.path).status == "running":  # no rank has failed
             self.directory.write_status("running", step)
         saved_source = Source() if saved is None else saved.source
         source = self.source.record(self.directory, saved_source, step)
@@ -871,7 +871,7 @@ class Run:
         """
         lift_limit()
         kill_workers()
-        step = self.progress.global_step or read_status(self.directory.path).get("global_step", 0)
+        step = self.progress.global_step or read_status(self.directory.path).global_step
         outcome = outcome_of(error, self.accelerator.process_index)
         if isinstance(error, Preempted):
             self.close_after_request(error, outcome, step)
@@ -880,12 +880,12 @@ class Run:
             self.checkpoints.hurry()
         is_first = self.directory.write_failure(outcome, step, is_loss(error))
         status = read_status(self.directory.path)
-        is_lost_again = is_first and outcome.resumable and status.get("resumable") is False
+        is_lost_again = is_first and outcome.resumable and status.resumable is False
         tell(f"{outcome.status}: {outcome.reason}")
         self.logs.finish(exit_code=1)
         self.directory.remove_if_unused()
         if is_lost_again:
-            raise TrainingError(str(status["reason"]), every_rank=True) from None
+            raise TrainingError(str(status.reason), every_rank=True) from None
         if outcome.resumable and not is_first and not isinstance(error, UserError):
             raise SystemExit(1) from None  # another rank was lost first, and says why
         if is_out_of_memory(error) and is_first:

@@ -3,21 +3,20 @@
 import fcntl
 import os
 from pathlib import Path
-from typing import Any
 
 from common.directory import LOCK, read_status
+from common.records import Status
 
-STOPPED = "stopped"  # the job of the run was killed before it could change the status
 
-
-def present_status(directory: Path) -> dict[str, Any]:
+def present_status(directory: Path) -> Status:
     """Return the contents of `status.json`, with the status ``stopped`` if the job was killed.
 
     A job that is killed leaves the status ``running`` behind, but the system releases its lock.
     """
     status = read_status(directory)
-    if status.get("status") == "running" and is_released(directory / LOCK):
-        return {**status, "status": STOPPED, "reason": "its process ended without a word"}
+    if status.status == "running" and is_released(directory / LOCK):
+        correction = {"status": "stopped", "reason": "its process ended without a word"}
+        return status.model_copy(update=correction)
     return status
 
 
@@ -45,7 +44,7 @@ def advice_to_go_on(directory: Path) -> str:
     status = present_status(directory)
     if not (directory / "config.json").is_file():
         return "it ended before training began: start it again"
-    if status.get("resumable") is False:
-        reason = str(status.get("reason") or "its status.json does not say why")
+    if status.resumable is False:
+        reason = status.reason or "its status.json does not say why"
         return f"it would end so again ({reason}): start another"
     return f"go on with it by --resume {directory}"

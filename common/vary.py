@@ -76,9 +76,9 @@ def main(words: Sequence[str] | None = None) -> None:
                 for one in run.follow():
                     steps = f"{one.last_step} of {one.fact('plan.total_steps')} updates"
                     shown.update(f"{place.name}  {steps}")
-            status = present_status(place).get("status", "failed")
+            status = present_status(place).status
             is_finished = status == "finished"
-            ended = "failed" if status == "running" else status
+            ended = "failed" if status in ("running", "unknown") else status
             say(f"{place.name}  {'finished' if is_finished else f'{ended}: {run.reason()}'}")
             if is_finished:
                 done.setdefault(name, []).append(str(place))

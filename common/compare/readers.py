@@ -120,10 +120,11 @@ def read_source(source: str) -> list[RunRecord]:
 
 def read_directory(path: Path) -> RunRecord:
     read_json_if_there(path / "status.json")  # a damaged one is a mistake to be told
-    told = present_status(path)
-    status, reason = str(told.get("status", "running")), told.get("reason")
+    present = present_status(path)
+    status = "running" if present.status == "unknown" else present.status
+    reason = present.reason
     facts = read_json_if_there(path / "config.json")
-    if facts is None and told:
+    if facts is None and present.status != "unknown":
         why = f"it {status} before training began" + (f": {reason}" if reason else "")
         raise UserError(f"{path} has nothing to compare: {why}")
     if facts is None:

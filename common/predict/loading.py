@@ -47,8 +47,8 @@ def finished_model(run: Path) -> Path:
     """Return the model folder of a run; a `UserError` says why there is none."""
     if not os.path.isdir(run):
         raise UserError(f"{run} is no folder: pass a run that finished, such as runs/NAME")
-    status = present_status(run).get("status", "finished")
-    if status != "finished" and not (run / "model").is_dir():
+    status = present_status(run).status
+    if status not in ("finished", "unknown") and not (run / "model").is_dir():
         raise UserError(f"{run} is {status} and has no model yet: {advice_to_go_on(run)}")
     return model_folder(run, "")
 

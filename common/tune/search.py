@@ -193,7 +193,7 @@ class Search:
             if new and run.is_running() and not is_ending and trial.should_prune():
                 said = f"pruned after epoch {max(new) / STEPS_PER_EPOCH:.3g}, {metric.label}"
                 return TrialState.PRUNED, None, f"{said} {metric.text(values[max(new)])}"
-        status = read_status(run.directory).get("status")
+        status = read_status(run.directory).status
         if status == "preempted":
             again = f"python -m common.tune --study {os.path.relpath(self.directory)}"
             raise UserError(f"{run.directory} was stopped from outside: go on with {again}")

@@ -57,7 +57,7 @@ class TrialRun:
         """Start it in `directory`, absolute; it ends, saving itself, when this process does."""
         self.directory, self.log = directory, directory.with_name(f"{directory.name}.log")
         self.process: psutil.Popen | None = None
-        if read_status(directory).get("status") == "finished":
+        if read_status(directory).status == "finished":
             return
         with open_to_append(self.log) as log:
             self.process = psutil.Popen(
@@ -96,8 +96,8 @@ class TrialRun:
     def reason(self) -> str:
         """Return why the run failed, in one sentence: its own, or the last that it printed."""
         status = read_status(self.directory)
-        if status.get("status") == "failed" and status.get("reason"):
-            return str(status["reason"])
+        if status.status == "failed" and status.reason:
+            return status.reason
         code = self.process.returncode if self.process is not None else 0
         ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
         lines = self.log.read_text(errors="replace").splitlines()

@@ -22,6 +22,7 @@ from common.directory import (
 )
 from common.errors import Outcome, UserError
 from common.files import locked
+from common.records import Status
 from tests.unit.recipes import status_of
 
 REFUSED = Outcome("failed", False, "wrong flags")
@@ -223,7 +224,7 @@ def test_status_is_what_was_said_last(status: str, tmp_path: Path) -> None:
     resumable = status != "finished"
     expected = {"status": status, "resumable": resumable, "reason": "a reason", "global_step": 3}
     expected |= {"run_id": directory.run_id}
-    assert read_status(tmp_path) == status_of(tmp_path) == expected
+    assert read_status(tmp_path).to_json() == status_of(tmp_path) == expected
 
 
 def test_first_rank_to_fail_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,9 +264,9 @@ def test_status_that_can_not_be_read_says_nothing(content: bytes | None, tmp_pat
     """A run may be killed at any moment, and go on all the same."""
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
-    assert read_status(tmp_path) == {}
+    assert read_status(tmp_path) == Status()
     refuse_to_resume(tmp_path, REFUSED)
-    assert read_status(tmp_path) == {}
+    assert read_status(tmp_path) == Status()
     directory = RunDirectory(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["global_step"] == 0
     directory.release()
@@ -304,12 +305,12 @@ def test_second_loss_at_an_update_is_no_accident(tmp_path: Path) -> None:
         assert directory.write_failure(lost, step, is_loss)
         assert not directory.write_failure(lost, step, is_loss), "another rank has said it"
         status = read_status(directory.path)
-        ends.append(status["resumable"])
+        ends.append(status.resumable)
         directory.release()
     assert ends == [True, True, True, False]
-    assert "second time at update 40" in status["reason"]
-    assert "gloo" in status["reason"]
+    assert "second time at update 40" in str(status.reason)
+    assert "gloo" in str(status.reason)
     directory = RunDirectory(str(tmp_path / "run"), "mine", True)
     directory.write_status("finished", 80)
-    assert "lost_at_steps" not in read_status(directory.path)
+    assert read_status(directory.path).lost_at_steps == []
     directory.release()

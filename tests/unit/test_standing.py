@@ -24,16 +24,16 @@ def run_with(path: Path, **status: object) -> Path:
 def test_free_lock_says_that_a_run_was_killed(tmp_path: Path) -> None:
     """By a process that held it until its kill -9."""
     run = run_with(tmp_path / "run", status="running", global_step=0)
-    assert present_status(run)["status"] == "running"  # no lock was ever taken: not known
+    assert present_status(run).status == "running"  # no lock was ever taken: not known
     code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire()"
     code += "; print(1, flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(run / LOCK)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
-        assert present_status(run)["status"] == "running"
+        assert present_status(run).status == "running"
         job.kill()
-    assert present_status(run) == {
+    assert present_status(run).to_json() == {
         "status": "stopped",
         "reason": "its process ended without a word",
         "global_step": 0,
@@ -45,9 +45,9 @@ def test_a_look_leaves_the_lock_free(tmp_path: Path) -> None:
     """A job takes it at once afterwards, also where the file can't be written."""
     run = run_with(tmp_path / "run", status="running")
     (run / LOCK).touch(mode=0o444)
-    assert present_status(run)["status"] == "stopped"
+    assert present_status(run).status == "stopped"
     with FileLock(run / LOCK, timeout=0):
-        assert present_status(run)["status"] == "running"
+        assert present_status(run).status == "running"
 
 
 @pytest.mark.parametrize(
