@@ -21,10 +21,10 @@ from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
 from common.recipe import load_recipe
+from common.tools.tune.__main__ import read_command_line
+from common.tools.tune.space import parse_space
+from common.tools.vary import read_command_line as read_variants
 from common.training.accelerator import cpu_has_bf16
-from common.tune.__main__ import read_command_line
-from common.tune.space import parse_space
-from common.vary import read_command_line as read_variants
 from tests.copies.listed import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
@@ -45,7 +45,13 @@ LINES = [
     if line.strip() and not line.startswith("#")
 ]
 
-TOOLS = ("common.vary", "common.tune", "common.compare", "common.predict", "peers.py")
+TOOLS = (
+    "common.tools.vary",
+    "common.tools.tune",
+    "common.tools.compare",
+    "common.tools.predict",
+    "peers.py",
+)
 
 # What ends a command within a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
@@ -198,7 +204,7 @@ def prepare(line: str, workspace: Path, runner: Runner) -> None:
             leave_unfinished(name, launched[0], workspace, runner)
         else:
             assert makers, f"no line of the README makes runs/{name}"
-            if "common.tune" in makers[0]:
+            if "common.tools.tune" in makers[0]:
                 shell(rewritten(makers[0], workspace), workspace, runner)
             else:
                 words = shlex.split(rewritten(makers[0], workspace))
@@ -245,11 +251,11 @@ def rewritten(line: str, workspace: Path) -> str:
             prefix += words.pop(0) + " "
         if not words:
             continue
-        if words[:3] == ["python", "-m", "common.vary"]:
+        if words[:3] == ["python", "-m", "common.tools.vary"]:
             tiny = ["--seeds", "1", "--max-steps", "2", "--tracker", "none", "--dataset", "digits"]
             tiny += [] if "--batch-size" in words else ["--batch-size", "16"]
             parts[position] = prefix + shlex.join([*two_variants(words), *tiny])
-        elif words[:3] == ["python", "-m", "common.tune"]:
+        elif words[:3] == ["python", "-m", "common.tools.tune"]:
             parts[position] = prefix + shlex.join(small_search(words))
         elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
             parts[position] = prefix + shlex.join(small(words, workspace))
@@ -270,9 +276,9 @@ def rewritten(line: str, workspace: Path) -> str:
             )
             parts[position] = prefix + shlex.join([*words[:2], *tiny])
         elif words[:2] == ["python", "-m"] and words[2] in (
-            "common.compare",
-            "common.workspace",
-            "common.predict",
+            "common.tools.compare",
+            "common.tools.workspace",
+            "common.tools.predict",
         ):
             parts[position] = prefix + shlex.join(words)
         elif words[0] == "python":
@@ -305,7 +311,7 @@ def marked_lines() -> Iterator[object]:
         launches = re.search(
             r"((?:accelerate launch|torchrun|python\b).*) ?\brecipes/\S+\.py", line
         )
-        is_module = re.match(r"python -m common\.(predict|tune|vary) ", line)
+        is_module = re.match(r"python -m common\.tools\.(predict|tune|vary) ", line)
         is_real = not is_module if launches is None else launches[1] not in seen
         is_real |= "--compile" in line or not re.fullmatch(r"[^;&|]+", line)
         if launches:
@@ -331,11 +337,11 @@ def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner)
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
-    shown = {"--help": "--learning-rate", "common.compare ": "(baseline)"}
-    shown |= {"common.tune": "best: trial-", "common.workspace": "train/loss"}
-    shown |= {"common.vary": "with picture.png beside it"}
+    shown = {"--help": "--learning-rate", "common.tools.compare ": "(baseline)"}
+    shown |= {"common.tools.tune": "best: trial-", "common.tools.workspace": "train/loss"}
+    shown |= {"common.tools.vary": "with picture.png beside it"}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
-    shown |= {"peers.py": "written: peers.json", "common.predict ": predicted}
+    shown |= {"peers.py": "written: peers.json", "common.tools.predict ": predicted}
     for word, said in shown.items():
         assert word not in line or said in output, output
 
@@ -373,12 +379,12 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
     """The flags that the test above changes are right as the README has them."""
     for command in SEPARATOR.split(line)[::2]:
         words = shlex.split(command)
-        if words[:3] == ["python", "-m", "common.vary"]:
+        if words[:3] == ["python", "-m", "common.tools.vary"]:
             given, flags = read_variants(words[3:])
             recipe = load_recipe(REPOSITORY / given.recipe)
             assert parse_space(flags, recipe, least=0)[0] or given.num_processes != "1"
             continue
-        if words[:3] == ["python", "-m", "common.tune"] and "recipes/" in command:
+        if words[:3] == ["python", "-m", "common.tools.tune"] and "recipes/" in command:
             settings = read_command_line(words[3:])[1]
             recipe = REPOSITORY / settings.recipe
             assert parse_space(settings.flags, load_recipe(recipe))[0]
