@@ -12,7 +12,7 @@ from common.objective import PREFIXES
 from common.track.names import PEAK, Facts, describe, precision_name
 
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
-USE = "python -m common.tools.predict FOLDER"
+USE = "recipes predict FOLDER"
 OF_THE_RUN = ("perf/samples_per_second", "time/train_seconds")
 
 

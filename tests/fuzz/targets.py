@@ -35,7 +35,7 @@ from common.errors import UserError
 from common.files import signed
 from common.objective import Objective
 from common.recipe import load_recipe
-from common.tools.compare.__main__ import main as compare
+from common.tools.compare.command import main as compare
 from common.tools.tune.space import parse_space
 from common.track.log import Log
 from common.track.names import STEP

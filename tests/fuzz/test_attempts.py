@@ -238,7 +238,7 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
 def test_changed_recipe_is_told_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first lines, in `config.json` on all later resumes, and by `common.tools.compare`."""
+    """In the first lines, in `config.json` on all later resumes, and by `recipes compare`."""
     directory = unfinished(tmp_path / "run")
     other = tmp_path / "whole"
     shutil.copytree(directory, other)

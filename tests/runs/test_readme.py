@@ -21,9 +21,9 @@ from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
 from common.recipe import load_recipe
-from common.tools.tune.__main__ import read_command_line
+from common.tools.tune.command import read_command_line
 from common.tools.tune.space import parse_space
-from common.tools.vary import read_command_line as read_variants
+from common.tools.vary.command import read_command_line as read_variants
 from common.training.accelerator import cpu_has_bf16
 from tests.copies.listed import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command

@@ -36,13 +36,20 @@ LEVELS = (
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
 TRACKS = {"common.track.service"} | {f"common.track.{module}" for module in ("names", "trackers")}
+PARSER = "common.tools.parser"
+COMPARE = "common.tools.compare"
+TUNE = "common.tools.tune"
 # The tools work on runs from outside. Each has its own list of what it may import besides itself.
+# `__main__` names the tools' modules as text, so that it imports only the one that runs.
 TOOLS = {
-    "common.tools.compare": BASE | TRACKS,
-    "common.tools.tune": BASE | TRACKS | {"common.tools.compare"},
-    "common.tools.workspace": BASE | TRACKS | {"common.tools.compare"},
-    "common.tools.vary": BASE | TRACKS | {"common.tools.compare", "common.tools.tune"},
+    "common.tools.__main__": BASE,
+    PARSER: BASE,
+    COMPARE: BASE | TRACKS | {PARSER},
+    TUNE: BASE | TRACKS | {PARSER, COMPARE},
+    "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
+    "common.tools.vary": BASE | TRACKS | {PARSER, COMPARE, TUNE},
     "common.tools.predict": BASE
+    | {PARSER}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
 }
 

@@ -1,137 +1,80 @@
-"""A search: asks Optuna what to try, carries out one trial after another, and can be killed."""
+"""Run a search: ask Optuna for values, run one trial after another, survive being killed."""
 
 import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NamedTuple, NoReturn
 
-import optuna
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from common.console import say
 from common.directory import read_status
 from common.errors import UserError
-from common.files import read_json_if_there, writing
-from common.flags import from_json
+from common.files import write_json
 from common.objective import Objective
-from common.recipe import Recipe
-from common.tools.compare.readers import read_directory
+from common.recipe import Recipe, load_recipe
+from common.tools.compare.comparison import compare
+from common.tools.compare.readers import RunRecord, read_directory, read_runs
+from common.tools.compare.table import show
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,
-    TrialsOnDisk,
     intermediate_values,
-    put_aside,
     settled_words,
 )
-from common.tools.tune.space import Space, command_words
-from common.tools.tune.trial import TrialRun, launched
+from common.tools.tune.settings import SearchSettings
+from common.tools.tune.space import Space, command_words, parse_space
+from common.tools.tune.study import (
+    STUDY,
+    finished_trials,
+    open_study,
+    reconciled,
+    usable,
+    with_defaults,
+)
+from common.tools.tune.trial import TrialRun, launch_command, working_in
 from common.track.names import describe, duration
 
-# All failed among so many at the beginning: the command is wrong, not what was tried.
+# If the first trials all fail, the command is wrong, and other values will not help.
 FIRST_TRIALS = 3
-STUDY = "study.db"
+TRIALS_SHOWN = 5  # in the table at the end
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """What a search was asked to do, as `search.json` in its directory keeps it."""
-
-    recipe: str
-    flags: tuple[str, ...]  # as given: ranges, choices, and what all trials share
-    config_file: str | None = None  # for `accelerate launch`
-    trials: int = 20
-    prune: bool = True
-
-    @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Read what a search in a directory was asked to do; None where there is none."""
-        path, names = directory / "search.json", [field.name for field in fields(cls)]
-        if (kept := read_json_if_there(path)) is None:
-            return None
-        if missing := ", ".join(name for name in names if name not in kept):
-            raise UserError(f"{path} is not what a search wrote: it lacks {missing}")
-        return cls(**from_json(cls, {name: kept[name] for name in names}, str(path)))
+class TrialResult(NamedTuple):
+    state: TrialState
+    value: float | None  # best value of the objective; None unless the trial is complete
+    message: str  # for the search's line about the trial
 
 
-def open_study(directory: Path, objective: Objective, prune: bool, space: Space) -> Study:
-    """Open the study of a directory, or begin one; a `UserError` if it is damaged or another's."""
-    path = directory / STUDY
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    judged = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)  # not by one epoch
-    with usable(path, Exception):
-        study = optuna.create_study(
-            storage=f"sqlite:///{path}",
-            study_name="search",
-            direction="maximize" if objective.mode == "max" else "minimize",
-            pruner=judged if prune else optuna.pruners.NopPruner(),
-            load_if_exists=True,
-        )
-        before, trials = study.user_attrs.get("objective", str(objective)), study.trials
-    if before != str(objective):
-        raise UserError(f"{directory} is a search for {before}, not {objective}: begin another")
-    tried = {pair for trial in trials for pair in trial.distributions.items()}
-    if tried - set(space.items()):
-        raise UserError(f"{path} is of another search than {directory}/search.json")
-    study.set_user_attr("objective", str(objective))
-    # The same command tries the same values; one that goes on must not repeat the first ones.
-    study.sampler = optuna.samplers.TPESampler(seed=len(trials))
-    return study
+def run_search(directory: Path, settings: SearchSettings) -> None:
+    """Run what is left of the search in `directory`, and report on it."""
+    recipe = load_recipe(Path(settings.recipe))
+    space, shared = parse_space(settings.flags, recipe)
+    with (
+        working_in(directory, "--study", command_to_continue(directory)),
+        usable(directory / STUDY),
+    ):
+        study = open_study(directory, recipe.objective, settings.prune, space)
+        study = reconciled(directory, study, recipe, settings.prune, space, shared)
+        write_json(directory / "search.json", asdict(settings))
+        search = Search(directory, settings, space, shared, recipe.objective, study)
+        say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
+        search.run()
+        report(search, recipe)
 
 
-def reconciled(
-    directory: Path, study: Study, recipe: Recipe, prune: bool, space: Space, shared: Sequence[str]
-) -> Study:
-    """Return the study, made anew from the trials' directories where it does not agree with them.
-
-    Results are credited to the values in a trial's own `config.json`. A study that was truncated,
-    or lost rows, is put aside.
-    """
-    objective = recipe.objective
-    on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
-    path = directory / STUDY
-    with usable(path, Exception):
-        difference = on_disk.disagreement(study, space, objective.best_key)
-    if difference is None:
-        return study
-    trials = on_disk.as_trials(space, objective.best_key, f"val/{objective.metric}")
-    with writing(str(path)):
-        aside = put_aside(path)
-    say(f"{path.name} does not fit the trials ({difference}): made anew; {aside.name} has the old")
-    study = open_study(directory, objective, prune, space)
-    study.add_trials(trials)
-    study.sampler = optuna.samplers.TPESampler(seed=len(trials))
-    return study
-
-
-@contextmanager
-def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[None]:
-    """Turn what a damaged file of a study, or a full disk, leads to, into a sentence."""
-    try:
-        yield
-    except errors as problem:
-        message = str(problem).partition("\n")[0]
-        advice = "move it away, and the same command makes another from the trials' directories"
-        raise UserError(
-            f"{path} can't be used ({type(problem).__name__}): {message}: {advice}"
-        ) from None
-
-
-def finished_trials(study: Study) -> list[FrozenTrial]:
-    finished = study.get_trials(states=(TrialState.COMPLETE,))
-    more_is_better = study.direction == StudyDirection.MAXIMIZE
-    return sorted(finished, key=lambda trial: float(trial.value or 0), reverse=more_is_better)
+def command_to_continue(directory: Path) -> str:
+    return f"recipes tune --study {os.path.relpath(directory)}"
 
 
 @dataclass
 class Search:
-    """Carries out the trials of a study, each a normal run in its own directory."""
+    """Runs the trials of a study. Each is a normal run in a directory of its own."""
 
     directory: Path  # absolute
     settings: SearchSettings
@@ -141,95 +84,132 @@ class Search:
     study: Study
 
     def run(self) -> None:
-        """Carry out what is left of the search; the trial that runs saves itself on a Ctrl-C."""
+        """Run the remaining trials. On Ctrl-C the current trial saves itself.
+
+        Raises:
+            UserError: the first trials all failed, or a trial can't be judged.
+        """
+        total = self.settings.trials
         for trial in self.trials():
-            directory, began = self.place(trial), time.monotonic()
+            directory = self.directory_of(trial)
+            started = time.monotonic()
             words = command_words(self.space, trial.params)
             with closing(TrialRun(self.command(words, directory), directory)) as run:
-                state, value, said = self.watch(trial, run)
-            self.study.tell(trial, value, state)
-            took, total = duration(time.monotonic() - began), self.settings.trials
-            say(f"{directory.name} of {total}  {shlex.join(words)}  {said}  {took}")
+                result = self.watch(trial, run)
+            self.study.tell(trial, result.value, result.state)
+            seconds = duration(time.monotonic() - started)
+            say(f"{directory.name} of {total}  {shlex.join(words)}  {result.message}  {seconds}")
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
-                raise UserError(f"no trial succeeds; {directory.name} {said}")
+                raise UserError(f"no trial succeeds; {directory.name} {result.message}")
 
     def trials(self) -> Iterator[Trial]:
         """Yield the trials that a kill left unfinished, then new ones up to their number."""
-        for left in self.study.get_trials(states=(TrialState.RUNNING,)):
-            if left.params.keys() == self.space.keys():
-                yield Trial(self.study, left._trial_id)
+        for unfinished in self.study.get_trials(states=(TrialState.RUNNING,)):
+            if unfinished.params.keys() == self.space.keys():
+                yield Trial(self.study, unfinished._trial_id)
             else:  # killed before all of its values were chosen
-                self.study.tell(left.number, state=TrialState.FAIL)
+                self.study.tell(unfinished.number, state=TrialState.FAIL)
         while len(self.study.get_trials(deepcopy=False)) < self.settings.trials:
             yield self.study.ask(dict(self.space))
 
-    def place(self, trial: Trial | FrozenTrial) -> Path:
+    def directory_of(self, trial: Trial | FrozenTrial) -> Path:
         return self.directory / f"{TRIAL}{trial.number:03d}"
 
     def command(self, words: Sequence[str], directory: Path) -> list[str]:
-        """Return what starts a trial in its directory, or goes on with what that holds."""
-        file = self.settings.config_file
-        options = ["--config_file", file] if file is not None else []
+        """Return the command that starts a trial in its directory, or resumes it there."""
+        config_file = self.settings.config_file
+        launcher_options = ["--config_file", config_file] if config_file is not None else []
         flags = [*words, *with_defaults(self.shared)]
         if "--keep-checkpoints" not in flags:
             flags += ["--keep-checkpoints", "1"]
-        return launched(options, self.settings.recipe, flags, directory)
+        return launch_command(launcher_options, self.settings.recipe, flags, directory)
 
-    def watch(self, trial: Trial, run: TrialRun) -> tuple[TrialState, float | None, str]:
-        """Return how a trial's run ended, its best value on validation data, what to say of it."""
-        name, record = f"val/{self.objective.metric}", None
-        metric, reported = describe(name), set(self.study.trials[trial.number].intermediate_values)
+    def watch(self, trial: Trial, run: TrialRun) -> TrialResult:
+        """Follow a trial's run to its end, or until the study prunes it."""
+        metric_name = f"val/{self.objective.metric}"
+        metric = describe(metric_name)
+        reported = set(self.study.trials[trial.number].intermediate_values)
+        record = None
         for record in run.follow():
-            if record.splits[0] != "validation":
-                why = f"{self.settings.recipe} evaluates on test data, which must not choose"
-                self.refuse(trial, f"{why}: let its data have a validation split")
-            values = intermediate_values(record, name)
+            self.insist_on_validation_data(trial, record)
+            values = intermediate_values(record, metric_name)
             new = values.keys() - reported
             for step in sorted(new):
                 trial.report(values[step], step)
             reported |= new
             is_ending = record.last_step == record.fact("plan.total_steps")
             if new and run.is_running() and not is_ending and trial.should_prune():
-                said = f"pruned after epoch {max(new) / STEPS_PER_EPOCH:.3g}, {metric.label}"
-                return TrialState.PRUNED, None, f"{said} {metric.text(values[max(new)])}"
+                last = max(new)
+                message = (
+                    f"pruned after epoch {last / STEPS_PER_EPOCH:.3g}, "
+                    f"{metric.label} {metric.text(values[last])}"
+                )
+                return TrialResult(TrialState.PRUNED, None, message)
+        return self.result_of(trial, run, record)
+
+    def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
+        if record.splits[0] != "validation":
+            problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
+            self.refuse(trial, f"{problem}: let its data have a validation split")
+
+    def result_of(self, trial: Trial, run: TrialRun, record: RunRecord | None) -> TrialResult:
+        """Return the result of a trial whose run has ended.
+
+        Raises:
+            UserError: the run was stopped from outside, or never evaluated.
+        """
         status = read_status(run.directory).get("status")
         if status == "preempted":
-            again = f"python -m common.tools.tune --study {os.path.relpath(self.directory)}"
-            raise UserError(f"{run.directory} was stopped from outside: go on with {again}")
+            command = command_to_continue(self.directory)
+            raise UserError(f"{run.directory} was stopped from outside: go on with {command}")
         if record is None or status != "finished":
-            trial.set_user_attr("reason", reason := run.reason())
-            return TrialState.FAIL, None, f"failed: {reason}"
+            reason = run.reason()
+            trial.set_user_attr("reason", reason)
+            return TrialResult(TrialState.FAIL, None, f"failed: {reason}")
         value = record.summary.get(self.objective.best_key)
         if value is None:
-            ended = f"{run.directory.name} ended before its first evaluation on validation data"
+            problem = f"{run.directory.name} ended before its first evaluation on validation data"
             advice = "give --eval-every a number of updates, or train for longer"
-            self.refuse(trial, f"{ended}: {advice}")
-        return TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}"
+            self.refuse(trial, f"{problem}: {advice}")
+        metric = describe(f"val/{self.objective.metric}")
+        return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
 
-    def refuse(self, trial: Trial, sentence: str) -> NoReturn:
+    def refuse(self, trial: Trial, message: str) -> NoReturn:
+        """Mark a trial as failed and end the search with a `UserError`."""
         self.study.tell(trial, state=TrialState.FAIL)
-        raise UserError(sentence)
+        raise UserError(message)
 
     def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
-        """Return the command that gives the figures of the best trial again.
+        """Return the command that repeats the best trial and reaches the same figures.
 
-        It starts the recipe as the trials were started, and has each flag that they had, also what
-        they settled by themselves.
+        It starts the recipe as the trials were started. It states every flag of the trial, and also
+        what the trial chose where a flag was ``auto``.
         """
-        file = self.settings.config_file
+        config_file = self.settings.config_file
         start = ["python"]
-        if file is not None:
-            start = ["accelerate", "launch", "--config_file", file]
+        if config_file is not None:
+            start = ["accelerate", "launch", "--config_file", config_file]
         words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
-        words += settled_words(recipe, read_directory(self.place(best)))
+        words += settled_words(recipe, read_directory(self.directory_of(best)))
         return shlex.join([*start, self.settings.recipe, *words])
 
 
-def with_defaults(shared: Sequence[str]) -> list[str]:
-    """Return the flags of all trials; where they name no validation share, 10 % are held out.
+def report(search: Search, recipe: Recipe) -> None:
+    """Show the best trials, draw the search, and print the command that repeats the best trial."""
+    from common.tools.tune.plot import plot_search
 
-    Test data must not choose: where there is no validation split, train gives some.
-    """
-    is_stated = "--validation-share" in shared
-    return [*shared] if is_stated else [*shared, "--validation-share", "0.1"]
+    finished = finished_trials(search.study)
+    ranked = [trial for trial in finished if (search.directory_of(trial) / "config.json").is_file()]
+    if not ranked:
+        raise UserError("no trial finished: give more --trials, or a narrower range")
+    directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
+    show(compare(read_runs(directories)))
+    metric = describe(f"val/{search.objective.metric}")
+    picture = search.directory / "search.png"
+    plot_search(search.study, metric.heading, picture)
+    say(f"picture: {os.path.relpath(picture)}")
+    best = ranked[0]
+    value = metric.text(best.value)
+    say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")
+    say(search.best_command(best, recipe))

@@ -1,4 +1,4 @@
-"""A trial's run: a recipe in a process of its own, known by what it leaves in its directory."""
+"""Run a recipe in a process of its own, and follow it by the files in its run directory."""
 
 import os
 import signal
@@ -21,21 +21,33 @@ from common.machine import signal_when_parent_ends
 from common.tools.compare.readers import RunRecord, read_directory
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 120.0  # in which a recipe finishes its update and saves; then it is killed
+STOP_SECONDS = 120.0  # a recipe has this long to finish its update and save, then it is killed
 
 
-def launched(
-    options: Sequence[str], recipe: str, words: Sequence[str], directory: Path
+def launch_command(
+    launcher_options: Sequence[str], recipe: str, flags: Sequence[str], directory: Path
 ) -> list[str]:
-    """Return what starts a run, or goes on with it: by `accelerate launch` if that has options."""
-    launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"] if options else []
+    """Return the command that starts a run in `directory`, or resumes the run there.
+
+    With options for `accelerate launch`, the command uses it; otherwise it is plain Python.
+    """
+    launcher = []
+    if launcher_options:
+        launcher = ["-m", "accelerate.commands.accelerate_cli", "launch", *launcher_options]
     place = ["--output-dir", str(directory), "--resume", "auto"]
-    return [sys.executable, *launcher, *options, recipe, *words, *place]
+    return [sys.executable, *launcher, recipe, *flags, *place]
 
 
 @contextmanager
-def working_in(directory: Path, flag: str, again: str) -> Iterator[None]:
-    """Make the directory of a flag, and be alone in it; a Ctrl-C ends with how to go on."""
+def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
+    """Create the directory that `flag` names and lock it. Ctrl-C prints how to continue.
+
+    SIGTERM acts like Ctrl-C from here on.
+
+    Raises:
+        UserError: another process works in the directory.
+        SystemExit: with status 130, after Ctrl-C.
+    """
     with writing(f"{flag} {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".lock").touch()
@@ -44,18 +56,24 @@ def working_in(directory: Path, flag: str, again: str) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             yield
     except Timeout:
-        raise UserError(f"{directory} is being used by another process") from None
+        raise UserError(f"{directory} is being used by another process: wait for it") from None
     except KeyboardInterrupt:
-        say(f"stopped: go on with {again}")
+        say(f"stopped: go on with {command_to_continue}")
         raise SystemExit(130) from None
 
 
 class TrialRun:
-    """Starts, follows and stops a run; one that is finished already is only read."""
+    """Starts, follows and stops a run. A run that has already finished is only read."""
 
     def __init__(self, command: Sequence[str], directory: Path) -> None:
-        """Start it in `directory`, absolute; it ends, saving itself, when this process does."""
-        self.directory, self.log = directory, directory.with_name(f"{directory.name}.log")
+        """Start the run, unless it has finished. It saves itself and ends when this process ends.
+
+        Args:
+            command: see `launch_command`.
+            directory: the run's directory, absolute. The log lies beside it.
+        """
+        self.directory = directory
+        self.log = directory.with_name(f"{directory.name}.log")
         self.process: psutil.Popen | None = None
         if read_status(directory).get("status") == "finished":
             return
@@ -66,7 +84,7 @@ class TrialRun:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is for the search, which passes it on
+                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
                 preexec_fn=partial(signal_when_parent_ends, signal.SIGTERM),
             )
 
@@ -74,24 +92,26 @@ class TrialRun:
         return self.process is not None and self.process.poll() is None
 
     def follow(self) -> Iterator[RunRecord]:
-        """Yield what the run has left so far, again and again, and once more after its end."""
-        running = True
-        while running:
-            running = self.is_running()  # asked first, to miss nothing that was written before
+        """Yield the record of the run so far every `POLL_SECONDS`, and once more after its end."""
+        is_running = True
+        while is_running:
+            # Look at the process before the files: a run may write and end in between.
+            is_running = self.is_running()
             if (self.directory / "config.json").exists():
                 yield read_directory(self.directory)
-            if running:
+            if is_running:
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Let the run save itself and end, if it has not; kill what does not obey."""
+        """Ask a run that has not ended to save itself and end; kill it if it does not."""
         if self.process is None or not self.is_running():
             return
-        # A launcher may end before the recipe that it launched.
-        tree = [self.process, *self.process.children(recursive=True)]
+        # A launcher may end before the recipe that it launched, so wait for all of them.
+        processes = [self.process, *self.process.children(recursive=True)]
         self.process.terminate()
-        for left in psutil.wait_procs(tree, STOP_SECONDS)[1]:
-            left.kill()
+        _, remaining = psutil.wait_procs(processes, STOP_SECONDS)
+        for process in remaining:
+            process.kill()
 
     def reason(self) -> str:
         """Return why the run failed, in one sentence: its own, or the last that it printed."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.tools.tune.trial import launched
-from common.tools.vary import main, name_of
+from common.tools.tune.trial import launch_command
+from common.tools.vary.command import main
+from common.tools.vary.variants import name_of
 from tests.unit.tools.tune.test_search import STUB
 
 
@@ -136,7 +137,7 @@ def test_names_say_what_varies() -> None:
 
 def test_several_processes_are_launched(tmp_path: Path) -> None:
     """By `accelerate launch`; one is started as it is."""
-    alone = launched([], "r.py", ["--x", "1"], tmp_path)
-    several = launched(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
+    alone = launch_command([], "r.py", ["--x", "1"], tmp_path)
+    several = launch_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
     assert alone[1:4] == ["r.py", "--x", "1"]
     assert several[3:] == ["launch", "--num_processes", "2", *alone[1:]]

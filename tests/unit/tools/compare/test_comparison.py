@@ -17,7 +17,7 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
-from common.tools.compare.__main__ import as_json, main
+from common.tools.compare.command import as_json, main
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs, record_of
 from common.tools.compare.table import as_markdown, notes, table_cells, warnings
@@ -477,7 +477,7 @@ def test_comparing_waits_for_no_large_library(tmp_path: Path) -> None:
     """A table needs neither torch nor matplotlib, nor W&B."""
     code = (
         "import sys\n"
-        "from common.tools.compare.__main__ import main\n"
+        "from common.tools.compare.command import main\n"
         f"main([{write_run(tmp_path / 'run')!r}])\n"
         "print({'torch', 'matplotlib', 'wandb', 'accelerate', 'numpy'} & set(sys.modules))"
     )

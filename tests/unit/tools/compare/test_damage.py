@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.tools.compare.__main__ import main
+from common.tools.compare.command import main
 from tests.unit.damage import broken, wrong
 from tests.unit.tools.compare.run_folders import rows, write_run
 

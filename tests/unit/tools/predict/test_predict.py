@@ -21,7 +21,8 @@ from common.checkpoints.tensors import read_tensors, write_tensors
 from common.data.tokens import train_wordpiece
 from common.errors import UserError
 from common.recipe import load_recipe
-from common.tools.predict.__main__ import main, read_inputs
+from common.tools.predict.command import main
+from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from tests.unit.damage import wrong
 
@@ -206,7 +207,7 @@ def test_benchmark_measures(
     predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Latency of batches, and throughput, which belong together."""
-    monkeypatch.setattr("common.tools.predict.__main__.SECONDS", 0.0)
+    monkeypatch.setattr("common.tools.predict.benchmark.SECONDS", 0.0)
     words = (image(tmp_path, "a.png"), "--batch-size", 8, "--benchmark", "--device", "cpu")
     (found,) = predicted(*words, "--mixed-precision", "no")
     assert 0 < found["p50_milliseconds"] <= found["p95_milliseconds"]

@@ -1,6 +1,6 @@
 """A recipe that trains nothing, in no time: what a search sees of a run, and nothing else.
 
-Tests of `common.tools.tune` copy and run it. Its accuracy is 1 at a learning rate of 0.1, and less
+Tests of `recipes tune` copy and run it. Its accuracy is 1 at a learning rate of 0.1, and less
 at any other; where a copy states another objective, to be low, that is -1 there.
 """
 

@@ -15,9 +15,11 @@ import pytest
 from common.errors import UserError
 from common.objective import Objective
 from common.recipe import load_recipe
-from common.tools.tune.__main__ import main, read_command_line
-from common.tools.tune.search import Search, SearchSettings, open_study, usable
+from common.tools.tune.command import main, read_command_line
+from common.tools.tune.search import Search
+from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import parse_space
+from common.tools.tune.study import open_study, usable
 from tests.unit.damage import broken, wrong
 from tests.unit.tools.compare.run_folders import write_run
 from tests.unit.tools.tune.test_search import STUB

@@ -18,8 +18,8 @@ from common.errors import UserError
 from common.recipe import load_recipe
 from common.tools.compare.readers import read_directory
 from common.tools.tune.recovery import given_flags, means
-from common.tools.tune.search import open_study, reconciled, with_defaults
 from common.tools.tune.space import command_words, parse_space
+from common.tools.tune.study import open_study, reconciled, with_defaults
 from tests.conftest import first
 from tests.unit.tools.tune.test_search import STUB
 

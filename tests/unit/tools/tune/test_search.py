@@ -21,9 +21,10 @@ from PIL import Image
 from common.errors import UserError
 from common.objective import Objective
 from common.recipe import load_recipe
-from common.tools.tune.__main__ import main, read_command_line
-from common.tools.tune.search import SearchSettings, finished_trials, open_study
+from common.tools.tune.command import main, read_command_line
+from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Distribution, command_words, parse_space
+from common.tools.tune.study import finished_trials, open_study
 from tests.launch import CONFIGS, REPOSITORY
 
 STUB = Path(__file__).with_name("stub_recipe.py")
@@ -235,7 +236,16 @@ def test_search_prunes_and_finds_the_best(
 def test_killed_search_goes_on(tmp_path: Path) -> None:
     """After a kill -9 the trial stops itself, goes on later where it was, and counts once."""
     study = tmp_path / "study"
-    command = [sys.executable, "-m", "common.tools.tune", str(STUB), *RATES, "--study", str(study)]
+    command = [
+        sys.executable,
+        "-m",
+        "common.tools",
+        "tune",
+        str(STUB),
+        *RATES,
+        "--study",
+        str(study),
+    ]
     command += ["--trials", "3", "--epochs", "3", "--epoch-seconds", "0.5"]
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
     second = study / "trial-001"
@@ -278,7 +288,16 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
 def test_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
     """Ctrl-C lets the trial save itself; meanwhile nobody else may search there."""
     study = tmp_path / "study"
-    command = [sys.executable, "-m", "common.tools.tune", str(STUB), *RATES, "--study", str(study)]
+    command = [
+        sys.executable,
+        "-m",
+        "common.tools",
+        "tune",
+        str(STUB),
+        *RATES,
+        "--study",
+        str(study),
+    ]
     command += ["--epochs", "40", "--epoch-seconds", "0.5"]
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: (study / "trial-000" / "metrics.jsonl").exists())
@@ -287,7 +306,7 @@ def test_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
     search.send_signal(signal.SIGINT)
     said, _ = search.communicate(timeout=60)
     assert search.returncode == 130
-    assert "go on with python -m common.tools.tune --study study" in said
+    assert "go on with recipes tune --study study" in said
     assert read(study / "trial-000" / "status.json")["status"] == "preempted"
     assert not trial_processes(study)
 
