@@ -17,7 +17,7 @@ from PIL import Image
 from common.compare.__main__ import as_json, main
 from common.compare.comparison import compare
 from common.compare.readers import read_runs, record_of
-from common.compare.table import as_markdown, notes, table_cells, warnings
+from common.compare.table import as_markdown, notes, show, table_cells, warnings
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
@@ -558,3 +558,25 @@ def test_junk_in_wandbs_variables_is_a_sentence(variable: str, value: str) -> No
     assert answer.stderr.startswith("error: some/project is no folder here, and W&B can't give it")
     assert len(answer.stderr.splitlines()) == 1
     assert variable in answer.stderr or "a WANDB_* variable" in answer.stderr
+
+
+def test_names_do_not_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of runs, their reasons and the values of their flags, in each form of the table."""
+    names = ["\x1b[31mred", "two\x9b"]
+    sources = [
+        write_run(
+            tmp_path / name,
+            {"environment.device": f"a {name}", "config.label_column": name},
+            status="failed",
+            reason=f"of {name}",
+        )
+        for name in names
+    ]
+    comparison = compare(read_runs(sources))
+    show(comparison)
+    shown = capsys.readouterr().out
+    for text in (shown, as_markdown(comparison)):
+        assert "\\x1b[31mred" in text
+        assert not {"\x1b", "\x9b"} & {*text}
