@@ -141,7 +141,7 @@ def test_edit_of_a_signed_config_is_refused(killed: Path, tmp_path: Path, share:
     shutil.copytree(killed, directory)
     facts = json.loads((killed / "config.json").read_text())
     for place, changed in tried(edited(facts), share):
-        if place == ("sha256", "deleted"):
+        if place == ("sha256", "deleted") or changed == facts:
             continue
         (directory / "config.json").write_text(json.dumps(changed))
         assert not go_on(directory), place
