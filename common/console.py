@@ -16,6 +16,7 @@ from rich import progress
 from rich.console import Console
 from rich.live import Live
 
+from common.errors import advice_for
 from common.machine import is_main_rank, rank
 from common.printable import printable
 
@@ -60,7 +61,8 @@ class ToolOutput(io.TextIOWrapper):
             if isinstance(error, BrokenPipeError):  # of `| head`, which has read what it wanted
                 raise SystemExit(1) from None
             message = f"standard output can't be written ({error.strerror})"
-            raise SystemExit(f"error: {message}: free some space, or name another file") from None
+            advice = advice_for(str(error))
+            raise SystemExit(f"error: {message}: {advice}, or name another file") from None
 
 
 def spare_output() -> None:

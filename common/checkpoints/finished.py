@@ -162,9 +162,8 @@ def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: s
     if problems:
         reason = f"no checkpoint up to {named} is whole ({problems[0]})"
     else:
-        reason = (
-            f"{folder} has no checkpoint up to {named}: {step_folders(folder)[0].name} is its first"
-        )
+        first = step_folders(folder)[0].name
+        reason = f"{folder} has no checkpoint up to {named}, and {first} is its first"
     newest, _ = newest_whole(folder, None, run_id)
     if newest is None:
         return f"{reason}: put a whole copy back, or begin anew by --resume {folder.parent}"

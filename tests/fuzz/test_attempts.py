@@ -218,6 +218,102 @@ def test_flag_edited_in_config_is_refused(tmp_path: Path, flag: str, value: floa
     assert run("--resume", directory, "--log-every", 1)[0] is None
 
 
+@pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "of an older version"])
+def test_config_with_another_id_is_refused(is_signed: bool, tmp_path: Path) -> None:
+    """Rather than taken for a run that has no checkpoints; once it is put back, the run goes on."""
+    directory = unfinished(tmp_path / "run")
+    path = directory / "config.json"
+    text = path.read_text()
+    facts = json.loads(text)
+    run_id = facts["run_id"]
+    facts["run_id"] = "0123456789abcdef"
+    if not is_signed:
+        del facts["sha256"]
+    path.write_text(json.dumps(facts))
+    checkpoints = [path.name for path in step_folders(directory / "checkpoints")]
+    for flags in (("--resume", directory), ("--output-dir", directory, "--resume", "auto")):
+        error, _ = run(*flags)
+        assert isinstance(error, UserError)
+        assert "0123456789abcdef" in error.message
+        assert run_id in error.message
+        assert "put " in error.message
+        assert [path.name for path in step_folders(directory / "checkpoints")] == checkpoints
+    path.write_text(text)
+    assert run("--resume", directory)[0] is None
+
+
+def test_config_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Its digest is right, but the checkpoints are not its own."""
+    directory, other = unfinished(tmp_path / "run"), unfinished(tmp_path / "other", "--seed", 4)
+    shutil.copy(other / "config.json", directory / "config.json")
+    error, _ = run("--resume", directory)
+    assert isinstance(error, UserError)
+    assert "put back the config.json of the run whose checkpoints these are" in error.message
+    assert step_folders(directory / "checkpoints")
+
+
+def test_status_of_another_run_finishes_nothing(tmp_path: Path) -> None:
+    """A finished run's `status.json` that was copied in does not end this run."""
+    directory, other = unfinished(tmp_path / "run"), tmp_path / "other"
+    assert run(*FLAGS, "--output-dir", other)[0] is None
+    shutil.copy(other / "status.json", directory / "status.json")
+    error, said = run("--resume", directory)
+    assert error is None
+    assert "resuming" in said
+    assert (directory / "summary.json").exists()
+
+
+def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The file is what the run wrote, or nothing; its flags may begin another run."""
+    directory = unfinished(tmp_path / "run")
+    shutil.rmtree(directory / "checkpoints")
+    path = directory / "config.json"
+    facts = json.loads(path.read_text())
+    facts["config"]["seed"] = 5
+    path.write_text(json.dumps(facts))
+    error, _ = run("--resume", directory)
+    assert isinstance(error, UserError)
+    assert "is not as the run wrote it" in error.message
+    assert f"start another run with its flags by --config {path}" in error.message
+    other = tmp_path / "other"
+    assert run("--config", path, "--output-dir", other)[0] is None
+    assert json.loads((other / "config.json").read_text())["config"]["seed"] == 5
+
+
+def test_edited_config_is_not_passed_over_by_auto(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor's command would begin another run beside it."""
+    monkeypatch.chdir(tmp_path)
+    directory = unfinished(tmp_path / "runs" / "mine")
+    path = directory / "config.json"
+    facts = json.loads(path.read_text())
+    facts["config"]["seed"] = 5
+    path.write_text(json.dumps(facts))
+    flags = (*FLAGS, "--eval-every", 1, "--checkpoint-every", 1)
+    error, _ = run(*flags, "--resume", "auto")
+    assert isinstance(error, UserError)
+    assert "was trained with --seed 0 and now has 5" in error.message
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
+
+
+def test_objective_of_an_older_checkpoint_is_that_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests of older versions name none."""
+    directory = unfinished(tmp_path / "run")
+    for checkpoint in step_folders(directory / "checkpoints"):
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        del manifest["objective"]
+        (checkpoint / "manifest.json").write_text(json.dumps(signed(manifest)))
+    with monkeypatch.context() as patch:
+        patch.setattr(regression, "OBJECTIVE", "rmse:max")
+        error, _ = run("--resume", directory)
+    assert isinstance(error, UserError)
+    assert "was written with objective rmse:min, and now rmse:max" in error.message
+    assert run("--resume", directory)[0] is None
+
+
 def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
     """The run goes on from its newest checkpoint; a later evaluation is the best, or none is."""
     directory = unfinished(tmp_path / "run")

@@ -118,16 +118,33 @@ def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:
 
 
 def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
-    """Each value of `config.json` is left out or of another kind."""
+    """Each value of `config.json` is left out or of another kind.
+
+    The digest in the file is that of the edited contents, as in a file of another version.
+    """
     directory = tmp_path / "run"
     facts = json.loads((killed / "config.json").read_text())
     ends = [0, 0]
     for _, changed in tried(edited(facts), share):
         shutil.copytree(killed, directory)
+        if "sha256" in changed:
+            changed = signed(changed)
         (directory / "config.json").write_text(json.dumps(changed))
         ends[go_on(directory)] += 1
         shutil.rmtree(directory)
     assert min(ends) > 0, ends
+
+
+def test_edit_of_a_signed_config_is_refused(killed: Path, tmp_path: Path, share: int) -> None:
+    """Whichever value it is, before any other check; only the digest itself can be left out."""
+    directory = tmp_path / "run"
+    shutil.copytree(killed, directory)
+    facts = json.loads((killed / "config.json").read_text())
+    for place, changed in tried(edited(facts), share):
+        if place == ("sha256", "deleted") or changed == facts:
+            continue
+        (directory / "config.json").write_text(json.dumps(changed))
+        assert not go_on(directory), place
 
 
 def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:

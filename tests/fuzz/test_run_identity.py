@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from accelerate import PartialState
 from hypothesis import HealthCheck, settings
@@ -27,12 +28,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import nn
 
+from common.checkpoints.export import save_model
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
-from common.directory import RunDirectory
+from common.directory import FACTS, WEIGHTS, RunDirectory, model_folder
 from common.errors import UserError
-from common.files import UNFINISHED, signed
+from common.files import UNFINISHED, open_to_append, signed
 from common.flags import role_of
 from common.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
@@ -136,7 +138,11 @@ class Attempt:
             self.checkpoints.wait()
             if self.checkpoints.failure is not None:
                 raise UserError(self.checkpoints.failure)
+            with open_to_append(self.directory.path / "metrics.jsonl") as file:
+                file.write(json.dumps({"progress/global_step": self.progress.step}) + "\n")
         if self.progress.step == LAST:
+            facts = {"run_id": self.directory.run_id}
+            save_model(self.directory.path / "model", self.model, facts)
             self.directory.write_status("finished", LAST)
 
 
@@ -225,6 +231,8 @@ class Runs(RuleBasedStateMachine):
         if attempts:
             ENDED["began" if attempts[0].manifest is None else "resumed"] += 1
         self.check_kept(directory, before, attempts[0] if attempts else None)
+        if (directory / "model").exists():
+            self.read_export(directory)
 
     def check_restored(self, attempt: Attempt, before: Whole) -> None:
         """A run goes on with its own weights: the newest whole ones that it may take."""
@@ -233,9 +241,8 @@ class Runs(RuleBasedStateMachine):
             assert run_id not in self.seeds
             self.seeds[run_id] = config.seed
             return
-        if attempt.manifest is None:
-            # No checkpoint protects the flags yet: an edit of `config.json` holds from update 0.
-            self.seeds[run_id] = config.seed
+        # Whatever was edited or copied in, the run goes on as itself, also from update 0.
+        assert self.seeds[run_id] == config.seed
         weight = attempt.model.weight[0].tolist()
         assert weight[0] == config.seed
         if attempt.manifest is not None:
@@ -402,16 +409,53 @@ class Runs(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(NAMES),
-        flag=st.sampled_from(["seed", "dropout", "max_grad_norm"]),
+        edit=st.sampled_from(["seed", "dropout", "max_grad_norm", "run_id", "another run's"]),
         value=st.integers(0, 3),
     )
-    def edit_config(self, name: str, flag: str, value: int) -> None:
-        """Edit a flag in `config.json`."""
+    def edit_config(self, name: str, edit: str, value: int) -> None:
+        """Edit a flag, or the identity, in `config.json`; or put another run's in its place."""
         path = self.root / name / "config.json"
+        other = self.root / NAMES[1 - NAMES.index(name)]
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             facts = json.loads(path.read_text())
-            facts["config"][flag] = value if flag == "seed" else value / 4
+            if edit == "another run's":
+                facts = json.loads((other / "config.json").read_text())
+                if value % 2:
+                    shutil.copy(other / "status.json", path.with_name("status.json"))
+            elif edit == "run_id":
+                facts["run_id"] = f"{value:016x}"
+            else:
+                facts["config"][edit] = value if edit == "seed" else value / 4
             path.write_text(json.dumps(facts))
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        pattern=st.sampled_from(
+            ["metrics.jsonl", "checkpoints/best-*.safetensors", "model/model.*"]
+        ),
+        which=st.integers(0, 3),
+        is_cut=st.booleans(),
+    )
+    def damage_beside(self, name: str, pattern: str, which: int, is_cut: bool) -> None:
+        """Cut a file that no resume needs, or flip a bit of it: no checkpoint is lost by that."""
+        paths = sorted((self.root / name).glob(pattern))
+        if paths:
+            path = paths[which % len(paths)]
+            content = bytearray(path.read_bytes())
+            if content:
+                content[-1 - which % len(content)] ^= 1
+            path.write_bytes(content[: len(content) // 2] if is_cut else content)
+            self.read_export(self.root / name)
+
+    def read_export(self, directory: Path) -> None:
+        """Use the exported model, as `--init-from` and `predict` do: it is whole, or refused."""
+        with ending_well():
+            folder = model_folder(directory)
+            weights = safetensors.torch.load_file(folder / WEIGHTS)
+            run_id = json.loads((folder / FACTS).read_text()).get("run_id")
+            if run_id in self.seeds:
+                assert weights["weight"].tolist() == [[self.seeds[run_id], LAST]]
+            ENDED["read export"] += 1
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -452,12 +496,12 @@ def test_a_run_is_never_anothers(thorough: bool) -> None:
     run_state_machine_as_test(
         Runs,
         settings=settings(
-            max_examples=150 if thorough else 8,
+            max_examples=150 if thorough else 20,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=[*HealthCheck],
             derandomize=not thorough,
         ),
     )
-    ways = ("began", "resumed", "refused", "nothing to do", "killed")
-    assert all(ENDED[way] > 2 for way in ways), ENDED
+    ways = ("began", "resumed", "refused", "nothing to do", "killed", "read export")
+    assert all(ENDED[way] > 0 for way in ways), ENDED

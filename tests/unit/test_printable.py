@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common import console
 from common.errors import UserError
-from common.printable import LONGEST_LINE, printable
+from common.printable import LONGEST_LINE, listed, printable
 
 TEXTS = st.text(st.characters(codec=None)) | st.text(
     "\x1b[31m\x9b\r\b\x07\u202e\x7fab\n\t", max_size=50
@@ -61,3 +61,15 @@ def test_all_that_is_printed_or_kept_is_escaped(
     console.tell("run \x1b[2J")
     assert capsys.readouterr().out == "run \\x1b[2J\n" * 2
     assert kept == ["run \\x1b[2J"] * 3
+
+
+@pytest.mark.parametrize(("length", "is_shortened"), [(199, False), (200, False), (201, True)])
+def test_item_is_shortened_where_letters_are_left_out(length: int, is_shortened: bool) -> None:
+    """And not where the sentence has all of them."""
+    phrase = listed(["x" * length, "y"])
+    assert phrase == f"{'x' * min(length, 200)}{'…' if is_shortened else ''}, y"
+
+
+def test_long_list_says_how_many_items_are_left_out() -> None:
+    assert listed([*"abcde"]) == "a, b, c, d, e"
+    assert listed([*"abcdefg"]) == "a, b, c, d, e, and 2 more"

@@ -193,6 +193,26 @@ def test_checkpoints_of_another_run_are_put_aside_and_kept(
     assert (own / "step-00000099").exists()
 
 
+@pytest.mark.parametrize("has_own", [False, True], ids=["none", "damaged ones"])
+def test_whole_checkpoints_of_another_run_stay_apart_from_damaged_ones(
+    has_own: bool, tmp_path: Path
+) -> None:
+    """Where the run has no whole checkpoint of its own, another run's are in the usual folder."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    save_of(other, 9, "its")
+    own.mkdir()
+    if has_own:
+        save_of(own, 3, "mine")
+        (own / "step-00000003" / "manifest.json").write_text("{}")
+    for path in other.iterdir():
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, own / path.name)
+    assert choose(own, None, "mine") is None
+    aside = own / "of-another-run"
+    assert newest_whole(aside, None, "its") == (aside / "step-00000009", [])
+    put_aside = tmp_path / "own-put-aside"
+    assert [path.name for path in step_folders(put_aside)] == ["step-00000003"] * has_own
+
+
 def test_nothing_is_removed_where_no_checkpoint_is_whole(tmp_path: Path) -> None:
     """A user may be able to mend it: all of it is put aside, and the run begins anew."""
     folder = tmp_path / "checkpoints"
@@ -217,6 +237,25 @@ def test_named_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint up to step-00000003 is whole"):
         choose(tmp_path, "step-00000003")
     assert len(step_folders(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("is_newest_whole", [True, False])
+def test_checkpoint_before_the_first_one_is_refused_with_what_is_there(
+    is_newest_whole: bool, tmp_path: Path
+) -> None:
+    """The first one is named, and the newest one if it can be used."""
+    for step in (3, 6):
+        save(tmp_path, step)
+    if not is_newest_whole:
+        for step in (3, 6):
+            (tmp_path / f"step-{step:08d}" / "manifest.json").write_text("{}")
+    with pytest.raises(UserError) as refused:
+        choose(tmp_path, "step-00000002")
+    message = refused.value.message
+    assert "no checkpoint up to step-00000002, and step-00000003 is its first" in message
+    assert ("the newest one, step-00000006" in message) == is_newest_whole
+    assert ("put a whole copy back" in message) != is_newest_whole
+    assert len(step_folders(tmp_path)) == 2
 
 
 def test_renamed_checkpoint_gets_its_name_back(tmp_path: Path) -> None:

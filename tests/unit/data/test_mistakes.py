@@ -182,12 +182,20 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     "no file": (lambda folder: folder.mkdir(), ("mine", "contain any data files")),
     "a broken link": (linked_nowhere, ("mine", "'train.csv' is a link that leads nowhere")),
     "a broken link beside": (linked_beside, ("mine", "'test.csv' is a link that leads nowhere")),
-    "an empty csv": (with_file("train.csv", ""), ("train.csv", "No columns")),
+    "an empty csv": (with_file("train.csv", ""), ("train.csv", "is empty: remove it")),
+    "an empty test": (with_beside("\n\n"), ("test.csv", "is empty: remove it")),
+    "a ragged row": (
+        with_beside("sentence,label\nx,a\ny,b,c,d\n"),
+        ("test.csv", "in line 3, saw 4", "give each row as many values"),
+    ),
     "no text": (
         with_file("train.csv", b"\xff\xfe\x00a,label\n1,2\n"),
         ("train.csv", "UTF-16", "save it again"),
     ),
-    "an open quote": (with_file("train.csv", 'a,label\n1,2\n"3,4\n5,6,7\n'), ("train.csv", "EOF")),
+    "an open quote": (
+        with_file("train.csv", 'a,label\n1,2\n"3,4\n5,6,7\n'),
+        ("train.csv", "EOF", "close each quote"),
+    ),
     "half of json": (with_file("train.json", '{"a": '), ("train.json", "JSON")),
     "half a row of json": (with_file("train.jsonl", '{"a":1}\n{"a":'), ("train.jsonl", "row 1")),
     "no parquet": (with_file("train.parquet", "text"), ("train.parquet",)),

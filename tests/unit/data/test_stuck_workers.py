@@ -227,6 +227,21 @@ def test_batches_travel_without_shared_memory(
     assert capsys.readouterr().out.count("/dev/shm") == 1
 
 
+def test_later_batch_that_is_too_large_for_shared_memory_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of text differ in size, and the first one may be small."""
+    monkeypatch.setattr(module.Workers, "announced", set())
+    workers = make_loader(Odd(), 2).workers
+    workers.free_memory = 5 * 400
+    for length in (10, 100):
+        workers.check_shared_memory({"tokens": torch.zeros(length)})
+        assert "shared memory" not in workers.announced
+    for length in (101, 200):
+        workers.check_shared_memory({"tokens": torch.zeros(length)})
+    assert capsys.readouterr().out.count("/dev/shm") == 1
+
+
 OBSTACLES = {
     "read-only": OSError(errno.EROFS, "Read-only file system"),
     "missing": FileNotFoundError(errno.ENOENT, "No such file or directory"),

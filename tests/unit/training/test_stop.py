@@ -51,6 +51,7 @@ def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EEXIST, "in its place", False),
         (errno.ENOTEMPTY, "in its place", False),
         (errno.ENOTDIR, "in its place", False),
+        (errno.EFBIG, "ulimit -f", False),
         (errno.ENAMETOOLONG, "mend that", False),
     ],
     ids=lambda value: str(value),

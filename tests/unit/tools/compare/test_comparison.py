@@ -21,7 +21,7 @@ from common.records import RunConfig
 from common.tools.compare.command import as_json, main
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs, record_of
-from common.tools.compare.table import as_markdown, notes, table_cells, warnings
+from common.tools.compare.table import as_markdown, notes, show, table_cells, warnings
 from common.track.facts import compared_otherwise
 from common.track.names import flat, unflat
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
@@ -561,3 +561,25 @@ def test_junk_in_wandbs_variables_is_a_sentence(variable: str, value: str) -> No
     assert answer.stderr.startswith("error: some/project is no folder here, and W&B can't give it")
     assert len(answer.stderr.splitlines()) == 1
     assert variable in answer.stderr or "a WANDB_* variable" in answer.stderr
+
+
+def test_names_do_not_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of runs, their reasons and the values of their flags, in each form of the table."""
+    names = ["\x1b[31mred", "two\x9b"]
+    sources = [
+        write_run(
+            tmp_path / name,
+            {"environment.device": f"a {name}", "config.label_column": name},
+            status="failed",
+            reason=f"of {name}",
+        )
+        for name in names
+    ]
+    comparison = compare(read_runs(sources))
+    show(comparison)
+    shown = capsys.readouterr().out
+    for text in (shown, as_markdown(comparison)):
+        assert "\\x1b[31mred" in text
+        assert not {"\x1b", "\x9b"} & {*text}
