@@ -16,13 +16,16 @@ from common.flags import from_json, role_of, spelled
 from common.identity import EditedConfigError, insist_on_written_config, is_status_of
 from common.machine import world_size
 from common.printable import listed
+from common.records import Flags, RunConfig, parse_record
 
 
 class SavedRun(NamedTuple):
-    resolved: dict[str, Any]  # its flags, as they turned out
-    given: dict[str, Any]  # and as the command line had them
-    effective_batch_size: int
-    contents: dict[str, Any]  # of `config.json`
+    """What a resume needs of a run's `config.json`."""
+
+    resolved: dict[str, Any]  # the flags, with the values that `auto` chose
+    given: dict[str, Any]  # the flags as the command line stated them
+    record: RunConfig
+    contents: dict[str, Any]  # of the file, whose digest an edit changes
 
 
 def resumed_config(
@@ -68,7 +71,7 @@ def resumed_config(
         raise UserError(f"can't resume {directory} with {', '.join(contradictions)}: {advice}")
     kept["resume"] = str(directory if asked == "auto" else Path(asked))
     config = replace(config, **kept, output_dir=str(directory))
-    return keep_effective_batch(config, defaults, run.effective_batch_size)
+    return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
 
 
 def say_finished(directory: Path) -> None:
@@ -97,9 +100,10 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
         and value not in (getattr(config, name), "auto")
         and not (name == "dataset" and has_moved(value, config.dataset))
     ]
+    samples_before = run.record.environment.effective_batch_size
     samples = config.batch_size * config.gradient_accumulation_steps * world_size()
-    if samples != run.effective_batch_size:
-        changed.append(f"an effective batch of {run.effective_batch_size}, which was {samples}")
+    if samples != samples_before:
+        changed.append(f"an effective batch of {samples_before}, which was {samples}")
     if changed:
         what = f"{directory} became another run while this command waited for it"
         advice = "give the command again"
@@ -179,34 +183,38 @@ def may_be_gone_on_with(directory: Path) -> bool:
 
 
 def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
-    """Read what this version of the recipe knows of a run's flags; a `UserError` if it can't."""
+    """Read a run's `config.json`, with the flags that this version of the recipe has.
+
+    Raises:
+        UserError: the run is of another recipe, or the file can't be read or is damaged.
+    """
     path = directory / "config.json"
-    saved = read_json(path)
-    if (other := saved.get("recipe")) != recipe:
-        raise UserError(f"{directory} is a run of {other!s:.50}, and this is {recipe}")
-    groups = [saved.get(name) for name in ("config", "given", "environment")]
-    config, given, environment = (one if isinstance(one, dict) else {} for one in groups)
-    effective, identifier = environment.get("effective_batch_size"), saved.get("wandb_run_id", "")
-    is_whole = bool(config and given and isinstance(identifier, str))
-    if not is_whole or not isinstance(effective, int) or effective < 1:
-        advice = "put a copy of it back, or start another run"
-        raise UserError(f"{path} is damaged, and the run can't be resumed: {advice}")
-    # What `auto` turned out to be stays, and what the run began with lies in its directory.
-    config = config | {"mixed_precision": environment.get("mixed_precision")}
+    contents = read_json(path)
+    other_recipe = contents.get("recipe")
+    if other_recipe != recipe:
+        raise UserError(f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}")
+    record = parse_record(contents, RunConfig, str(path))
+    if not record.config or not record.given:
+        raise UserError(f"{path} has no flags: put a copy of it back, or start another run")
+    # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
+    flags = record.config | {"mixed_precision": record.environment.mixed_precision}
     if os.path.isdir(directory / INITIAL):
-        config["init_from"] = str(directory / INITIAL)
-    known = {field.name for field in fields(config_class)}
-    resolved, given = (
-        from_json(config_class, {n: v for n, v in values.items() if n in known}, str(path))
-        for values in (config, given)
-    )
-    return SavedRun(resolved, resolved | given, effective, saved)
+        flags["init_from"] = str(directory / INITIAL)
+    resolved = known_flags(config_class, flags, path)
+    given = known_flags(config_class, record.given, path)
+    return SavedRun(resolved, resolved | given, record, contents)
+
+
+def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, Any]:
+    """Return the saved flags that a recipe has, as its `Config` takes them."""
+    names = {field.name for field in fields(config_class)}
+    return from_json(config_class, {n: flags[n] for n in flags if n in names}, str(path))
 
 
 def is_finished(directory: Path, run: SavedRun) -> bool:
     """Whether the `status.json` of a run says that it is finished; another run's says nothing."""
     status = read_status(directory)
-    return status.status == "finished" and is_status_of(run.contents.get("run_id"), status)
+    return status.status == "finished" and is_status_of(run.record.run_id, status)
 
 
 def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:

@@ -39,6 +39,7 @@ from common.flags import role_of
 from common.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
+from tests.unit.saved_config import contents_with
 
 NAMES = ("one", "two")
 LAST = 6  # updates of a run
@@ -111,9 +112,12 @@ class Attempt:
             asked = Path(self.config.resume).name
             named = asked if asked.startswith("step-") else None
             self.manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
-        environment = {"effective_batch_size": self.config.batch_size, "mixed_precision": "no"}
-        facts = {"config": vars(self.config), "given": vars(self.config)}
-        facts |= {"recipe": "tiny", "environment": environment, "run_id": self.directory.run_id}
+        facts = contents_with(
+            environment={"effective_batch_size": self.config.batch_size},
+            run_id=self.directory.run_id,
+        )
+        facts["config"] = vars(self.config)
+        facts["given"] = vars(self.config)
         self.directory.write("config.json", facts)
 
     def identity(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from common.config import TrainingConfig, parse_config
+from tests.unit.saved_config import contents_with
 
 Parse = Callable[..., Any]
 
@@ -41,12 +42,12 @@ def write_run(
     directory.mkdir(parents=True, exist_ok=True)
     effective = config.batch_size * config.gradient_accumulation_steps * processes
     precision = "bf16" if config.mixed_precision == "auto" else config.mixed_precision
-    facts = {
-        "recipe": recipe,
-        "config": dataclasses.asdict(config),
-        "given": dataclasses.asdict(given or config),
-        "environment": {"effective_batch_size": effective, "mixed_precision": precision},
-    }
+    facts = contents_with(
+        recipe=recipe,
+        environment={"effective_batch_size": effective, "mixed_precision": precision},
+    )
+    facts["config"] = dataclasses.asdict(config)
+    facts["given"] = dataclasses.asdict(given or config)
     (directory / "config.json").write_text(json.dumps(facts))
     if status is not None:
         value = {"status": status, "resumable": True, "reason": None, "global_step": 7}

@@ -15,6 +15,7 @@ from common.directory import LOCK
 from common.errors import UserError
 from common.files import locked
 from common.flags import role_of
+from common.identity import signed_config
 from common.resume import was_finished_meanwhile
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, other_value, parse, words, write_run
@@ -291,8 +292,10 @@ def test_damaged_config_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Whatever part of it is missing or of another type, and wherever it is cut."""
     run = write_run(tmp_path / "run", MLP())
     path = run / "config.json"
-    text = path.read_text()
-    contents = [json.dumps(value) for value in damaged(json.loads(text))]
+    facts = json.loads(path.read_text())
+    text = json.dumps(signed_config(facts))
+    sha256 = signed_config(facts)["sha256"]
+    contents = [json.dumps(value | {"sha256": sha256}) for value in damaged(facts)]
     contents += [text[:length] for length in range(0, len(text), 101)]
     for content in contents:
         path.write_text(content)
