@@ -16,8 +16,8 @@ from common.tools.compare.comparison import Comparison
 from common.tools.compare.readers import RunRecord
 from common.track.names import PEAK, STEP, describe
 
-# The colours of Okabe and Ito, which people with colour blindness can tell apart. With more runs than
-# colours, the lines become dashed.
+# The colours of Okabe and Ito, which people with colour blindness can tell apart. If there are more
+# runs than colours, lines become dashed.
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
 Style = dict[str, Any]  # arguments for matplotlib's `plot`
