@@ -25,7 +25,6 @@ from common.models.packing import leave_out_padding, token_positions
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
 
-
 # A text of this many words, longer than any model's limit, shows at once whether encoding works.
 PROBE_WORDS = 4096
 
@@ -66,9 +65,9 @@ class Predictor:
             self.columns = len(self.facts["text_columns"]) if self.is_text else 1
         # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
+        model = self.arranged(load_model(self.folder, recipe))
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
-        model = self.arranged(load_model(self.folder, recipe))
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
         with reading(str(self.folder / FACTS)):
             self.classify_probe()
