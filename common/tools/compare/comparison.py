@@ -99,8 +99,10 @@ def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | No
 def add_ratios(figures: dict[str, Any], baseline: Mapping[str, Any]) -> None:
     """Add a run's ratios to the baseline and its scaling efficiency; None if unknown."""
     for name, ratio_name in RATIOS.items():
-        value, base = figures[name], baseline[name]
-        figures[ratio_name] = value / base if value is not None and base else None
+        value = figures[name]
+        baseline_value = baseline[name]
+        is_known = value is not None and baseline_value
+        figures[ratio_name] = value / baseline_value if is_known else None
     if figures["memory_kind"] != baseline["memory_kind"]:
         figures["memory_ratio"] = None
     throughput_ratio = figures["throughput_ratio"]
@@ -211,10 +213,10 @@ def status_text(run: RunRecord) -> str:
 def peak_memory(run: RunRecord) -> dict[str, float]:
     """Return the peak memory in MiB of the device and of the host, as far as they were logged."""
     peaks = {}
-    for kind, name in MEMORY.items():
+    for memory_kind, name in MEMORY.items():
         values = [row[name] for row in (*run.rows, run.summary) if name in row]
         if values:
-            peaks[kind] = max(values)
+            peaks[memory_kind] = max(values)
     return peaks
 
 

@@ -121,8 +121,8 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
 
 def given_flags(run: RunRecord) -> Facts:
     """Return a run's flags as typed, before the run resolved ``auto`` and the like."""
-    given = run.fact("given")
-    return {**run.flags, **(given if isinstance(given, dict) else {})}
+    typed = run.fact("given")
+    return {**run.flags, **(typed if isinstance(typed, dict) else {})}
 
 
 def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
@@ -131,10 +131,10 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
     Raises:
         UserError: a value is not one that the search tries.
     """
-    given = given_flags(run)
+    typed = given_flags(run)
     values = {}
     for flag, distribution in space.items():
-        value = given.get(flag.replace("-", "_"))
+        value = typed.get(flag.replace("-", "_"))
         if isinstance(distribution, CategoricalDistribution):
             choices = [choice for choice in distribution.choices if means(str(choice), value)]
             is_tried = bool(choices)
@@ -177,13 +177,13 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
     """
     if run.fact("recipe") != recipe.path.stem:
         refuse(run, f"the recipe {run.fact('recipe')}, and not {recipe.path.stem}")
-    given = given_flags(run)
+    typed = given_flags(run)
     searched = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
         searched.add("gradient_accumulation_steps")  # it follows from the number of processes
-    for name in expected.keys() & given.keys() - searched:
+    for name in expected.keys() & typed.keys() - searched:
         expected_value = expected[name]
-        run_value = given[name]
+        run_value = typed[name]
         # The run chose a value for `auto`, and states the choice once it has been resumed.
         same_values = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
         if expected_value not in same_values and role_of(recipe.config_class, name).compared:
@@ -213,11 +213,11 @@ def settled_words(recipe: Recipe, run: RunRecord) -> list[str]:
 
     With them, a repetition makes the same choices wherever it runs.
     """
-    given = given_flags(run)
+    typed = given_flags(run)
     settled = {**run.flags, "mixed_precision": run.fact("environment.mixed_precision")}
     words: list[str] = []
     for name in vars(recipe.config_class)["__dataclass_fields__"]:
-        is_open = given.get(name) == "auto" or (name == "dataset_config" and not given.get(name))
+        is_open = typed.get(name) == "auto" or (name == "dataset_config" and not typed.get(name))
         if is_open and isinstance(settled.get(name), str) and settled[name] != "auto":
             words += [spelled(name), settled[name]]
     return words
