@@ -67,8 +67,6 @@ def test_message_of_predict_names_the_call(tmp_path: Path) -> None:
     trained(tmp_path / "run", file, *SMALL["regression"])
     wording = r"from common\.tools\.predict import load_model"
     with pytest.raises(UserError, match=wording) as refused:
-        UserError, match=r"from common\.tools\.predict import load_model"
-    ) as refused:
         Predictor(tmp_path / "run", recipe=file)
     call = refused.value.message.rpartition("then ")[2]
     assert isinstance(eval(call, {"load_model": load_model}), nn.Module)
