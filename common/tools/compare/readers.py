@@ -1,7 +1,7 @@
-"""Read what runs left behind: in their own directories, or at W&B.
+"""Read runs: from their own directories, from W&B's offline folders, or from W&B's server.
 
-W&B's projects are read through wandb 0.31's public `Api`, tested with a stand-in for it: no
-account was at hand to try it with.
+Projects at W&B are read through the public `Api` of wandb 0.31. This has been tested only with a
+stand-in for the API.
 """
 
 import json
@@ -22,19 +22,19 @@ from common.records import Flags, RunConfig, parse_record, read_record_if_there
 from common.standing import present_status
 from common.track.names import STEP, Facts, unflat
 
-TOO_LARGE = 1e100  # for a chart
-LARGEST_COUNT = 2**53  # as an integer, which a chart takes for one of 64 bits
+TOO_LARGE = 1e100  # a chart can't show such values
+LARGEST_COUNT = 2**53  # larger integers become floats, because a chart takes integers of 64 bits
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one run left behind; what it did not leave is empty."""
+    """The files of one run. A file that the run did not write is empty here."""
 
     name: str
     source: str  # its folder, or its address at W&B
     saved_config: RunConfig  # as in `config.json`
-    rows: list[dict[str, float]]  # as in `metrics.jsonl`: one a step, in order
-    summary: Mapping[str, float]  # as in `summary.json`; empty where the run did not get that far
+    rows: list[dict[str, float]]  # as in `metrics.jsonl`: one for each step, in order
+    summary: Mapping[str, float]  # as in `summary.json`; empty before the end of the run
     status: str  # running, stopped, finished, preempted or failed
     reason: str | None = None  # why it was preempted or failed
     objective: Objective = field(init=False)
@@ -43,24 +43,25 @@ class RunRecord:
         try:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
-            what = f"{self.source}/config.json is not what a recipe wrote"
-            raise UserError(f"{what}: {problem.message}") from None
+            raise UserError(
+                f"{self.source}/config.json is not what a recipe wrote: {problem.message}"
+            ) from None
         object.__setattr__(self, "objective", objective)
 
     @property
     def flags(self) -> Flags:
-        """The flags as they were resolved."""
+        """The flags as resolved, by name."""
         return self.saved_config.config
 
     @property
     def splits(self) -> tuple[str, str]:
-        """The splits, keys of `PREFIXES`, evaluated during training and at its end."""
+        """The split that is evaluated during training, and the one at its end."""
         splits = [split for split in PREFIXES if split in self.saved_config.data.sizes]
         return (splits[0], splits[-1]) if splits else ("validation", "validation")
 
     @property
     def goal(self) -> str:
-        """The objective's metric as it is logged during training."""
+        """The name under which training logs the objective's metric, such as ``val/accuracy``."""
         return f"{PREFIXES[self.splits[0]]}/{self.objective.metric}"
 
     @property
@@ -72,15 +73,20 @@ class RunRecord:
 
 
 def numbers(values: Facts) -> dict[str, float]:
-    return {
-        name: value if abs(value) < LARGEST_COUNT else float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TOO_LARGE
-    }
+    """Return the values that are numbers and that a chart can show."""
+    kept: dict[str, float] = {}
+    for name, value in values.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) < TOO_LARGE:
+            kept[name] = value if abs(value) < LARGEST_COUNT else float(value)
+    return kept
 
 
 def merge_rows(rows: Iterable[Facts]) -> list[dict[str, float]]:
-    """Return one row a step, in order; of one replayed by a resumed run, the later values."""
+    """Return one row for each step, in order.
+
+    A resumed run may log a step again; the later values replace the earlier ones.
+    """
     merged: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in map(numbers, rows):
         if STEP in row:
@@ -89,13 +95,20 @@ def merge_rows(rows: Iterable[Facts]) -> list[dict[str, float]]:
 
 
 def read_runs(sources: Sequence[str]) -> list[RunRecord]:
-    """Read runs of directories or W&B; those of one name are told apart by where they are."""
+    """Read runs from directories or W&B.
+
+    Runs that share a name are called by their source instead.
+
+    Raises:
+        UserError: a source is no run, or a file of it is damaged.
+    """
     runs = [run for source in sources for run in read_source(source)]
-    times = Counter(run.name for run in runs)
-    return [replace(run, name=run.source) if times[run.name] > 1 else run for run in runs]
+    uses = Counter(run.name for run in runs)
+    return [replace(run, name=run.source) if uses[run.name] > 1 else run for run in runs]
 
 
 def read_source(source: str) -> list[RunRecord]:
+    """Read the run, or the project's runs, that a word of the command line names."""
     path = Path(os.path.expanduser(source))
     if os.path.isdir(path):
         files = sorted(path.glob("*.wandb"))
@@ -113,45 +126,63 @@ def read_source(source: str) -> list[RunRecord]:
 
 
 def read_directory(path: Path) -> RunRecord:
-    read_json_if_there(path / "status.json")  # a damaged one is a mistake to be told
+    """Read the run in a directory.
+
+    Raises:
+        UserError: the directory holds no run that began to train, or a damaged file.
+    """
+    read_json_if_there(path / "status.json")  # raises for a damaged file, which is ignored below
     present = present_status(path)
     status = "running" if present.status == "unknown" else present.status
     reason = present.reason
     saved_config = read_record_if_there(path / "config.json", RunConfig)
     if saved_config is None and present.status != "unknown":
-        why = f"it {status} before training began" + (f": {reason}" if reason else "")
-        raise UserError(f"{path} has nothing to compare: {why}")
+        detail = f": {reason}" if reason else ""
+        raise UserError(f"{path} has nothing to compare: it {status} before training began{detail}")
     if saved_config is None:
-        held = len([*path.glob("*/config.json")])
-        hint = f"; it holds {held} runs: pass them, as in {path}/*" if held else ""
+        runs_inside = len([*path.glob("*/config.json")])
+        hint = f"; it holds {runs_inside} runs: pass them, as in {path}/*" if runs_inside else ""
         raise UserError(f"{path} is no run: it has no config.json{hint}")
-    # A run that goes on again may still have the summary of its first end, a missed target.
-    ended = status in ("finished", "failed")
-    summary = numbers(read_json_if_there(path / "summary.json") or {}) if ended else {}
+    summary: dict[str, float] = {}
+    # A run that missed its target and was resumed still has the summary of its first end.
+    if status in ("finished", "failed"):
+        summary = numbers(read_json_if_there(path / "summary.json") or {})
     rows = merge_rows(read_lines(path / "metrics.jsonl", STEP))
     run = RunRecord(path.resolve().name, str(path), saved_config, rows, summary, status, reason)
     return replace(run, name=str(run.flags.get("run_name") or run.name))
 
 
 def read_offline(file: Path) -> RunRecord:
-    """Read a `wandb/offline-run-*` folder by the only reader that comes with wandb 0.31."""
-    printed = []
-    for flags in (["--summary"], []):
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if answer.returncode or not answer.stdout.strip():
-            said = answer.stderr.strip().splitlines() or ["it is empty"]
-            raise UserError(f"{file} can't be read as a W&B run: {said[-1]}")
-        printed.append(answer.stdout)
-    told, records = json.loads(printed[0]), map(json.loads, printed[1].splitlines())
+    """Read the file of a `wandb/offline-run-*` folder."""
+    run = json.loads(inspect_offline(file, "--summary"))
+    records = map(json.loads, inspect_offline(file).splitlines())
     history = (record["history"]["item"] for record in records if record["type"] == "history")
-    name, source = str(told["name"] or told["run_id"]), str(file.parent)
-    return record_of(name, source, told["config"], history, told["summary"], told["state"])
+    name = str(run["name"] or run["run_id"])
+    return record_of(name, str(file.parent), run["config"], history, run["summary"], run["state"])
+
+
+def inspect_offline(file: Path, *flags: str) -> str:
+    """Return what `wandb leet inspect` prints of a file; wandb 0.31 has no other reader.
+
+    Raises:
+        UserError: it can't read the file.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if answer.returncode or not answer.stdout.strip():
+        lines = answer.stderr.strip().splitlines() or ["it is empty"]
+        raise UserError(f"{file} can't be read as a W&B run: {lines[-1]}")
+    return answer.stdout
 
 
 @contextmanager
-def asking_wandb(what_failed: str, advice: str) -> Iterator[None]:
-    """Turn the lack of a key or server, and a refusal, into a sentence."""
+def asking_wandb(problem: str, advice: str) -> Iterator[None]:
+    """Turn a missing key, an unreachable server or a refusal by W&B into a `UserError`.
+
+    Args:
+        problem: begins the message.
+        advice: ends it where W&B is offline or disabled here.
+    """
     import wandb
 
     from common.track.trackers import wandb_mode
@@ -159,11 +190,11 @@ def asking_wandb(what_failed: str, advice: str) -> Iterator[None]:
     try:
         mode, reason = wandb_mode()
         if mode != "online":
-            raise UserError(f"{what_failed}: {reason}. {advice}")
+            raise UserError(f"{problem}: {reason}. {advice}")
         yield
-    except (wandb.Error, ValueError, OSError) as problem:
-        message = str(problem).strip() or type(problem).__name__
-        raise UserError(f"{what_failed}: {message.splitlines()[0]}") from None
+    except (wandb.Error, ValueError, OSError) as error:
+        message = str(error).strip() or type(error).__name__
+        raise UserError(f"{problem}: {message.splitlines()[0]}") from None
 
 
 def read_project(address: str) -> list[RunRecord]:
@@ -172,15 +203,20 @@ def read_project(address: str) -> list[RunRecord]:
 
     advice = "W&B's projects need an account; their wandb/offline-run-* folders need none"
     with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
-        api, alone = wandb.Api(timeout=20), address.count("/") == 2
-        runs = [api.run(address)] if alone else api.runs(address, order="+created_at")
+        api = wandb.Api(timeout=20)
+        is_single_run = address.count("/") == 2
+        runs = [api.run(address)] if is_single_run else api.runs(address, order="+created_at")
         records = [
             record_of(
-                *(run.name or run.id, "/".join(run.path), run.config, run.scan_history()),
-                *(run.summary_metrics, run.state.lower()),
+                run.name or run.id,
+                "/".join(run.path),
+                run.config,
+                run.scan_history(),
+                run.summary_metrics,
+                run.state.lower(),
             )
             for run in runs
-            if "objective" in run.config  # a project may hold others
+            if "objective" in run.config  # a project may hold other programs' runs
         ]
     if not records:
         raise UserError(f"W&B's {address} has no run of these recipes")
@@ -190,15 +226,28 @@ def read_project(address: str) -> list[RunRecord]:
 def record_of(
     name: str, source: str, config: Facts, history: Iterable[Facts], summary: Facts, state: str
 ) -> RunRecord:
-    """Return a run as W&B knows it in the form of a run's own directory."""
-    named = ({n: v for n, v in row.items() if "/" in n} for row in history)  # no other is ours
-    rows, reason = merge_rows(named), None
-    # The end of a run's own summary: W&B keeps one of the latest values while a run goes on.
-    ended = numbers(summary) if "time/total_seconds" in summary else {}
+    """Return a run as W&B stores it, in the form of a run's own directory.
+
+    Args:
+        name: the run's name.
+        source: its folder, or its address at W&B.
+        config: its flags and facts, flat: one value for each name.
+        history: its rows, with names of W&B's own among the metrics.
+        summary: W&B's latest values, which are the run's own summary only after its end.
+        state: W&B's word for how the run stands.
+    """
+    metrics_only = (
+        {metric: value for metric, value in row.items() if "/" in metric} for row in history
+    )
+    rows = merge_rows(metrics_only)
+    # A run writes this figure at its end.
+    final_summary = numbers(summary) if "time/total_seconds" in summary else {}
     status = state if state in ("finished", "running", "preempted") else "failed"
-    if status == "finished" and not ended:
-        status, reason = "preempted", "its summary was never written"
-    elif status == "failed":  # killed, and crashed: what has not said goodbye
+    reason = None
+    if status == "finished" and not final_summary:
+        status = "preempted"
+        reason = "its summary was never written"
+    elif status == "failed":  # also W&B's "crashed" and "killed"
         reason = f"W&B calls it {state} after update {rows[-1][STEP] if rows else 0:g}"
     saved_config = parse_record(unflat(config), RunConfig, source)
-    return RunRecord(name, source, saved_config, rows, ended, status, reason)
+    return RunRecord(name, source, saved_config, rows, final_summary, status, reason)

@@ -1,4 +1,4 @@
-"""A trained model as a module: of a recipe or of any copy, from a run or its `model` folder."""
+"""Load the trained model of a run, of a recipe or of any copy, as a module."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from common.recipe import load_recipe
 from common.standing import advice_to_go_on, present_status
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
-TRANSFORMERS_CONFIG = "config.json"  # in a model folder; Transformers builds the model from it
+TRANSFORMERS_CONFIG = "config.json"  # a model folder has it if Transformers can build the model
 
 
 def load_model(
@@ -26,13 +26,13 @@ def load_model(
 
     Args:
         run_directory: the run's directory, or its `model` folder.
-        recipe_file: the Python file that trained it. It may be left out for this repository's own
-            recipes, and for a model that Transformers builds. Nothing in the run's directory is
-            executed, so that a copy must be named.
-        device: where the model is put.
+        recipe_file: the Python file that trained it. You may leave it out for this repository's own
+            recipes, and for a model that Transformers builds. A copy must be named, because nothing
+            in the run's directory is executed.
+        device: where the model goes.
 
     Raises:
-        UserError: there is no finished model, or the file defines another one.
+        UserError: there is no finished model, or the file does not define this model.
     """
     folder = finished_model(Path(run_directory))
     facts = read_json(folder / FACTS)
@@ -44,7 +44,11 @@ def load_model(
 
 
 def finished_model(run: Path) -> Path:
-    """Return the model folder of a run; a `UserError` says why there is none."""
+    """Return the model folder of a run, or the folder itself if it is one.
+
+    Raises:
+        UserError: there is no model, and why.
+    """
     if not os.path.isdir(run):
         raise UserError(f"{run} is no folder: pass a run that finished, such as runs/NAME")
     status = present_status(run).status
@@ -56,23 +60,25 @@ def finished_model(run: Path) -> Path:
 def load_transformers_model(
     folder: Path, facts: dict[str, Any], recipe_file: str | Path | None
 ) -> nn.Module:
-    """Build a model by Transformers: of the class that was trained, which may be a copy's own."""
+    """Build a model with Transformers. Its class may be Transformers' or defined by a copy."""
     import transformers
 
     from common.models.bert import load_pretrained
 
     class_name = str(facts.get("class", "AutoModelForSequenceClassification"))
-    place = str(folder)
+    source = str(folder)
     options = {"attn_implementation": "sdpa"}
     if hasattr(transformers, class_name):
-        model, loading = load_pretrained(class_name, place, place, **options)
+        model, loading = load_pretrained(class_name, source, source, **options)
     else:
+        # A class that extends one of Transformers, which the type does not say.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
-        with reading(place):
+        with reading(source):
             model, loading = model_class.from_pretrained(
-                place, output_loading_info=True, use_safetensors=True, dtype="float32", **options
+                source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
             )
-    if missing := loading["missing_keys"]:  # Transformers has drawn these at random
+    missing = loading["missing_keys"]
+    if missing:  # Transformers fills these with random values
         raise UserError(f"{folder} is no whole model: {WEIGHTS} has no {min(missing)}")
     return model
 
@@ -80,7 +86,7 @@ def load_transformers_model(
 def load_recipe_model(
     folder: Path, facts: dict[str, Any], recipe_file: str | Path | None
 ) -> nn.Module:
-    """Build the model by the class and the arguments that the run's description states."""
+    """Build the model from the class and the arguments that `model.json` states."""
     from common.checkpoints.export import load_weights
 
     model_class = class_of_recipe(folder, facts, recipe_file)
@@ -97,7 +103,11 @@ def load_recipe_model(
 def class_of_recipe(
     folder: Path, facts: dict[str, Any], recipe_file: str | Path | None
 ) -> type[nn.Module]:
-    """Return the model's class, which the recipe defines or imports."""
+    """Return the model's class, which the recipe's file defines or imports.
+
+    Raises:
+        UserError: the file has no model of this name.
+    """
     path = own_recipe(folder, facts) if recipe_file is None else Path(recipe_file)
     class_name = str(facts.get("class"))
     model_class = getattr(load_recipe(path).module, class_name, None)
@@ -107,7 +117,11 @@ def class_of_recipe(
 
 
 def own_recipe(folder: Path, facts: dict[str, Any]) -> Path:
-    """Return the file of this repository's recipe that trained a model."""
+    """Return the file of this repository's recipe that trained a model.
+
+    Raises:
+        UserError: another recipe trained it, whose file must be named.
+    """
     name = str(facts.get("recipe"))
     path = RECIPES / f"{name}.py"
     if Path(name).name != name or not path.is_file():

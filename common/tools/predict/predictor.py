@@ -1,4 +1,4 @@
-"""A trained classifier, ready to use: built from a run's `model` folder, fed as in training."""
+"""Classify images or texts with the model of a run, fed as in training."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from common.config import TrainingConfig
 from common.data.images import ImageSamples
@@ -24,9 +25,12 @@ from common.models.packing import leave_out_padding, token_positions
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
 
+# A text of this many words, longer than any model's limit, shows at once whether encoding works.
+PROBE_WORDS = 4096
+
 
 class Predictor:
-    """Gives the probabilities of classes, as an evaluation of the run would compute them."""
+    """Computes the probabilities of classes exactly as an evaluation of the run would."""
 
     def __init__(
         self,
@@ -35,64 +39,99 @@ class Predictor:
         mixed_precision: Any = "auto",
         recipe: str | Path | None = None,
     ) -> None:
-        """Load the model of a run, or of a `model` folder.
+        """Load the model of a run, and classify one probe with it.
 
-        The code of the model is Transformers' or that of this repository's recipe of the run's
-        name; another recipe's file is to be named. Nothing in the folder itself is executed.
+        The model's code comes from Transformers or from this repository's recipe of the run's name.
+        Nothing in the run's folder is executed.
+
+        Args:
+            run: a run's directory, or a `model` folder.
+            batch_size: inputs that are classified at once.
+            mixed_precision: as the flag of this name.
+            recipe: the file that trained the model, if it is a copy of a recipe.
+
+        Raises:
+            UserError: there is no finished model, it is no classifier, or its files contradict each
+                other.
         """
         self.folder = finished_model(Path(run))
         self.batch_size = batch_size
-        self.facts = facts = read_json(self.folder / FACTS)
-        if "class_names" not in facts or not {"mean", "max_length"} & facts.keys():
-            file = str(recipe or f"{facts.get('recipe')}.py")
-            call = f"load_model({str(run)!r}, {file!r})"
-            advice = f"in a program, from common.tools.predict import load_model, then {call}"
-            raise UserError(f"{run} is no classifier of images or texts: {advice}")
+        self.facts = read_json(self.folder / FACTS)
+        self.insist_on_classifier(str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
-        self.is_text = "max_length" in facts
+        self.is_text = "max_length" in self.facts
         with reading(str(self.folder / FACTS)):
-            self.class_names = [str(name) for name in facts["class_names"]]
-            self.columns = len(facts["text_columns"]) if self.is_text else 1
-        model = load_model(self.folder, recipe)
+            self.class_names = [str(name) for name in self.facts["class_names"]]
+            self.columns = len(self.facts["text_columns"]) if self.is_text else 1
+        # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
+        self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
+        model = self.arranged(load_model(self.folder, recipe))
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
-            self.packs = self.accelerator.device.type == "cpu"  # as the recipe does
-            if self.packs:
-                leave_out_padding(model)
-        else:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        with reading(str(self.folder / FACTS)):  # what does not fit is found at once
-            text = "a " * 4096 + "\t" * (self.columns - 1)
-            tried = self([text] if self.is_text else [Image.new("L", (1, 1))])
-            if tried.shape != (1, len({*self.class_names})):
-                raise ValueError(f"{len(self.class_names)} classes, and outputs {tried.tolist()}")
+        with reading(str(self.folder / FACTS)):
+            self.classify_probe()
+
+    def insist_on_classifier(self, run: str, recipe: str | Path | None) -> None:
+        is_fed_as_known = "mean" in self.facts or "max_length" in self.facts
+        if "class_names" in self.facts and is_fed_as_known:
+            return
+        file = str(recipe or f"{self.facts.get('recipe')}.py")
+        call = f"load_model({run!r}, {file!r})"
+        advice = f"in a program, from common.tools.predict import load_model, then {call}"
+        raise UserError(f"{run} is no classifier of images or texts: {advice}")
+
+    def arranged(self, model: nn.Module) -> nn.Module:
+        """Return the model in the form that evaluations use: without padding, or channels last."""
+        if self.leaves_out_padding:
+            leave_out_padding(model)
+        if not self.is_text:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def classify_probe(self) -> None:
+        """Classify one input, so that files that contradict each other are an error at once."""
+        text = "a " * PROBE_WORDS + "\t" * (self.columns - 1)
+        probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
+        if probabilities.shape != (1, len({*self.class_names})):
+            outputs = probabilities.tolist()
+            raise ValueError(f"{len(self.class_names)} classes, and outputs {outputs}")
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[Any]) -> torch.Tensor:
         """Return probabilities, float32 [inputs, classes], on the host.
 
-        Inputs are images of Pillow or their files; or texts, a pair of them with a tab between.
+        Args:
+            inputs: Pillow's images or paths of image files; or texts, in pairs with a tab between
+                if the model classifies pairs.
+
+        Raises:
+            UserError: an input can't be read, a batch does not fit into memory, or the outputs are
+                not finite.
         """
-        found = []
+        outputs_of_batches = []
         try:
             samples = self.texts(inputs) if self.is_text else self.images(inputs)
             order = EvaluationOrder(len(samples), self.batch_size, 1, 0, samples.lengths)
             for batch in Loader(samples, order, self.accelerator.device, "device"):
                 del batch["labels"]
                 outputs = self.model(**batch) if self.is_text else self.model(batch["images"])
-                found.append(getattr(outputs, "logits", outputs).float().softmax(-1))
+                logits = getattr(outputs, "logits", outputs)
+                outputs_of_batches.append(logits.float().softmax(-1))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise UserError(f"a batch of {self.batch_size} does not fit: lower it") from None
             raise
-        unsorted = torch.cat(order.micro_batches()).argsort()
-        if not (probabilities := torch.cat(found).cpu()[unsorted]).isfinite().all():
+        # Batches hold samples of similar length, not in the order of the inputs.
+        input_order = torch.cat(order.micro_batches()).argsort()
+        probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
+        if not probabilities.isfinite().all():
             raise UserError(f"{self.folder}: outputs are not finite: pass --mixed-precision no")
         return probabilities
 
     def images(self, inputs: Sequence[Any]) -> ImageSamples:
-        facts, dtype = self.facts, compute_dtype(self.accelerator)
+        """Decode images and normalise them as in training; their labels are all 0."""
+        facts = self.facts
         decode = partial(
             pixels_of,
             size=int(facts["image_size"]),
@@ -102,23 +141,33 @@ class Predictor:
         with ThreadPoolExecutor() as pool:
             pixels = np.stack([*pool.map(decode, inputs)])
         labels = np.zeros(len(pixels), dtype=np.int64)
+        dtype = compute_dtype(self.accelerator)
         return ImageSamples(pixels, labels, facts["mean"], facts["std"], dtype)
 
     def texts(self, inputs: Sequence[str]) -> TextSamples:
+        """Encode texts as in training; their labels are all 0.
+
+        Raises:
+            UserError: an input has another number of texts than the model takes.
+        """
         rows = [text.split("\t") for text in inputs]
-        if wrong := next((row for row in rows if len(row) != self.columns), None):
-            wanted = "two texts with a tab between" if self.columns == 2 else "one text, no tab"
-            raise UserError(f"a line has {len(wrong)} texts ({wrong[0]:.60}): give {wanted}")
+        for row in rows:
+            if len(row) != self.columns:
+                advice = "two texts with a tab between" if self.columns == 2 else "one text, no tab"
+                raise UserError(f"a line has {len(row)} texts ({row[0]:.60}): give {advice}")
         with reading(f"{self.folder}: its tokenizer"):
-            arrays = encode(self.tokenizer, [*zip(*rows, strict=True)], self.facts["max_length"])
+            columns = list(zip(*rows, strict=True))
+            arrays = encode(self.tokenizer, columns, self.facts["max_length"])
         labels = np.zeros(len(rows), dtype=np.int64)
-        return TextSamples(*arrays, labels, token_positions=token_positions if self.packs else None)
+        positions = token_positions if self.leaves_out_padding else None
+        return TextSamples(*arrays, labels, token_positions=positions)
 
 
-def pixels_of(image: Any, size: int, channels: int, white_level: int = FULL_SCALE) -> np.ndarray:
+def pixels_of(
+    image: Image.Image | str, size: int, channels: int, white_level: int = FULL_SCALE
+) -> np.ndarray:
     """Return an image of Pillow, or of a file, as uint8 [size, size, channels]."""
     if isinstance(image, Image.Image):
         return image_to_pixels(image, size, channels, white_level)
     with reading(f"image {image}", "pass image files, or - for their paths on standard input"):
-        opened = Image.open(plain(Path(image)))
-        return image_to_pixels(opened, size, channels, white_level)
+        return image_to_pixels(Image.open(plain(Path(image))), size, channels, white_level)

@@ -1,4 +1,4 @@
-"""Draw a search: what trials reached, how each got there, where good values lie, what mattered."""
+"""Draw a search: the trials' results and curves, the values they tried, which flags mattered."""
 
 import warnings
 from pathlib import Path
@@ -14,30 +14,48 @@ from PIL import Image
 
 from common.files import writing
 
-FEWEST = 4  # finished trials from which one may guess what mattered
+FEWEST_TRIALS = 4  # finished ones, from which Optuna may estimate which flags mattered
+ROW_SIZE = (13, 4.5)  # inches
+DOTS_PER_INCH = 100
 
 
 def plot_search(study: Study, metric: str, file: Path) -> None:
-    """Write a picture of what `metric` the trials reached; Optuna draws each row as a figure."""
+    """Write one picture with Optuna's plots of a study below each other.
+
+    Args:
+        study: with at least one finished trial.
+        metric: heading of the objective's metric.
+        file: its suffix is the format.
+    """
     matplotlib.use("Agg")
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    values = {trial.value for trial in finished}
-    tells = len(finished) >= FEWEST and len(values) > 1 and len(finished[0].params) > 1
-    rows = []
     with pyplot.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # these plots are experimental, says Optuna
-        drawn: list[Any] = [
+        warnings.simplefilter("ignore")  # Optuna warns that these plots are experimental
+        curves = plots.plot_intermediate_values(study)
+        curves.set(xlabel="hundredths of an epoch", ylabel=metric)
+        # A plot is its axes, or an array of them.
+        all_axes: list[Any] = [
             plots.plot_optimization_history(study, target_name=metric),
-            plots.plot_intermediate_values(study),
+            curves,
             plots.plot_slice(study, target_name=metric),
-            *([plots.plot_param_importances(study, target_name=metric)] if tells else []),
         ]
-        drawn[1].set(xlabel="hundredths of an epoch", ylabel=metric)
-        for axes in drawn:
-            figure = np.ravel(axes)[0].figure
-            figure.set(size_inches=(13, 4.5), dpi=100)
-            figure.canvas.draw()
-            rows.append(np.asarray(figure.canvas.buffer_rgba()))
-            pyplot.close(figure)
+        if shows_importances(study):
+            all_axes.append(plots.plot_param_importances(study, target_name=metric))
+        rows = [pixels_of(np.ravel(axes)[0].figure) for axes in all_axes]
     with writing(str(file)):
         Image.fromarray(np.vstack(rows)).save(file)
+
+
+def shows_importances(study: Study) -> bool:
+    """Return whether there are enough trials, with different results, to tell what mattered."""
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    has_different_results = len({trial.value for trial in finished}) > 1
+    return len(finished) >= FEWEST_TRIALS and has_different_results and len(finished[0].params) > 1
+
+
+def pixels_of(figure: Any) -> np.ndarray:
+    """Draw a figure at the common size, close it, and return it as uint8 [height, width, 4]."""
+    figure.set(size_inches=ROW_SIZE, dpi=DOTS_PER_INCH)
+    figure.canvas.draw()
+    pixels = np.array(figure.canvas.buffer_rgba())
+    pyplot.close(figure)
+    return pixels

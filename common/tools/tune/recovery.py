@@ -1,9 +1,8 @@
-"""Hold a study to its trials' own directories, which decide what each result is credited to."""
+"""Keep a study in agreement with the trials' directories, which decide what each trial tried."""
 
 import itertools
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,19 +19,20 @@ from common.files import SUPERSEDED
 from common.flags import role_of, spelled
 from common.recipe import Recipe
 from common.tools.compare.readers import RunRecord, read_directory
-from common.tools.tune.space import Space, command_words
+from common.tools.tune.space import Space, command_line, command_words
 from common.track.names import Facts
 
 TRIAL = "trial-"  # begins the name of a trial's directory
-EPOCH, MOST_EPOCHS = "progress/epoch", 10**9
-# Trials are judged at the same share of their training: evaluations fall on other updates where
-# batches have other sizes.
+EPOCH = "progress/epoch"
+MOST_EPOCHS = 10**9  # a larger number can only come from a damaged file
+# Optuna compares trials at the same step. Trials with different batch sizes evaluate at different
+# updates, so a step is a share of an epoch.
 STEPS_PER_EPOCH = 100
 
 
 @dataclass(frozen=True)
 class TrialsOnDisk:
-    """The runs of a search's trials, and the values that each of them really tried."""
+    """The runs of a search's trials, and the values that each of them actually tried."""
 
     runs: dict[int, RunRecord]  # by number of the trial
     values: dict[int, dict[str, Any]]  # of the searched flags, as a study keeps them
@@ -44,11 +44,11 @@ class TrialsOnDisk:
         """Read the trials of a directory.
 
         Raises:
-            UserError: one of them is damaged, or it is a run that the search would not have made.
+            UserError: a trial is damaged, or it is a run that this search would not have made.
         """
         runs = {}
         for path in sorted(directory.glob(f"{TRIAL}*/config.json")):
-            with suppress(ValueError):  # a folder that only begins like a trial's
+            with suppress(ValueError):  # another folder whose name begins like a trial's
                 runs[int(path.parent.name.removeprefix(TRIAL))] = read_directory(path.parent)
         values = {number: values_tried(space, run) for number, run in runs.items()}
         if runs:
@@ -59,7 +59,7 @@ class TrialsOnDisk:
         return cls(runs, values)
 
     def disagreement(self, study: Study, space: Space, best_key: str) -> str | None:
-        """Return in what a study is not what the trials' directories say; None if it is."""
+        """Return the first difference between a study and the trials' directories, or None."""
         trials = study.get_trials(deepcopy=False)
         for index, trial in enumerate(trials):
             if trial.number != index:
@@ -82,9 +82,10 @@ class TrialsOnDisk:
         return None
 
     def as_trials(self, space: Space, best_key: str, metric: str) -> list[FrozenTrial]:
-        """Return the trials for a new study, by number; a number without a directory has failed.
+        """Return the trials for a new study, in the order of their numbers.
 
-        What neither finished nor failed counts as running: the search goes on with it.
+        A number without a directory counts as a failed trial. A run that neither finished nor
+        failed counts as running, so that the search continues it.
         """
         trials = []
         for number in range(max(self.runs, default=-1) + 1):
@@ -119,16 +120,20 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
 
 
 def given_flags(run: RunRecord) -> Facts:
-    """Return a run's flags as its command line had them."""
+    """Return a run's flags as typed, before the run resolved ``auto`` and the like."""
     return {**run.flags, **run.saved_config.given}
 
 
 def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
-    """Return the values that a run was given for the searched flags, as a study keeps them."""
-    given = given_flags(run)
+    """Return the values that a run has for the searched flags, in the form that a study keeps.
+
+    Raises:
+        UserError: a value is not one that the search tries.
+    """
+    typed = given_flags(run)
     values = {}
     for flag, distribution in space.items():
-        value = given.get(flag.replace("-", "_"))
+        value = typed.get(flag.replace("-", "_"))
         if isinstance(distribution, CategoricalDistribution):
             choices = [choice for choice in distribution.choices if means(str(choice), value)]
             is_tried = bool(choices)
@@ -145,7 +150,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
 
 
 def means(choice: str, value: Any) -> bool:
-    """Whether a choice on the command line is a flag's value, as JSON has it."""
+    """Return whether a choice, as typed, means a flag's value, as read from JSON."""
     if isinstance(value, list | tuple):
         words = shlex.split(choice)
         return len(words) == len(value) and all(map(means, words, value))
@@ -159,29 +164,29 @@ def means(choice: str, value: Any) -> bool:
 
 def parsed(recipe: Recipe, words: Sequence[str]) -> Facts:
     """Return the flags that a recipe reads from a command line."""
-    before = sys.argv
-    sys.argv = [str(recipe.path), *words]
-    try:
+    with command_line(recipe, words):
         return vars(parse_config(recipe.config_class))
-    finally:
-        sys.argv = before
 
 
 def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expected: Facts) -> None:
-    """Raise a `UserError` for a run of another recipe, or whose other flags the search has not."""
+    """Check that a run has the search's recipe and shared flags.
+
+    Raises:
+        UserError: it has not, so it is no trial of this search.
+    """
     if run.saved_config.recipe != recipe.path.stem:
         refuse(run, f"the recipe {run.saved_config.recipe}, and not {recipe.path.stem}")
-    given = given_flags(run)
+    typed = given_flags(run)
     searched = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
         searched.add("gradient_accumulation_steps")  # it follows from the number of processes
-    for name in expected.keys() & given.keys() - searched:
-        here = expected[name]
-        there = given[name]
-        # What was left to the run, it settles, and a resumed run may state.
-        is_same = here in ("auto", tuple(there) if isinstance(there, list) else there)
-        if not is_same and role_of(recipe.config_class, name).compared:
-            refuse(run, f"{spelled(name)} {there}, and the search has {here}")
+    for name in expected.keys() & typed.keys() - searched:
+        expected_value = expected[name]
+        run_value = typed[name]
+        # The run chose a value for `auto`, and states the choice once it has been resumed.
+        same_values = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
+        if expected_value not in same_values and role_of(recipe.config_class, name).compared:
+            refuse(run, f"{spelled(name)} {run_value}, and the search has {expected_value}")
 
 
 def refuse(run: RunRecord, difference: str) -> None:
@@ -193,7 +198,7 @@ def refuse(run: RunRecord, difference: str) -> None:
 
 
 def put_aside(file: Path) -> Path:
-    """Rename a file to a name that none has; return that."""
+    """Rename a file to an unused name that marks it as superseded, and return the new path."""
     for number in itertools.count(1):
         aside = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
         if not aside.exists():
@@ -203,15 +208,15 @@ def put_aside(file: Path) -> Path:
 
 
 def settled_words(recipe: Recipe, run: RunRecord) -> list[str]:
-    """Return the flags for what a run settled by itself, so that a repetition does the same.
+    """Return the flags that state what a run chose for ``auto``, such as data set and precision.
 
-    Where the command line said ``auto``, that is what it chose: the data set, the precision.
+    With them, a repetition makes the same choices wherever it runs.
     """
-    given = given_flags(run)
+    typed = given_flags(run)
     settled = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
     words: list[str] = []
     for name in vars(recipe.config_class)["__dataclass_fields__"]:
-        is_open = given.get(name) == "auto" or (name == "dataset_config" and not given.get(name))
+        is_open = typed.get(name) == "auto" or (name == "dataset_config" and not typed.get(name))
         value = settled.get(name)
         if is_open and isinstance(value, str) and value != "auto":
             words += [spelled(name), value]

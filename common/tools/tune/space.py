@@ -1,9 +1,10 @@
-"""What a search tries: ranges and choices, written where a recipe's flags have their values."""
+"""The values that a search tries: ranges and choices, typed in place of the flags' values."""
 
 import shlex
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -14,93 +15,164 @@ from common.flags import role_of, spelled
 from common.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
-Space = dict[str, Distribution]  # by name of a flag
-# The search gives these itself, or they make no sense in one.
-TAKEN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
+Space = dict[str, Distribution]  # by name of a flag, without its dashes
+# The search sets these flags itself, or they make no sense in a search.
+FLAGS_OF_ONE_RUN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
 
 
 def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[Space, list[str]]:
-    """Split flags into those to search, by name, and shared ones; the recipe's parser judges."""
+    """Split the words of a command line into the flags to search and the shared ones.
+
+    Args:
+        words: flags of the recipe, with ranges and choices for those to search.
+        recipe: its own parser checks the ends of each range and every choice.
+        least: how many flags must have several values.
+
+    Returns:
+        The values to search, and the words that all runs share.
+
+    Raises:
+        UserError: a flag is for one run alone, is given twice, or too few flags are searched.
+    """
     hints = typing.get_type_hints(recipe.config_class)
     space: Space = {}
     shared: list[str] = []
-    for given, values in grouped(words).items():
-        name = given.removeprefix("--").replace("-", "_")
-        if name.removeprefix("no_") in TAKEN:
-            raise UserError(f"leave {given} out: it is for one run alone")
-        flag, found = spelled(name), None
-        # In what names things, a comma or a colon means nothing here.
-        if name in hints and role_of(recipe.config_class, name).searched and len(values) == 1:
-            kinds = set(typing.get_args(hints[name]) or [hints[name]]) - {type(None)}
-            kind = kinds.pop() if kinds in ({int}, {float}) else None
-            found = parse_values(flag, values[0], kind)
-        if found is None:
+    for word, values in words_by_flag(words).items():
+        name = word.removeprefix("--").replace("-", "_")
+        if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
+            raise UserError(f"leave {word} out: it is for one run alone")
+        flag = spelled(name)
+        distribution = None
+        # In the value of a flag that names a file or a data set, a comma or a colon is a letter.
+        may_be_searched = name in hints and role_of(recipe.config_class, name).searched
+        if may_be_searched and len(values) == 1:
+            distribution = parse_values(flag, values[0], number_type(hints[name]))
+        if distribution is None:
             shared += [flag, *values]
         else:
-            space[flag.removeprefix("--")] = found
-    before = sys.argv
-    try:
-        ends = {name: ends_of(asked) for name, asked in space.items()}
-        for index in range(max(map(len, ends.values()), default=1)):
-            sample = {name: held[min(index, len(held) - 1)] for name, held in ends.items()}
-            sys.argv = [str(recipe.path), *command_words(space, sample), *shared]
-            parse_config(recipe.config_class)
-    finally:
-        sys.argv = before
+            space[flag.removeprefix("--")] = distribution
+    check_with_recipe(space, shared, recipe)
     if len(space) < least:
         examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
         raise UserError(f"nothing to search: give a flag {examples}")
     return space, shared
 
 
-def ends_of(asked: Distribution) -> Sequence[Any]:
-    return asked.choices if isinstance(asked, CategoricalDistribution) else (asked.low, asked.high)
+def number_type(hint: object) -> type[int] | type[float] | None:
+    """Return the type of a flag that holds a number or None; None for other flags."""
+    types = set(typing.get_args(hint) or [hint]) - {type(None)}
+    if types == {int}:
+        return int
+    if types == {float}:
+        return float
+    return None
 
 
-def grouped(words: Sequence[str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
+def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> None:
+    """Let the recipe parse command lines with each end of a range, and each choice, at least once.
+
+    The recipe's parser ends the process at a value that it does not take.
+    """
+    values_to_check = {name: extremes(distribution) for name, distribution in space.items()}
+    line_count = max(map(len, values_to_check.values()), default=1)
+    for index in range(line_count):
+        sample = {
+            name: values[min(index, len(values) - 1)] for name, values in values_to_check.items()
+        }
+        with command_line(recipe, [*command_words(space, sample), *shared]):
+            parse_config(recipe.config_class)
+
+
+@contextmanager
+def command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
+    """Set `sys.argv` to a command line of the recipe for a while."""
+    before = sys.argv
+    sys.argv = [str(recipe.path), *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def extremes(distribution: Distribution) -> Sequence[Any]:
+    """Return all choices, or the ends of a range."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    return (distribution.low, distribution.high)
+
+
+def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each flag, in the order of the command line.
+
+    Raises:
+        UserError: a value has no flag, or a flag is given twice, also as ``--no-…``.
+    """
+    values_of: dict[str, list[str]] = {}
     for word in words:
+        if not word.startswith("--"):
+            if not values_of:
+                raise UserError(f"{word} belongs to no flag")
+            last_flag = next(reversed(values_of))
+            values_of[last_flag].append(word)
+            continue
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
-        other = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
-        if not word.startswith("--"):
-            if not groups:
-                raise UserError(f"{word} belongs to no flag")
-            groups[next(reversed(groups))].append(word)
-        elif groups.keys() & {flag, other}:  # of which the last alone would count
+        is_negative = flag.startswith("--no-")
+        opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
+        if flag in values_of or opposite in values_of:  # only the last one would count
             raise UserError(f"{flag} is given twice")
-        else:
-            groups[flag] = [value] if equals else []
-    return groups
+        values_of[flag] = [value] if equals else []
+    return values_of
 
 
-def parse_values(flag: str, value: str, kind: Any) -> Distribution | None:
-    """Return what a value asks to search of a kind (int, float, None for others), if anything."""
-    if kind is not None and ":" in value:
-        low, high, *scale = value.split(":")
-        distribution = IntDistribution if kind is int else FloatDistribution
-        try:
-            if scale not in ([], ["log"]):
-                raise ValueError(f"{scale} is no scale")
-            return distribution(kind(low), kind(high), log=bool(scale))
-        except ValueError as problem:
-            form = "write a range as low:high, or as low:high:log above 0"
-            raise UserError(f"{flag} {value}: {form} ({problem})") from None
+def parse_values(
+    flag: str, value: str, number: type[int] | type[float] | None
+) -> Distribution | None:
+    """Return the range or the choices that a flag's value asks to search; None for one value.
+
+    Args:
+        flag: for messages.
+        value: as typed.
+        number: the type of the flag's values if they are numbers, which can have a range.
+
+    Raises:
+        UserError: the range is malformed, or a choice is empty.
+    """
+    if number is not None and ":" in value:
+        return parse_range(flag, value, number)
     choices = tuple(dict.fromkeys(choice.strip() for choice in value.split(",")))
     if "" in choices and len(choices) > 1:
         raise UserError(f"{flag} {value}: a choice is empty")
     return CategoricalDistribution(choices) if len(choices) > 1 else None
 
 
+def parse_range(
+    flag: str, value: str, number: type[int] | type[float]
+) -> IntDistribution | FloatDistribution:
+    """Return the range that ``low:high`` or ``low:high:log`` describes."""
+    low, high, *scale = value.split(":")
+    distribution = IntDistribution if number is int else FloatDistribution
+    try:
+        if scale not in ([], ["log"]):
+            raise ValueError(f"{scale} is no scale")
+        return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
+    except ValueError as problem:
+        form = "write a range as low:high, or as low:high:log above 0"
+        raise UserError(f"{flag} {value}: {form} ({problem})") from None
+
+
 def command_words(space: Space, values: Mapping[str, Any]) -> list[str]:
+    """Return the words that give each searched flag its value on a command line."""
     words: list[str] = []
     for name, distribution in space.items():
         value = values[name]
         if isinstance(distribution, FloatDistribution):
-            # Four digits are what a person would repeat; they must not leave the range.
+            # Four digits are what a person would repeat. Rounding must not leave the range.
             value = min(max(float(f"{value:.4g}"), distribution.low), distribution.high)
-        if value in ("true", "false"):
-            words.append(f"--{name}" if value == "true" else f"--no-{name}")
-        else:  # of a choice in quotes, each word is one
+        if value == "true":
+            words.append(f"--{name}")
+        elif value == "false":
+            words.append(f"--no-{name}")
+        else:  # a choice in quotes may hold several words
             words += [f"--{name}", *shlex.split(str(value))]
     return words

@@ -114,14 +114,16 @@ class TrialRun:
             process.kill()
 
     def reason(self) -> str:
-        """Return why the run failed, in one sentence: its own, or the last that it printed."""
+        """Return why the run failed: the reason in its status, or the last error it printed."""
         status = read_status(self.directory)
         if status.status == "failed" and status.reason:
             return status.reason
         code = self.process.returncode if self.process is not None else 0
-        ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-        lines = self.log.read_text(errors="replace").splitlines()
-        printed = [text for line in lines if (text := line.strip(" │╭╮╰╯─"))]
-        errors = [line for line in printed if line.startswith("error: ")]
-        said = (errors or printed or ["it printed nothing"])[-1]
-        return f"{ended}: {said.removeprefix('error: ')} ({self.log} has all of it)"
+        end = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+        # Some messages are framed.
+        text = self.log.read_text(errors="replace")
+        stripped = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
+        lines = [line for line in stripped if line]
+        errors = [line for line in lines if line.startswith("error: ")]
+        last = (errors or lines or ["it printed nothing"])[-1]
+        return f"{end}: {last.removeprefix('error: ')} ({self.log} has all of it)"

@@ -65,7 +65,8 @@ def test_message_of_predict_names_the_call(tmp_path: Path) -> None:
     """The call that it names is the one that loads the model."""
     file = REPOSITORY / "tests" / "copies" / "regression.py"
     trained(tmp_path / "run", file, *SMALL["regression"])
-    with pytest.raises(UserError, match=r"from common\.predict import load_model") as refused:
+    wording = r"from common\.tools\.predict import load_model"
+    with pytest.raises(UserError, match=wording) as refused:
         Predictor(tmp_path / "run", recipe=file)
     call = refused.value.message.rpartition("then ")[2]
     assert isinstance(eval(call, {"load_model": load_model}), nn.Module)
