@@ -18,7 +18,7 @@ from common.compare.readers import read_runs
 from common.errors import UserError
 from common.run import Run
 from common.training import accelerator
-from tests.copies import regression
+from examples import regression
 from tests.fuzz.small_run import FLAGS, digest, prepared, run
 from tests.unit.recipes import status_of
 

@@ -19,7 +19,7 @@ from common.recipe import load_recipe
 from common.tune.__main__ import main as search
 from common.tune.space import parse_space
 from tests.conftest import first
-from tests.copies.listed import COPIES, Copy
+from tests.examples import COPIES, Copy
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
@@ -56,7 +56,7 @@ def whole(runner: Runner, copy: Copy, launcher: Launcher = "python") -> Finished
 
 def test_each_copy_is_listed() -> None:
     """A file that nobody runs proves nothing."""
-    files = {path.stem for path in (REPOSITORY / "tests" / "copies").glob("[!_]*.py")}
+    files = {path.stem for path in (REPOSITORY / "examples").glob("[!_]*.py")}
     assert files - {"listed"} == {copy.name for copy in COPIES}
 
 

@@ -25,7 +25,7 @@ from common.training.accelerator import cpu_has_bf16
 from common.tune.__main__ import read_command_line
 from common.tune.space import parse_space
 from common.vary import read_command_line as read_variants
-from tests.copies.listed import COPIES
+from tests.examples import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
 
@@ -458,7 +458,7 @@ def test_benchmark_tables_are_what_was_measured() -> None:
     assert {*ratios} <= {f"{float(ratio):.1f}" for ratio in measured}
 
 
-DIFF = re.compile(r"tests/copies/(\w+)\.py\).*?```diff\n(.*?)```", re.DOTALL)
+DIFF = re.compile(r"examples/(\w+)\.py\).*?```diff\n(.*?)```", re.DOTALL)
 DIFFS = [diff for page in (README, *PAGES) for diff in DIFF.findall(page.read_text())]
 
 

@@ -35,7 +35,7 @@ class Copy:
     @property
     def path(self) -> Path:
         """The file."""
-        return REPOSITORY / "tests" / "copies" / f"{self.name}.py"
+        return REPOSITORY / "examples" / f"{self.name}.py"
 
 
 SECONDS = ("--batch-size", 64, "--checkpoint-every", 20)
