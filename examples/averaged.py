@@ -1,9 +1,11 @@
-"""Train on small images with averaged weights, mixup, early stopping and a cosine schedule.
+"""Evaluate averaged weights (EMA), with mixup, early stopping and a cosine schedule.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it. What is evaluated, and so what is kept
-at the end, is the average.
+    python examples/averaged.py
 
-Result: 98.2 % test accuracy on digits, mean of three seeds, after 23 to 24 of 100 epochs
+A copy of recipes/mnist_mlp.py. The average is evaluated, kept in checkpoints, and exported at the
+end. It also shows how a recipe changes defaults of shared flags.
+
+Result: @R@
 """
 
 import random
@@ -35,13 +37,15 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    schedule: Literal["linear", "cosine", "constant"] = "cosine"  # Of the rate, after warm-up.
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"  # Of the learning rate.
     hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    decay: float = flag(0.98, least=0, most=1)  # Of the average of the weights, in an update.
-    mixup: float = flag(0.2, least=0)  # Of the Beta distribution of a sample's share; 0: none.
-    early_stopping: int | None = 5  # End after so many evaluations without a better one.
-    validation_share: float | None = 0.1  # Of train: early stopping chooses by it.
+    decay: float = flag(0.98, least=0, most=1)  # Share of the average that an update keeps.
+    mixup: float = flag(
+        0.2, least=0
+    )  # Parameter of the Beta distribution of mixing shares; 0: no mixup.
+    early_stopping: int | None = 5  # Stop after this many evaluations without a better one.
+    validation_share: float | None = 0.1  # Share of train held out for early stopping.
     image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
@@ -112,9 +116,10 @@ def compute_loss(
         logits = model(images)
         return F.cross_entropy(logits, labels), logits
     share = 0.5 - abs(0.5 - random.betavariate(mixup, mixup))  # the smaller of the two shares
-    logits = model(images.lerp(images.flip(0), share))  # each with another one of the batch
-    losses = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels.flip(0))
-    return losses[0].lerp(losses[1], share), logits
+    logits = model(images.lerp(images.flip(0), share))  # mix each image with another of the batch
+    own_loss = F.cross_entropy(logits, labels)
+    other_loss = F.cross_entropy(logits, labels.flip(0))
+    return own_loss.lerp(other_loss, share), logits
 
 
 # --------------------------------------------------------------------------------- Evaluation
@@ -157,7 +162,7 @@ def main(config: Config) -> None:
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
         if average.n_averaged == 0:
-            average.update_parameters(model)  # it begins where the model does: --init-from
+            average.update_parameters(model)  # from the model's first weights
 
         for batch in run.batches(train_loader):
             if run.should_evaluate:

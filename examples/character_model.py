@@ -1,13 +1,15 @@
-"""Train a recurrent character language model with tied weights on Python's own documentation.
+"""Train a recurrent language model on characters: the documentation of the Python language.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it.
+    python examples/character_model.py
 
-Result: a perplexity of 4.33 a character on test data, mean of three seeds
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/mnist_mlp.py. It shows sequences of integers as data, two layers that share one
+weight, and perplexity as an objective to minimise.
+
+Result: @R@
 """
 
 from dataclasses import dataclass
-from pydoc_data.topics import topics  # the language's documentation, as `help` shows it
+from pydoc_data.topics import topics  # the texts that `help` shows
 from typing import Any
 
 import torch
@@ -32,8 +34,8 @@ class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 1e-2  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    width: int = flag(128, least=1, most=10**6)  # Of the embeddings and the recurrent layers.
-    layers: int = flag(1, least=1, most=1000)  # Recurrent ones.
+    width: int = flag(128, least=1, most=10**6)  # Size of the embeddings and the recurrent layers.
+    layers: int = flag(1, least=1, most=1000)  # Number of recurrent layers.
     length: int = flag(32, least=1, most=10**5)  # Characters of a sample.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
@@ -47,11 +49,12 @@ DEFAULT_EPOCHS = {"other": 2}
 def load_data(config: Config, run: Run) -> Data:
     text = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore")
     characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    windows = characters.unfold(0, config.length + 1, config.length)  # each target is read once
+    # Windows overlap by one character, so each character is a target once.
+    windows = characters.unfold(0, config.length + 1, config.length)
     held_out = len(windows) // 10
     parts = windows.split([len(windows) - 2 * held_out, held_out, held_out])
     names = ("train", "validation", "test")
-    splits = {n: TensorSamples(text=part) for n, part in zip(names, parts, strict=True)}
+    splits = {name: TensorSamples(text=part) for name, part in zip(names, parts, strict=True)}
     return Data("python-docs", splits)
 
 

@@ -1,9 +1,11 @@
-"""Train a small residual network to take noise out of handwritten digits.
+"""Remove noise from handwritten digits with a small residual network.
 
-A copy of recipes/resnet.py, which says how to launch it.
+    python examples/denoiser.py
 
-Result: 17.2 dB on test data, mean of three seeds, from 10.5 with the noise
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/resnet.py. It shows an image-to-image task, a `Dataset` that draws new noise in
+each epoch, and a figure of image quality (PSNR, in dB) as the objective.
+
+Result: @R@
 """
 
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ class Config(TrainingConfig):
     weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
     width: int = flag(32, least=1, most=10**6)  # Channels of each convolution.
     depth: int = flag(2, least=1, most=1000)  # Residual blocks.
-    noise: float = flag(0.3, least=0)  # Its standard deviation, where pixels are 0 to 1.
+    noise: float = flag(0.3, least=0)  # Standard deviation of the noise; pixels are 0 to 1.
 
 
 OBJECTIVE = "psnr:max"
@@ -45,10 +47,11 @@ DEFAULT_EPOCHS = {"other": 10}
 
 
 class NoisyDigits(Dataset[dict[str, torch.Tensor]]):
-    """Digits of 8×8 pixels in 0 to 1, each with other noise in each epoch."""
+    """Digits of 8×8 pixels from 0 to 1, with new noise in each epoch."""
 
     def __init__(self, images: torch.Tensor, noise: float):
-        self.images, self.noise = images, noise
+        self.images = images
+        self.noise = noise
 
     def __len__(self) -> int:
         return len(self.images)
@@ -97,7 +100,7 @@ def convolve(in_channels: int, channels: int, kernel: int, stride: int) -> list[
 
 
 class Denoiser(nn.Module):
-    """Residual blocks that keep the size, and find the noise: [batch, 1, height, width] to same."""
+    """Residual blocks that estimate the noise and subtract it: [batch, 1, height, width]."""
 
     def __init__(self, width: int, depth: int):
         super().__init__()

@@ -1,8 +1,12 @@
-"""Train a small network to say what a larger one says: distillation (arXiv 1503.02531).
+"""Train a small network to imitate a larger one: distillation (arXiv 1503.02531).
 
-A copy of recipes/mnist_mlp.py, which says how to launch it. The teacher is trained before, in some
-tenths of a second, and the same on each process and in a run that is resumed: so no checkpoint
-needs to hold it. It is neither prepared by the Accelerator nor named in run.keep(...).
+    python examples/distilled.py
+
+A copy of recipes/mnist_mlp.py. It shows a second network that no checkpoint holds: each start of
+the run trains the teacher again in less than a second, with the same result on every process. The
+teacher is neither prepared by the Accelerator nor passed to run.keep(...).
+
+Result: @R@
 """
 
 from dataclasses import dataclass
@@ -34,8 +38,10 @@ class Config(TrainingConfig):
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     hidden_sizes: tuple[int, ...] = flag((16,), 1, 10**6, role="size")  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    teacher_updates: int = flag(60, least=1, most=10**6)  # Of the teacher, with all samples each.
-    temperature: float = flag(2.0, least=0.1)  # What both networks' logits are divided by.
+    teacher_updates: int = flag(
+        60, least=1, most=10**6
+    )  # The teacher's updates, each with all samples.
+    temperature: float = flag(2.0, least=0.1)  # Divisor of both networks' logits.
     image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
@@ -100,7 +106,7 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
 
 
 def build_teacher(config: Config, data: ImageData, train_loader: Loader) -> nn.Module:
-    """Return a wider network that is trained, frozen, and evaluates."""
+    """Train a wider network on all samples; return it frozen, in evaluation mode."""
     in_features = data.channels * data.image_size**2
     teacher = MLP(in_features, [256], len(data.class_names), 0.0).to(train_loader.device)
     batch = train_loader.batch_of(torch.arange(len(train_loader.samples)))
@@ -121,10 +127,11 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
 def distillation_loss(
     logits: torch.Tensor, teacher: nn.Module, batch: Batch, temperature: float
 ) -> torch.Tensor:
-    """Return the teacher's probabilities' divergence, scaled as the gradients of labels are."""
-    wanted = F.log_softmax(teacher(batch["images"].float()) / temperature, dim=-1)
-    said = F.log_softmax(logits.float() / temperature, dim=-1)
-    return F.kl_div(said, wanted, reduction="batchmean", log_target=True) * temperature**2
+    """Return the KL divergence from the teacher; its gradients have the scale of the labels'."""
+    teacher_logits = teacher(batch["images"].float())
+    target = F.log_softmax(teacher_logits / temperature, dim=-1)
+    predicted = F.log_softmax(logits.float() / temperature, dim=-1)
+    return F.kl_div(predicted, target, reduction="batchmean", log_target=True) * temperature**2
 
 
 # --------------------------------------------------------------------------------- Evaluation

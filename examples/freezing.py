@@ -1,8 +1,11 @@
 """Train only the last layer in the first epochs, and then all layers, as in fine-tuning.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it. What is frozen may change at any
-update, on any number of processes: the gradients of layers that learn later are averaged as well.
-Fine-tuning begins with trained weights: --init-from RUN.
+    python examples/freezing.py
+
+A copy of recipes/mnist_mlp.py. Layers may be frozen and unfrozen at any update, on any number of
+processes. To fine-tune trained weights, pass --init-from RUN.
+
+Result: @R@
 """
 
 from dataclasses import dataclass
@@ -145,7 +148,7 @@ def main(config: Config) -> None:
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
-            # Before the forward pass: frozen layers have no gradients, and optimizers leave them.
+            # Before the forward pass: frozen layers get no gradients, so the optimizer skips them.
             body = accelerator.unwrap_model(model).body
             body.requires_grad_(run.epoch >= config.frozen_epochs)
             with accelerator.accumulate(model):

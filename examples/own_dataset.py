@@ -1,10 +1,12 @@
-"""Train a model of one's own on a `Dataset` of one's own, with random transforms.
+"""Train your own model on your own `Dataset`, with random transforms in worker processes.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it. The transforms draw from torch, NumPy
-and `random` in worker processes: other values in each epoch, and the same ones on any number of
-workers and processes and after a resumption.
+    python examples/own_dataset.py
 
-Result: 93.9 % validation accuracy, mean of three seeds
+A copy of recipes/mnist_mlp.py. The transforms draw from torch, NumPy and `random`. Their values
+differ between epochs. They are the same with any number of workers and processes, and after a
+resume. There is no test split: the final figures are those of the validation split.
+
+Result: @R@
 """
 
 import random
@@ -37,7 +39,7 @@ class Config(TrainingConfig):
     learning_rate: float = 5e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     widths: tuple[int, ...] = flag((32, 64), least=1, most=10**6)  # Of convolutions.
-    noise: float = flag(0.05, least=0)  # Deviation of what is added to pixels while training.
+    noise: float = flag(0.05, least=0)  # Standard deviation of the noise added in training.
 
 
 OBJECTIVE = "accuracy:max"
@@ -47,14 +49,16 @@ DEFAULT_EPOCHS = {"other": 8}
 
 
 class Digits(Dataset[dict[str, Any]]):
-    """scikit-learn's digits, each fifth held out: float32 [1, 8, 8] in 0 … 1, and its class."""
+    """scikit-learn's digits, each fifth held out: float32 [1, 8, 8] from 0 to 1, and a class."""
 
     def __init__(self, is_training: bool, noise: float):
         pixels, labels = load_digits(return_X_y=True)
-        chosen = (np.arange(len(labels)) % 5 > 0) == is_training
+        is_train_row = np.arange(len(labels)) % 5 > 0
+        chosen = is_train_row == is_training
         self.images = (pixels[chosen] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
         self.labels = labels[chosen]
-        self.is_training, self.noise = is_training, noise
+        self.is_training = is_training
+        self.noise = noise
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,7 +68,7 @@ class Digits(Dataset[dict[str, Any]]):
         if self.is_training:
             image = image.roll(torch.randint(-1, 2, (2,)).tolist(), (1, 2))
             image += torch.from_numpy(np.random.normal(0, self.noise, image.shape))
-            if random.random() < 0.2:  # without one row
+            if random.random() < 0.2:  # erase one row
                 image[:, random.randrange(8)] = 0
         return {"images": image, "labels": int(self.labels[sample])}
 

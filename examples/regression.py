@@ -1,9 +1,11 @@
-"""Train a multilayer perceptron to predict a number: Friedman's first regression problem.
+"""Predict a number instead of a class: Friedman's first regression problem.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it.
+    python examples/regression.py
 
-Result: 1.17 RMSE and 0.946 R² on test data, mean of three seeds; 1.0 is noise in the targets
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/mnist_mlp.py. It shows data made in memory (`TensorSamples`), an objective to
+minimise, and an evaluation whose figures are no means: RMSE and R² from sums over all samples.
+
+Result: @R@
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,10 @@ def load_data(config: Config, run: Run) -> Data:
     inputs, targets = make_friedman1(5000, noise=1.0, random_state=0)
     inputs, targets = inputs.astype("float32"), targets.astype("float32")
     parts = {"train": slice(4000), "validation": slice(4000, 4500), "test": slice(4500, None)}
-    splits = {n: TensorSamples(inputs=inputs[p], targets=targets[p]) for n, p in parts.items()}
+    splits = {
+        name: TensorSamples(inputs=inputs[rows], targets=targets[rows])
+        for name, rows in parts.items()
+    }
     return Data("friedman", splits)
 
 
@@ -100,7 +105,8 @@ def metrics(predictions: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def figures(totals: Totals) -> dict[str, Any]:
-    mse, mean = totals["loss"] / totals["count"], totals["targets"] / totals["count"]
+    mse = totals["loss"] / totals["count"]
+    mean = totals["targets"] / totals["count"]
     variance = totals["squares"] / totals["count"] - mean**2
     return {"loss": mse, "rmse": mse**0.5, "r2": 1 - mse / variance}
 
@@ -110,8 +116,13 @@ def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
     with run.evaluating(model) as bare_model:
         for batch in loader:
             loss, _ = compute_loss(bare_model, batch)
-            y = batch["targets"].double()
-            sums.add(len(y), loss=loss * len(y), targets=y.sum(), squares=y.square().sum())
+            targets = batch["targets"].double()
+            sums.add(
+                len(targets),
+                loss=loss * len(targets),
+                targets=targets.sum(),
+                squares=targets.square().sum(),
+            )
     return sums.result()
 
 
