@@ -150,7 +150,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -199,7 +199,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader, config.noise_size))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader, config.noise_size))
 
 

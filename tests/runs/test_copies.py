@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -94,6 +95,10 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
         assert run.summary[objective.best_key] == pytest.approx(objective.best(values))
     losses = [*run.series("train/loss").values()]
     assert losses != sorted(losses)
+    # Where validation stands in for test, the final evaluation repeats a line: it is printed once.
+    evaluations = re.findall(r"^epoch .* of \d+: .*", run.output, re.MULTILINE)
+    lines = [line.removesuffix("  ★ best") for line in evaluations]
+    assert len(lines) == len({*lines}) > 0
 
 
 @EACH
