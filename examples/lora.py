@@ -5,7 +5,8 @@
 A copy of recipes/bert.py. Checkpoints hold the frozen weights only once. The exported model is a
 plain BERT into which the matrices are merged. To continue from it, pass its folder as --model.
 
-Result: @R@
+Result: @R@.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shared with other work.
 """
 
 import copy
