@@ -11,7 +11,7 @@ One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shar
 
 from dataclasses import dataclass
 from pydoc_data.topics import topics  # the texts that `help` shows
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ from common.training.optim import decay_groups
 
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
+    # On a CPU a GRU is five times faster in fp32 than in bf16.
+    mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "no"
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 1e-2  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,46 +15,83 @@ from nbclient import NotebookClient
 from tests.launch import REPOSITORY, clean_environment
 
 NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
+ADDRESS = "https://github.com/OWNER/accelerate-recipes.git"
 
 
-def printed(cell: nbformat.NotebookNode) -> str:
-    """Return what a code cell printed."""
-    return "".join(output.get("text", "") for output in cell.outputs)
+@pytest.fixture
+def notebook() -> nbformat.NotebookNode:
+    """The notebook as it lies in the repository."""
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's environment, in which `python` is the one of these tests."""
+    variables = clean_environment(tmp_path)
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
+    """Run the cells in a folder; return what each code cell printed."""
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=240, resources=resources).execute()
+    code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return ["".join(output.get("text", "") for output in cell.outputs) for cell in code_cells]
+
+
+def make_origin(folder: Path) -> None:
+    """Make a git repository of the files that a clone needs."""
+    folder.mkdir()
+    for name in ("recipes", "common"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-m", "All"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["", "examples"], ids=["repository", "examples"])
-def test_notebook_runs(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is started in the repository or in its `examples/`, so nothing is cloned."""
-    for name in ("recipes", "common"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
-    (tmp_path / "examples").mkdir()
-    environment = clean_environment(tmp_path)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{environment['PATH']}")
+def test_notebook_runs(notebook: nbformat.NotebookNode, tmp_path: Path) -> None:
+    """In an empty folder: it clones, trains, compares and predicts."""
+    make_origin(tmp_path / "origin")
+    install_cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert ADDRESS in install_cell.source
+    install_cell.source = install_cell.source.replace(ADDRESS, f"file://{tmp_path}/origin")
+    working_folder = tmp_path / "content"
+    working_folder.mkdir()
+    printed = execute(notebook, working_folder)
 
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=240, resources={"metadata": {"path": str(tmp_path / folder)}}
-    )
-    client.execute()
-
-    by_command = {cell.source: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    clone = working_folder / "accelerate-recipes"
     for name in ("first", "second"):
-        status = json.loads((tmp_path / "runs" / name / "status.json").read_text())
+        status = json.loads((clone / "runs" / name / "status.json").read_text())
         assert status["status"] == "finished"
-    (comparison,) = [text for source, text in by_command.items() if "compare" in source]
+    comparison, _, prediction, network = printed[-4:]
     assert "(baseline)" in comparison
-    assert (tmp_path / "compared.png").stat().st_size > 1000
-    (prediction,) = [text for source, text in by_command.items() if "predict runs" in source]
+    assert (clone / "compared.png").stat().st_size > 1000
     assert json.loads(prediction)["label"] == "0"
-    assert "Linear(in_features=64" in printed(notebook.cells[-2])
+    assert "Linear(in_features=64" in network
 
 
-def test_notebook_has_no_outputs() -> None:
+@pytest.mark.parametrize("folder", ["", "examples"])
+def test_notebook_clones_nothing_in_the_repository(
+    notebook: nbformat.NotebookNode, folder: str, tmp_path: Path
+) -> None:
+    """Its first cell finds the repository from its root and from `examples/`."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "examples").mkdir()
+    first_code_cell = next(
+        index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"
+    )
+    notebook.cells = notebook.cells[: first_code_cell + 1]
+    notebook.cells.append(nbformat.v4.new_code_cell("print(Path.cwd())"))
+    assert execute(notebook, tmp_path / folder) == ["", f"{tmp_path}\n"]
+    assert not [*tmp_path.rglob("accelerate-recipes")]
+
+
+def test_notebook_has_no_outputs(notebook: nbformat.NotebookNode) -> None:
     """Outputs in the repository would be somebody's old run."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(code_cells) > 5
     assert not any(cell.outputs or cell.execution_count for cell in code_cells)

@@ -251,7 +251,7 @@ def rewritten(line: str, workspace: Path) -> str:
             parts[position] = prefix + shlex.join([*two_variants(words), *tiny])
         elif words[:3] == ["python", "-m", "common.tune"]:
             parts[position] = prefix + shlex.join(small_search(words))
-        elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
+        elif words[0] in TRAINING or is_python_launch(words):
             parts[position] = prefix + shlex.join(small(words, workspace))
         elif words[0] in LOOKED_AT:
             for word in words:
@@ -284,6 +284,11 @@ def rewritten(line: str, workspace: Path) -> str:
         else:
             assert words[0] in EXECUTED, f"teach this test about: {command}"
     return "".join(parts)
+
+
+def is_python_launch(words: list[str]) -> bool:
+    """Whether a command runs a recipe, or a copy of one, by plain Python."""
+    return words[0] == "python" and any("recipes/" in word or word == "train.py" for word in words)
 
 
 def needs_gpu(line: str) -> bool:
