@@ -25,7 +25,7 @@ from rich.text import Text
 WIDTH, HEIGHT = 100, 30
 TRAIN = "accelerate launch recipes/mnist_mlp.py --dataset digits --validation-share 0.1"
 RUNS = {"fp32": "--mixed-precision no", "bf16": "--mixed-precision bf16"}
-COMPARE = "python -m common.compare runs/fp32 runs/bf16"
+COMPARE = "recipes compare runs/fp32 runs/bf16"
 MOVES = re.compile(r"(\r|\n|\x1b\[\d*[A-HJKa-ln-z]|\x1b\[\?\d+[hl])")  # all but colours
 
 

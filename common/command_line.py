@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from common.console import spare_output, spare_tool_output
+from common.console import spare_output
 from common.directory import refuse_to_resume
 from common.errors import Outcome, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
@@ -91,18 +91,6 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             let_main_rank_exit_first()
         raise
     return config
-
-
-def tool_parser(name: str, text: str | None, usage: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of `python -m name`, described by its module's docstring."""
-    spare_tool_output()
-    return argparse.ArgumentParser(
-        prog=f"python -m {name}",
-        usage=usage,
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 @functools.cache  # tyro, too, remembers what it has found out of a type

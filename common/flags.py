@@ -19,8 +19,8 @@ class Role(NamedTuple):
 
     repeated: bool  # by `--config`, from an earlier run
     free: bool  # on resumption: what the model learns does not depend on it
-    compared: bool  # `common.compare` shows where runs differ in it
-    searched: bool  # `common.tune` may try values for it
+    compared: bool  # `recipes compare` shows where runs differ in it
+    searched: bool  # `recipes tune` may try values for it
 
 
 EVERY_ITEM = CollectionCheckStrategy.ALL_ITEMS

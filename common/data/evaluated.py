@@ -45,7 +45,7 @@ def read_evaluated(model: str) -> Evaluated:
     class_names = [str(name) for name in names] if isinstance(names, list) else None
     image_facts = ("image_size", "channels", "white_level")
     preprocessing = {name: facts[name] for name in image_facts if facts.get(name) is not None}
-    # `common.predict` uses the same default for a model that states no white level.
+    # `recipes predict` uses the same default for a model that states no white level.
     if preprocessing:
         preprocessing.setdefault("white_level", FULL_SCALE)
     return Evaluated(model, class_names, preprocessing, tuple(histories(model)))

@@ -12,6 +12,7 @@ from common.objective import PREFIXES
 from common.track.names import PEAK, Facts, describe, precision_name
 
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
+USE = "recipes predict FOLDER"
 OF_THE_RUN = ("perf/samples_per_second", "time/train_seconds")
 
 
@@ -63,7 +64,7 @@ def model_card(
         f"{precision_name(environment['mixed_precision'])}, effective batch "
         f"{environment['effective_batch_size']}; python {environment['python']}, {versions}; "
         f"commit {environment['git_commit'] or 'unknown'}.",
-        f"\nTo use it:\n\n```bash\npython -m common.predict FOLDER {word}\n```\n" if task else "",
+        f"\nTo use it:\n\n```bash\n{USE} {word}\n```\n" if task else "",
     )
     return "\n".join(lines)
 

@@ -43,7 +43,7 @@ def collect(
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
     """Return the flags to whose field a recipe gives another role, and whether to compare them.
 
-    `common.compare` takes the others as `TrainingConfig` has them.
+    `recipes compare` takes the others as `TrainingConfig` has them.
     """
     return {
         field.name: role_of(type(config), field.name).compared

@@ -26,7 +26,6 @@ from torch import nn
 from common.checkpoints.export import load_weights, save_model
 from common.checkpoints.state import Parts, RandomState, restore_newest
 from common.checkpoints.store import Checkpoints
-from common.compare.__main__ import main as compare
 from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
@@ -36,14 +35,15 @@ from common.errors import UserError
 from common.files import signed
 from common.objective import Objective
 from common.recipe import load_recipe
+from common.tools.compare.command import main as compare
+from common.tools.tune.space import parse_space
 from common.track.log import Log
 from common.track.names import STEP
-from common.tune.space import parse_space
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY
-from tests.unit.compare import run_folders
 from tests.unit.recipes import config_class, write_run
+from tests.unit.tools.compare import run_folders
 
 Target = Callable[[st.DataObject, Path], None]
 ENDED: Counter[str] = Counter()  # how calls ended: taken or refused

@@ -13,10 +13,10 @@ import torch
 
 from common.checkpoints.finished import step_folders
 from common.checkpoints.tensors import read_metadata
-from common.compare.comparison import compare
-from common.compare.readers import read_runs
 from common.errors import UserError
 from common.run import Run
+from common.tools.compare.comparison import compare
+from common.tools.compare.readers import read_runs
 from common.training import accelerator
 from examples import regression
 from tests.fuzz.small_run import FLAGS, digest, prepared, run
@@ -238,7 +238,7 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
 def test_changed_recipe_is_told_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first lines, in `config.json` on all later resumes, and by `common.compare`."""
+    """In the first lines, in `config.json` on all later resumes, and by `recipes compare`."""
     directory = unfinished(tmp_path / "run")
     other = tmp_path / "whole"
     shutil.copytree(directory, other)

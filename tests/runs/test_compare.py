@@ -1,4 +1,4 @@
-"""`python -m common.compare`: what it says of real runs, and of what is no run."""
+"""`recipes compare`: what it says of real runs, and of what is no run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from common.compare.__main__ import main
-from common.compare.comparison import compare as compare_runs
-from common.compare.readers import read_runs
-from common.compare.table import notes
 from common.errors import UserError
-from common.workspace import panels
+from common.tools.compare.command import main
+from common.tools.compare.comparison import compare as compare_runs
+from common.tools.compare.readers import read_runs
+from common.tools.compare.table import notes
+from common.tools.workspace import panels
 from tests.launch import Finished, Runner, clean_environment, run_command
 
 FLAGS = ("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32)
@@ -39,7 +39,7 @@ def runs(runner: Runner) -> dict[str, Finished]:
 
 def compare(runner: Runner, *words: object) -> tuple[int, str, str]:
     """Run the command as a user does; return its status, output and errors."""
-    command = [sys.executable, "-m", "common.compare", *map(str, words)]
+    command = [sys.executable, "-m", "common.tools", "compare", *map(str, words)]
     return run_command(command, clean_environment(runner.folder), runner.folder, 120, one_core=True)
 
 

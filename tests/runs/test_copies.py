@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from common.checkpoints.finished import step_folders
-from common.compare.__main__ import main
 from common.objective import Objective
 from common.recipe import load_recipe
-from common.tune.__main__ import main as search
-from common.tune.space import parse_space
+from common.tools.compare.command import main
+from common.tools.tune.command import main as search
+from common.tools.tune.space import parse_space
 from tests.conftest import first
 from tests.examples import COPIES, Copy
 from tests.jobs import Job, final_weights, learned, newest_step
@@ -192,7 +192,7 @@ def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
 
 @EACH
 def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """`common.compare` shows its objective, without having heard of it."""
+    """`recipes compare` shows its objective, without having heard of it."""
     run = whole(runner, copy)
     main([str(run.directory), str(run.directory), "--json"])
     shown = json.loads(capsys.readouterr().out)
@@ -216,7 +216,7 @@ def test_copies_are_compared_with_each_other(
 
 @pytest.mark.parametrize("copy", first(3, COPIES), ids=lambda copy: copy.name, indirect=True)
 def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
-    """`common.tune` reads its flags and objective, and a part of its data is there to choose by."""
+    """`recipes tune` reads its flags and objective; part of its data is there to choose by."""
     recipe = load_recipe(copy.path)
     searched, shared = parse_space([copy.searched, copy.space, *map(str, copy.flags)], recipe)
     assert list(searched) == [copy.searched.removeprefix("--")]
@@ -237,7 +237,7 @@ def test_copy_is_searched(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`common.tune` takes its objective and direction from it: less is better, or more."""
+    """`recipes tune` takes its objective and direction from it: less is better, or more."""
     study, before = tmp_path / "study", signal.getsignal(signal.SIGTERM)
     words = [copy.path, copy.searched, copy.space, *copy.flags, *QUIET, "--eval-every", 10]
     monkeypatch.chdir(tmp_path)

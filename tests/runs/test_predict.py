@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from common.data.built_in import digits, docstrings
-from common.predict.__main__ import main
+from common.tools.predict.command import main
 from tests.launch import Finished
 
 pytestmark = pytest.mark.usefixtures("own_accelerator")

@@ -21,10 +21,10 @@ from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
 from common.recipe import load_recipe
+from common.tools.tune.command import read_command_line
+from common.tools.tune.space import parse_space
+from common.tools.vary.command import read_command_line as read_variants
 from common.training.accelerator import cpu_has_bf16
-from common.tune.__main__ import read_command_line
-from common.tune.space import parse_space
-from common.vary import read_command_line as read_variants
 from tests.examples import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
@@ -45,7 +45,13 @@ LINES = [
     if line.strip() and not line.startswith("#")
 ]
 
-TOOLS = ("common.vary", "common.tune", "common.compare", "common.predict", "peers.py")
+TOOLS = (
+    "recipes vary ",
+    "recipes tune ",
+    "recipes compare ",
+    "recipes predict ",
+    "peers.py",
+)
 
 # What ends a command within a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
@@ -134,6 +140,11 @@ def local_folder(workspace: Path, flags: list[str]) -> Path:
     return folder
 
 
+# Stands in for the script, which an environment has only if it was installed since the last change
+# of the entry points. `test_installed_script_is_this_command` compares the two.
+RECIPES_COMMAND = 'recipes() { python -m common.tools "$@"; }'
+
+
 def shell(command: str, workspace: Path, runner: Runner) -> str:
     """Run a line of the README as a shell does; return what it printed."""
     environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
@@ -141,7 +152,7 @@ def shell(command: str, workspace: Path, runner: Runner) -> str:
     if "resnet.py --compile" in command:
         # It takes a minute; `test_equivalence` compiles an MLP and BERT for real.
         environment["TORCH_COMPILE_DISABLE"] = "1"
-    words = ["bash", "-c", command]
+    words = ["bash", "-c", f"{RECIPES_COMMAND}\n{command}"]
     status, output, errors = run_command(words, environment, workspace, 300, one_core=True)
     assert status == 0, f"{command}\nended with {status}\n{output[-3000:]}\n{errors[-5000:]}"
     return output
@@ -155,15 +166,15 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 
 
 def forked(words: list[str], workspace: Path, runner: Runner) -> tuple[int, str]:
-    """Run a recipe or a module as a line does, but for the seconds of launcher and imports.
+    """Run a recipe or a tool as a line does, but for the seconds of launcher and imports.
 
     Returns:
         The status, and what was printed.
     """
     environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
-    if words[1] == "-m":
+    if words[0] == "recipes":
         (workspace / "module.py").write_text(MODULE)
-        words = [str(workspace / "module.py"), *words[2:]]
+        words = [str(workspace / "module.py"), "common.tools", *words[1:]]
     else:
         (place,) = [place for place, word in enumerate(words) if word.startswith("recipes/")]
         words = [str(workspace / words[place]), *words[place + 1 :]]
@@ -198,7 +209,7 @@ def prepare(line: str, workspace: Path, runner: Runner) -> None:
             leave_unfinished(name, launched[0], workspace, runner)
         else:
             assert makers, f"no line of the README makes runs/{name}"
-            if "common.tune" in makers[0]:
+            if makers[0].startswith("recipes tune "):
                 shell(rewritten(makers[0], workspace), workspace, runner)
             else:
                 words = shlex.split(rewritten(makers[0], workspace))
@@ -245,11 +256,11 @@ def rewritten(line: str, workspace: Path) -> str:
             prefix += words.pop(0) + " "
         if not words:
             continue
-        if words[:3] == ["python", "-m", "common.vary"]:
+        if words[:2] == ["recipes", "vary"]:
             tiny = ["--seeds", "1", "--max-steps", "2", "--tracker", "none", "--dataset", "digits"]
             tiny += [] if "--batch-size" in words else ["--batch-size", "16"]
             parts[position] = prefix + shlex.join([*two_variants(words), *tiny])
-        elif words[:3] == ["python", "-m", "common.tune"]:
+        elif words[:2] == ["recipes", "tune"]:
             parts[position] = prefix + shlex.join(small_search(words))
         elif words[0] in TRAINING or is_python_launch(words):
             parts[position] = prefix + shlex.join(small(words, workspace))
@@ -269,11 +280,7 @@ def rewritten(line: str, workspace: Path) -> str:
                 "peers.json",
             )
             parts[position] = prefix + shlex.join([*words[:2], *tiny])
-        elif words[:2] == ["python", "-m"] and words[2] in (
-            "common.compare",
-            "common.workspace",
-            "common.predict",
-        ):
+        elif words[0] == "recipes" and words[1] in ("compare", "workspace", "predict"):
             parts[position] = prefix + shlex.join(words)
         elif words[0] == "python":
             scripts = [word for word in words if word.endswith(".py")]
@@ -300,7 +307,7 @@ def needs_gpu(line: str) -> bool:
 def marked_lines() -> Iterator[object]:
     """Yield the lines to run, and whether as they stand: once with each launcher.
 
-    Other tests begin modules as processes of their own, and the line that has them in a pipe does.
+    Other tests start tools as processes of their own, and so does a line that has one in a pipe.
     """
     seen = set[str]()
     for line in LINES:
@@ -310,8 +317,8 @@ def marked_lines() -> Iterator[object]:
         launches = re.search(
             r"((?:accelerate launch|torchrun|python\b).*) ?\brecipes/\S+\.py", line
         )
-        is_module = re.match(r"python -m common\.(predict|tune|vary) ", line)
-        is_real = not is_module if launches is None else launches[1] not in seen
+        is_tool = re.match(r"recipes (predict|tune|vary) ", line)
+        is_real = not is_tool if launches is None else launches[1] not in seen
         is_real |= "--compile" in line or not re.fullmatch(r"[^;&|]+", line)
         if launches:
             is_slow = True
@@ -331,16 +338,18 @@ def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner)
     else:
         status, output = forked(shlex.split(command), workspace, runner)
         assert status == 0, output
-    is_training = "recipes/" in line and not {"-m", "--help", "sbatch"} & set(line.split())
+    is_tool = line.startswith("recipes ")
+    is_training = "recipes/" in line and not {"--help", "sbatch"} & set(line.split())
+    is_training = is_training and not is_tool
     if is_training or "train.py" in line:
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
-    shown = {"--help": "--learning-rate", "common.compare ": "(baseline)"}
-    shown |= {"common.tune": "best: trial-", "common.workspace": "train/loss"}
-    shown |= {"common.vary": "with picture.png beside it"}
+    shown = {"--help": "--learning-rate", "recipes compare ": "(baseline)"}
+    shown |= {"recipes tune ": "best: trial-", "recipes workspace ": "train/loss"}
+    shown |= {"recipes vary ": "with picture.png beside it"}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
-    shown |= {"peers.py": "written: peers.json", "common.predict ": predicted}
+    shown |= {"peers.py": "written: peers.json", "recipes predict ": predicted}
     for word, said in shown.items():
         assert word not in line or said in output, output
 
@@ -378,13 +387,13 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
     """The flags that the test above changes are right as the README has them."""
     for command in SEPARATOR.split(line)[::2]:
         words = shlex.split(command)
-        if words[:3] == ["python", "-m", "common.vary"]:
-            given, flags = read_variants(words[3:])
+        if words[:2] == ["recipes", "vary"]:
+            given, flags = read_variants(words[2:])
             recipe = load_recipe(REPOSITORY / given.recipe)
             assert parse_space(flags, recipe, least=0)[0] or given.num_processes != "1"
             continue
-        if words[:3] == ["python", "-m", "common.tune"] and "recipes/" in command:
-            settings = read_command_line(words[3:])[1]
+        if words[:2] == ["recipes", "tune"] and "recipes/" in command:
+            settings = read_command_line(words[2:])[1]
             recipe = REPOSITORY / settings.recipe
             assert parse_space(settings.flags, load_recipe(recipe))[0]
             continue

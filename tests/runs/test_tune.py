@@ -1,4 +1,4 @@
-"""`python -m common.tune` with a real recipe: its last line repeats the best trial."""
+"""`recipes tune` with a real recipe: its last line repeats the best trial."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.tune.__main__ import main
+from common.tools.tune.command import main
 from tests.launch import REPOSITORY
 
 

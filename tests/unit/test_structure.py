@@ -36,13 +36,20 @@ LEVELS = (
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
 TRACKS = {"common.track.service"} | {f"common.track.{module}" for module in ("names", "trackers")}
-# These stand beside the house: what each may import besides itself.
-BESIDE = {
-    "common.compare": BASE | TRACKS,
-    "common.tune": BASE | TRACKS | {"common.compare"},
-    "common.workspace": BASE | TRACKS | {"common.compare"},
-    "common.vary": BASE | TRACKS | {"common.compare", "common.tune"},
-    "common.predict": BASE
+PARSER = "common.tools.parser"
+COMPARE = "common.tools.compare"
+TUNE = "common.tools.tune"
+# The tools work on runs from outside. Each has its own list of what it may import besides itself.
+# `__main__` names the tools' modules as text, so that it imports only the one that runs.
+TOOLS = {
+    "common.tools.__main__": BASE,
+    PARSER: BASE,
+    COMPARE: BASE | TRACKS | {PARSER},
+    TUNE: BASE | TRACKS | {PARSER, COMPARE},
+    "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
+    "common.tools.vary": BASE | TRACKS | {PARSER, COMPARE, TUNE},
+    "common.tools.predict": BASE
+    | {PARSER}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
 }
 
@@ -84,8 +91,13 @@ IMPORTS = {name: imported(path) for name, path in FILES.items()}
 
 
 def room_of(module: str) -> str:
-    """Return what a module belongs to: common.data for common.data.order."""
-    return ".".join(module.split(".")[:2])
+    """Return the package of a module: common.data for common.data.order; each tool is one."""
+    depth = 3 if is_tool(module) else 2
+    return ".".join(module.split(".")[:depth])
+
+
+def is_tool(module: str) -> bool:
+    return module == "common.tools" or module.startswith("common.tools.")
 
 
 def test_imports_name_modules_that_are_there() -> None:
@@ -97,7 +109,7 @@ def test_imports_name_modules_that_are_there() -> None:
 
 def test_every_room_has_its_level() -> None:
     """A new one is given its place above."""
-    assert {room_of(name) for name in ROOMS} == LEVEL.keys() | BESIDE.keys()
+    assert {room_of(name) for name in ROOMS} == LEVEL.keys() | TOOLS.keys()
 
 
 @pytest.mark.parametrize("module", [*FILES])
@@ -107,10 +119,17 @@ def test_imports_run_downward_only(module: str) -> None:
     for other in IMPORTS[module]:
         if room_of(other) == room:
             continue
-        if room in BESIDE:
-            assert {other, room_of(other)} & BESIDE[room], f"{module} imports {other}"
+        if room in TOOLS:
+            assert {other, room_of(other)} & TOOLS[room], f"{module} imports {other}"
         elif room in LEVEL:
             assert LEVEL.get(room_of(other), 99) < LEVEL[room], f"{module} imports {other}"
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if not is_tool(name)])
+def test_core_imports_no_tool(module: str) -> None:
+    """A training process never needs a tool, not even inside a function or for a type."""
+    tools = {other for other in IMPORTS[module] if is_tool(other)}
+    assert not tools, f"{module} imports {min(tools)}"
 
 
 def circles() -> Iterator[list[str]]:

@@ -67,7 +67,7 @@ def test_card_has_what_the_hub_reads(location: str, named: str, hub: list[str] |
         "an abacus",
         "2 × fp32",
     )
-    for words in (*said, "--dataset animals --epochs 3 --compile", "common.predict FOLDER IMAGE"):
+    for words in (*said, "--dataset animals --epochs 3 --compile", "recipes predict FOLDER IMAGE"):
         assert words in text, words
 
 
@@ -78,7 +78,7 @@ def test_model_of_another_task_has_a_card_too() -> None:
     card = ModelCard(model_card(TrainingConfig(), FACTS, {"name": "Net"}, data, "test", SUMMARY))
     assert card.data.eval_results is None
     assert "0.7500" in card.text
-    assert "common.predict" not in card.text
+    assert "recipes predict" not in card.text
 
 
 def test_folders_lose_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

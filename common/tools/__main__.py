@@ -1,0 +1,74 @@
+"""The command `recipes`, which runs one of the tools.
+
+`python -m common.tools` is the same command, for example where no virtual environment is active.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.console import spare_tool_output
+from common.errors import UserError
+
+
+class Tool(NamedTuple):
+    """A subcommand. Its module is imported only when it runs, so that help stays quick."""
+
+    module: str  # has a function `main(words)`
+    summary: str
+
+
+TOOLS = {
+    "compare": Tool("common.tools.compare.command", "compare runs with the first of them"),
+    "vary": Tool("common.tools.vary.command", "train variants of a recipe and compare them"),
+    "tune": Tool("common.tools.tune.command", "search for good values of a recipe's flags"),
+    "predict": Tool("common.tools.predict.command", "classify images or texts with a run's model"),
+    "workspace": Tool("common.tools.workspace", "set up a view or report of a W&B project"),
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the tool that the first word names; without a word, print what tools there are.
+
+    Raises:
+        UserError: there is no such tool.
+    """
+    name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
+    if name in ("-h", "--help"):
+        spare_tool_output()
+        print(overview())
+        return
+    if name not in TOOLS:
+        raise UserError(f"recipes has no command {name}: {advice_for(name)}")
+    importlib.import_module(TOOLS[name].module).main(rest)
+
+
+def overview() -> str:
+    width = max(len(name) for name in TOOLS)
+    lines = [
+        "usage: recipes COMMAND [options]",
+        "",
+        "Work on runs: compare them, train variants, search for good flags, use a model.",
+        "",
+        "commands:",
+        *(f"  {name:<{width}}  {tool.summary}" for name, tool in TOOLS.items()),
+        "",
+        "recipes COMMAND --help describes a command. Training itself needs no command:",
+        "python recipes/mnist_mlp.py --help describes a recipe.",
+    ]
+    return "\n".join(lines)
+
+
+def advice_for(unknown: str) -> str:
+    """Return which command a user may have meant, or all of them if none is similar."""
+    similar = difflib.get_close_matches(unknown, TOOLS, n=1)
+    if similar:
+        return f"did you mean recipes {similar[0]}?"
+    *others, last = TOOLS
+    return f"use {', '.join(others)} or {last}"
+
+
+if __name__ == "__main__":
+    main()

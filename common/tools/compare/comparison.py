@@ -1,0 +1,254 @@
+"""Set runs side by side: their figures, the ratios to the first run, and what differs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+from typing import Any
+
+from common.config import TrainingConfig
+from common.flags import role_of, spelled
+from common.objective import PREFIXES, Objective
+from common.tools.compare.readers import RunRecord, numbers
+from common.track.names import EFFICIENCY, PEAK, STEP, precision_name
+
+FIGURES = (
+    *("perf/samples_per_second", "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
+    *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds"),
+)
+# The ratio to the baseline, by the figure that it is of.
+RATIOS = {"perf/samples_per_second": "throughput_ratio", PEAK: "memory_ratio"}
+# Runs must agree in these facts for their figures to be comparable. By label: the path in
+# `config.json`.
+FAIR = {
+    "recipe": "recipe",
+    "objective": "objective",
+    "data set": "data.name",
+    "samples of": "data.sizes",
+    "data's fingerprint": "data.fingerprint",
+    "model": "architecture.name",
+    "parameters": "architecture.parameters",
+    "device": "environment.device",
+    "threads per process": "environment.threads_per_process",
+    "effective batch": "environment.effective_batch_size",
+    "python": "environment.python",
+    "version of": "environment.versions",
+}
+# These facts often differ on purpose, as flags do.
+ON_PURPOSE = {
+    "processes": "environment.world_size",
+    "precision": "environment.mixed_precision",
+    "updates planned": "plan.total_steps",
+    "commit": "environment.git_commit",
+}
+MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs beside each other; the first is the baseline."""
+
+    runs: list[RunRecord]
+    figures: list[dict[str, Any]]  # of each run; see `figures_of`
+    differences: dict[str, list[Any]]  # by label, each run's value, where not all are the same
+    unfair: list[dict[str, Any]]  # differences that make figures incomparable; see `unfair_pairs`
+    target: float | None  # of the baseline's objective
+    target_is_given: bool
+
+
+def compare(runs: Sequence[RunRecord], target: float | None = None) -> Comparison:
+    """Compare runs with the first of them.
+
+    Args:
+        runs: at least one, the baseline first.
+        target: a value of the baseline's objective. The default is the worst of the best values of
+            all runs with this objective, so that each of them reached it.
+    """
+    objective = runs[0].objective
+    target_is_given = target is not None
+    if target is None:
+        target = worst_of_best(runs, objective)
+    figures = [figures_of(run, target if run.objective == objective else None) for run in runs]
+    for own_figures in figures:
+        add_ratios(own_figures, figures[0])
+    facts = [facts_of(run, runs) for run in runs]
+    differences = {}
+    for label in dict.fromkeys(chain(*facts)):
+        values = [own_facts.get(label) for own_facts in facts]
+        if any(value != values[0] for value in values):
+            differences[label] = values
+    unfair = unfair_pairs(runs, differences)
+    return Comparison(list(runs), figures, differences, unfair, target, target_is_given)
+
+
+def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
+    """Return the worst of the best values that runs with an objective reached.
+
+    It is None for a single run, which is compared with nothing, and if no run has evaluated.
+    """
+    alike = [run for run in runs if run.objective == objective]
+    if len(alike) < 2:
+        return None
+    best_values = [objective.best(run.values(run.goal)) for run in alike]
+    known = [value for value in best_values if value is not None]
+    worst = min if objective.mode == "max" else max
+    return worst(known, default=None)
+
+
+def add_ratios(figures: dict[str, Any], baseline: Mapping[str, Any]) -> None:
+    """Add a run's ratios to the baseline and its scaling efficiency; None if unknown."""
+    for name, ratio_name in RATIOS.items():
+        value, base = figures[name], baseline[name]
+        figures[ratio_name] = value / base if value is not None and base else None
+    if figures["memory_kind"] != baseline["memory_kind"]:
+        figures["memory_ratio"] = None
+    throughput_ratio = figures["throughput_ratio"]
+    processes = figures["processes"]
+    baseline_processes = baseline["processes"]
+    scales = processes and baseline_processes and processes != baseline_processes
+    figures[EFFICIENCY] = None
+    if scales and throughput_ratio is not None:
+        figures[EFFICIENCY] = throughput_ratio * baseline_processes / processes
+
+
+def unfair_pairs(
+    runs: Sequence[RunRecord], differences: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Return the differences from the baseline that make a run's figures incomparable.
+
+    Each is a dictionary with the keys run, what (a label), baseline_value and value.
+    """
+    pairs = []
+    for label, values in differences.items():
+        if not label.startswith(tuple(FAIR)):
+            continue
+        baseline_value = values[0]
+        for run, value in zip(runs, values, strict=True):
+            if value != baseline_value:
+                pair = {"run": run.name, "what": label}
+                pairs.append(pair | {"baseline_value": baseline_value, "value": value})
+    return pairs
+
+
+def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return what a run's figures may depend on, by label.
+
+    A group of facts, such as the versions of libraries, has a label for each of its parts. A flag
+    is left out if the recipe of any of the `runs` says that it is not to be compared.
+    """
+    facts: dict[str, Any] = {}
+    for label, path in (FAIR | ON_PURPOSE).items():
+        fact = run.fact(path)
+        if isinstance(fact, Mapping) and fact:
+            facts |= {f"{label} {name}": part for name, part in fact.items()}
+        else:
+            facts[label] = fact
+    changes = run.fact("source.changes")
+    if changes:
+        facts["recipe changed"] = changes_text(changes)
+    facts["precision"] = precision_name(facts.get("precision"))  # the one that `auto` chose
+    if run.fact("environment.device_type") != "cpu":
+        facts.pop("threads per process", None)
+    for name, value in run.flags.items():
+        if name != "mixed_precision" and all(is_compared(name, other) for other in runs):
+            facts[spelled(name)] = value
+    return facts
+
+
+def is_compared(flag: str, run: RunRecord) -> bool:
+    """Return whether a run's recipe wants a flag compared.
+
+    `config.json` states this only where it differs from the shared flag of this name.
+    """
+    stated = run.fact(f"compared.{flag}")
+    if stated is None:
+        return role_of(TrainingConfig, flag).compared
+    return bool(stated)
+
+
+def changes_text(changes: Any) -> str:
+    """Return at which updates a run's recipe was edited, from the list in its `config.json`."""
+    entries = changes if isinstance(changes, list) else []
+    steps = [str(entry.get("global_step")) for entry in entries if isinstance(entry, Mapping)]
+    return f"at update {', '.join(steps)}"
+
+
+def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
+    """Return a run's figures by the names that `--json` prints; None stands for unknown.
+
+    They are the metrics in `FIGURES` and, besides others whose names say all:
+
+    - the peak memory, of the device if known, otherwise of the host (``memory_kind``)
+    - ``final``: the metrics of the final evaluation, without their split
+    - ``steps_to_target`` and ``seconds_to_target``: where `target` was first reached
+    """
+    figures: dict[str, Any] = {
+        "status": status_text(run),
+        "processes": numbers({"": run.fact("environment.world_size")}).get(""),
+        "objective": str(run.objective),
+    }
+    figures |= {name: figure_of_run(run, name) for name in FIGURES}
+    peaks = peak_memory(run)
+    figures["memory_kind"] = next(iter(peaks), None)
+    figures[PEAK] = next(iter(peaks.values()), None)
+    best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
+    figures |= {
+        "final": final_metrics(run),
+        "final_split": run.splits[1],
+        "best": best,
+        "best_split": run.splits[0],
+    }
+    return figures | figures_of_target(run, target)
+
+
+def status_text(run: RunRecord) -> str:
+    if run.status == "finished":
+        return run.status
+    return f"{run.status} at step {run.last_step:,} of {run.fact('plan.total_steps')}"
+
+
+def peak_memory(run: RunRecord) -> dict[str, float]:
+    """Return the peak memory in MiB of the device and of the host, as far as they were logged."""
+    peaks = {}
+    for kind, name in MEMORY.items():
+        values = [row[name] for row in (*run.rows, run.summary) if name in row]
+        if values:
+            peaks[kind] = max(values)
+    return peaks
+
+
+def final_metrics(run: RunRecord) -> dict[str, float]:
+    """Return the metrics of the final evaluation, without the prefix of their split."""
+    # Best values are no metrics of the final evaluation, and W&B adds names with a full stop.
+    pattern = re.compile(rf"{PREFIXES[run.splits[1]]}/(?!best_)([^.]+)")
+    matches = {name: pattern.fullmatch(name) for name in run.summary}
+    return {match[1]: run.summary[name] for name, match in matches.items() if match}
+
+
+def figures_of_target(run: RunRecord, target: float | None) -> dict[str, Any]:
+    """Return whether, and where, a run first reached a target of its objective."""
+    is_known = target is not None and bool(run.values(run.goal))
+    first: Mapping[str, float] = {}
+    for row in run.rows:
+        if target is not None and run.goal in row and run.objective.reaches(row[run.goal], target):
+            first = row
+            break
+    return {
+        "reached_target": bool(first) if is_known else None,
+        "steps_to_target": first.get(STEP),
+        "seconds_to_target": first.get("time/train_seconds"),
+    }
+
+
+def figure_of_run(run: RunRecord, metric: str) -> float | None:
+    """Return a figure of the whole run.
+
+    Before the end of a run, it is the median of the log intervals so far for speed and energy, and
+    otherwise the largest value.
+    """
+    values = run.values(metric)
+    so_far = None
+    if values:
+        so_far = median(values) if metric.startswith("perf/") else max(values)
+    return run.summary.get(metric, so_far)

@@ -1,0 +1,259 @@
+"""Read runs: from their own directories, from W&B's offline folders, or from W&B's server.
+
+Projects at W&B are read through the public `Api` of wandb 0.31. This has been tested only with a
+stand-in for the API.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from common.files import read_json_if_there, read_lines
+from common.objective import PREFIXES, Objective
+from common.standing import present_status
+from common.track.names import STEP, Facts, unflat
+
+TOO_LARGE = 1e100  # a chart can't show such values
+LARGEST_COUNT = 2**53  # larger integers become floats, because a chart takes integers of 64 bits
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The files of one run. A file that the run did not write is empty here."""
+
+    name: str
+    source: str  # its folder, or its address at W&B
+    facts: Facts  # as in `config.json`
+    rows: list[dict[str, float]]  # as in `metrics.jsonl`: one for each step, in order
+    summary: Mapping[str, float]  # as in `summary.json`; empty before the end of the run
+    status: str  # running, stopped, finished, preempted or failed
+    reason: str | None = None  # why it was preempted or failed
+    objective: Objective = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "objective", Objective.parse(str(self.fact("objective"))))
+        except UserError as problem:
+            raise UserError(
+                f"{self.source}/config.json is not what a recipe wrote: {problem.message}"
+            ) from None
+
+    def fact(self, path: str) -> Any:
+        """Return the value at a path in `config.json`, such as ``data.name``; None if missing."""
+        value: Any = self.facts
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def flags(self) -> Facts:
+        """The flags as resolved, by name."""
+        flags = self.fact("config")
+        return flags if isinstance(flags, Mapping) else {}
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """The split that is evaluated during training, and the one at its end."""
+        splits = [split for split in PREFIXES if self.fact(f"data.sizes.{split}") is not None]
+        return (splits[0], splits[-1]) if splits else ("validation", "validation")
+
+    @property
+    def goal(self) -> str:
+        """The name under which training logs the objective's metric, such as ``val/accuracy``."""
+        return f"{PREFIXES[self.splits[0]]}/{self.objective.metric}"
+
+    @property
+    def last_step(self) -> int:
+        return int(self.rows[-1][STEP]) if self.rows else 0
+
+    def values(self, metric: str) -> list[float]:
+        return [row[metric] for row in self.rows if metric in row]
+
+
+def numbers(values: Facts) -> dict[str, float]:
+    """Return the values that are numbers and that a chart can show."""
+    kept: dict[str, float] = {}
+    for name, value in values.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) < TOO_LARGE:
+            kept[name] = value if abs(value) < LARGEST_COUNT else float(value)
+    return kept
+
+
+def merge_rows(rows: Iterable[Facts]) -> list[dict[str, float]]:
+    """Return one row for each step, in order.
+
+    A resumed run may log a step again; the later values replace the earlier ones.
+    """
+    merged: defaultdict[float, dict[str, float]] = defaultdict(dict)
+    for row in map(numbers, rows):
+        if STEP in row:
+            merged[row[STEP]] |= row
+    return [merged[step] for step in sorted(merged)]
+
+
+def read_runs(sources: Sequence[str]) -> list[RunRecord]:
+    """Read runs from directories or W&B.
+
+    Runs that share a name are called by their source instead.
+
+    Raises:
+        UserError: a source is no run, or a file of it is damaged.
+    """
+    runs = [run for source in sources for run in read_source(source)]
+    uses = Counter(run.name for run in runs)
+    return [replace(run, name=run.source) if uses[run.name] > 1 else run for run in runs]
+
+
+def read_source(source: str) -> list[RunRecord]:
+    """Read the run, or the project's runs, that a word of the command line names."""
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
+        files = sorted(path.glob("*.wandb"))
+        return [read_offline(files[0]) if files else read_directory(path)]
+    if path.suffix == ".wandb" and os.path.isfile(path):
+        return [read_offline(path)]
+    if os.path.exists(path):
+        raise UserError(f"{source} is a file: pass the run's directory that holds it")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
+        return read_project(source)
+    raise UserError(
+        f"{source} is no run: there is no such folder. Pass a run's directory such as runs/NAME, "
+        "a wandb/offline-run-* folder, or entity/project at W&B"
+    )
+
+
+def read_directory(path: Path) -> RunRecord:
+    """Read the run in a directory.
+
+    Raises:
+        UserError: the directory holds no run that began to train, or a damaged file.
+    """
+    read_json_if_there(path / "status.json")  # raises for a damaged file, which is ignored below
+    status_facts = present_status(path)
+    status = str(status_facts.get("status", "running"))
+    reason = status_facts.get("reason")
+    facts = read_json_if_there(path / "config.json")
+    if facts is None and status_facts:
+        detail = f": {reason}" if reason else ""
+        raise UserError(f"{path} has nothing to compare: it {status} before training began{detail}")
+    if facts is None:
+        runs_inside = len([*path.glob("*/config.json")])
+        hint = f"; it holds {runs_inside} runs: pass them, as in {path}/*" if runs_inside else ""
+        raise UserError(f"{path} is no run: it has no config.json{hint}")
+    summary: dict[str, float] = {}
+    # A run that missed its target and was resumed still has the summary of its first end.
+    if status in ("finished", "failed"):
+        summary = numbers(read_json_if_there(path / "summary.json") or {})
+    rows = merge_rows(read_lines(path / "metrics.jsonl", STEP))
+    run = RunRecord(path.resolve().name, str(path), facts, rows, summary, status, reason)
+    return replace(run, name=str(run.flags.get("run_name") or run.name))
+
+
+def read_offline(file: Path) -> RunRecord:
+    """Read the file of a `wandb/offline-run-*` folder."""
+    run = json.loads(inspect_offline(file, "--summary"))
+    records = map(json.loads, inspect_offline(file).splitlines())
+    history = (record["history"]["item"] for record in records if record["type"] == "history")
+    name = str(run["name"] or run["run_id"])
+    return record_of(name, str(file.parent), run["config"], history, run["summary"], run["state"])
+
+
+def inspect_offline(file: Path, *flags: str) -> str:
+    """Return what `wandb leet inspect` prints of a file; wandb 0.31 has no other reader.
+
+    Raises:
+        UserError: it can't read the file.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if answer.returncode or not answer.stdout.strip():
+        lines = answer.stderr.strip().splitlines() or ["it is empty"]
+        raise UserError(f"{file} can't be read as a W&B run: {lines[-1]}")
+    return answer.stdout
+
+
+@contextmanager
+def asking_wandb(problem: str, advice: str) -> Iterator[None]:
+    """Turn a missing key, an unreachable server or a refusal by W&B into a `UserError`.
+
+    Args:
+        problem: begins the message.
+        advice: ends it where W&B is offline or disabled here.
+    """
+    import wandb
+
+    from common.track.trackers import wandb_mode
+
+    try:
+        mode, reason = wandb_mode()
+        if mode != "online":
+            raise UserError(f"{problem}: {reason}. {advice}")
+        yield
+    except (wandb.Error, ValueError, OSError) as error:
+        message = str(error).strip() or type(error).__name__
+        raise UserError(f"{problem}: {message.splitlines()[0]}") from None
+
+
+def read_project(address: str) -> list[RunRecord]:
+    """Read the runs of a W&B project, oldest first, or a single one."""
+    import wandb
+
+    advice = "W&B's projects need an account; their wandb/offline-run-* folders need none"
+    with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
+        api = wandb.Api(timeout=20)
+        is_single_run = address.count("/") == 2
+        runs = [api.run(address)] if is_single_run else api.runs(address, order="+created_at")
+        records = [
+            record_of(
+                run.name or run.id,
+                "/".join(run.path),
+                run.config,
+                run.scan_history(),
+                run.summary_metrics,
+                run.state.lower(),
+            )
+            for run in runs
+            if "objective" in run.config  # a project may hold other programs' runs
+        ]
+    if not records:
+        raise UserError(f"W&B's {address} has no run of these recipes")
+    return records
+
+
+def record_of(
+    name: str, source: str, config: Facts, history: Iterable[Facts], summary: Facts, state: str
+) -> RunRecord:
+    """Return a run as W&B stores it, in the form of a run's own directory.
+
+    Args:
+        name: the run's name.
+        source: its folder, or its address at W&B.
+        config: its flags and facts, flat: one value for each name.
+        history: its rows, with names of W&B's own among the metrics.
+        summary: W&B's latest values, which are the run's own summary only after its end.
+        state: W&B's word for how the run stands.
+    """
+    metrics_only = (
+        {metric: value for metric, value in row.items() if "/" in metric} for row in history
+    )
+    rows = merge_rows(metrics_only)
+    # A run writes this figure at its end.
+    final_summary = numbers(summary) if "time/total_seconds" in summary else {}
+    status = state if state in ("finished", "running", "preempted") else "failed"
+    reason = None
+    if status == "finished" and not final_summary:
+        status = "preempted"
+        reason = "its summary was never written"
+    elif status == "failed":  # also W&B's "crashed" and "killed"
+        reason = f"W&B calls it {state} after update {rows[-1][STEP] if rows else 0:g}"
+    return RunRecord(name, source, unflat(config), rows, final_summary, status, reason)

@@ -1,0 +1,17 @@
+"""Use trained models: `load_model` in a program, `recipes predict` on the command line."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from common.tools.predict.loading import load_model
+
+__all__ = ["load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `load_model`, and torch with it, when a program asks for it: help needs neither."""
+    if name != "load_model":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from common.tools.predict.loading import load_model
+
+    return load_model

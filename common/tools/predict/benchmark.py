@@ -1,0 +1,38 @@
+"""Measure how long a trained model takes to classify a batch."""
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.machine import device_name
+from common.tools.predict.predictor import Predictor
+
+WARM_UP_BATCHES = 3  # not counted
+FEWEST_BATCHES = 20
+SECONDS = 5.0  # how long to measure at least
+
+
+def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
+    """Return latency and throughput of batches, from files or texts to probabilities on the host.
+
+    The inputs are repeated as often as needed.
+    """
+    endless_inputs = itertools.cycle(inputs)
+    durations: list[float] = []  # of one batch each, in seconds
+    while len(durations) < WARM_UP_BATCHES + FEWEST_BATCHES or sum(durations) < SECONDS:
+        started = time.perf_counter()
+        predictor([*itertools.islice(endless_inputs, predictor.batch_size)])
+        durations.append(time.perf_counter() - started)
+    measured = durations[WARM_UP_BATCHES:]
+    p50, p95 = np.percentile(measured, (50, 95)) * 1000
+    return {
+        "p50_milliseconds": round(p50, 3),
+        "p95_milliseconds": round(p95, 3),
+        "samples_per_second": round(predictor.batch_size / float(np.mean(measured)), 1),
+        "batch_size": predictor.batch_size,
+        "batches": len(measured),
+        "device": device_name(predictor.accelerator.device),
+        "mixed_precision": predictor.accelerator.mixed_precision,
+    }

@@ -1,0 +1,130 @@
+"""Classify images, or texts, with the trained model of a run. Prints one JSON object for each.
+
+RUN is a run's directory or a `model` folder.
+For images, each FILE is an image, or a folder: all images in it and in its subfolders, sorted. With
+- the paths are read from standard input.
+For texts, each FILE has one text on each line, or two with a tab between if the model classifies
+pairs. With - the texts are read from standard input.
+The probabilities are those that the run's evaluation computes.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.flags import spelled
+from common.tools.parser import tool_parser
+
+if typing.TYPE_CHECKING:
+    from common.tools.predict.predictor import Predictor
+
+LARGEST_NUMBER = 2**16  # for --batch-size and --top-k
+CHUNK_SIZE = 2048  # inputs that are read before the first one is predicted
+MOST_BENCHMARKED = 10_000  # inputs
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the predictions, or the benchmark, that the command line asks for."""
+    arguments = read_command_line(words)
+    # These load torch, which --help does not need.
+    from common.tools.predict.benchmark import benchmark
+    from common.tools.predict.inputs import read_inputs
+    from common.tools.predict.predictor import Predictor
+
+    if arguments.device is not None:
+        choose_device(arguments.device)
+    predictor = Predictor(
+        arguments.run, arguments.batch_size, arguments.mixed_precision, arguments.recipe
+    )
+    inputs = read_inputs(arguments.files, predictor.is_text)
+    first = next(inputs, None)
+    if first is None:
+        raise UserError(f"{' '.join(arguments.files)}: nothing to predict, they are empty")
+    inputs = itertools.chain([first], inputs)
+    if arguments.benchmark:
+        sample = list(itertools.islice(inputs, MOST_BENCHMARKED))
+        print(json.dumps(benchmark(predictor, sample)))
+    else:
+        chunk_size = max(CHUNK_SIZE, arguments.batch_size)
+        print_predictions(predictor, inputs, chunk_size, arguments.top_k)
+
+
+def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments; a `UserError` for numbers out of range."""
+    precisions = typing.get_args(typing.get_type_hints(TrainingConfig)["mixed_precision"])
+    parser = tool_parser("predict", __doc__, "%(prog)s RUN FILE... | - [options]")
+    parser.add_argument("run", metavar="RUN", help="a run's directory or model folder")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="images or texts; see above")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--device", help="such as cpu or cuda:1 (default: the first accelerator)")
+    parser.add_argument(
+        "--mixed-precision",
+        choices=precisions,
+        default="auto",
+        help="precision of the computation, as in recipes (default: auto)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=3, metavar="N", help="classes to print (default: 3)"
+    )
+    parser.add_argument(
+        "--recipe", metavar="FILE", help="the file that defines the model, if it is a copy"
+    )
+    parser.add_argument(
+        "--benchmark", action="store_true", help="print latency and throughput instead"
+    )
+    arguments = parser.parse_args(words)
+    for name in ("batch_size", "top_k"):
+        if not 1 <= getattr(arguments, name) <= LARGEST_NUMBER:
+            raise UserError(f"{spelled(name)} takes 1 to {LARGEST_NUMBER:,}")
+    return arguments
+
+
+def choose_device(name: str) -> None:
+    """Make Accelerate use a device, through the environment variables that it reads."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    names = ["cpu"]
+    if accelerator is not None:
+        count = torch.accelerator.device_count()
+        names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
+    if name not in names:
+        raise UserError(f"--device {name} is not here: pass {' or '.join(names)}")
+    if name == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    else:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = name
+
+
+def print_predictions(
+    predictor: "Predictor", inputs: Iterator[str], chunk_size: int, top_k: int
+) -> None:
+    """Print one JSON object for each input, as soon as its chunk is predicted."""
+    input_name = "text" if predictor.is_text else "file"
+    names = predictor.class_names
+    # Where the output's encoding lacks a letter, JSON needs its own escapes for it.
+    escapes_letters = "utf" not in (sys.stdout.encoding or "").lower()
+    while chunk := [*itertools.islice(inputs, chunk_size)]:
+        # In bf16, classes may be equally probable. A stable sort ranks the first of them first, as
+        # `argmax` does.
+        ranked = predictor(chunk).sort(descending=True, stable=True)
+        probabilities = ranked.values[:, :top_k].tolist()
+        classes = ranked.indices[:, :top_k].tolist()
+        for text, values, order in zip(chunk, probabilities, classes, strict=True):
+            top = {
+                names[index]: round(value, 6) for index, value in zip(order, values, strict=True)
+            }
+            prediction = {
+                input_name: text,
+                "label": names[order[0]],
+                "probability": round(values[0], 6),
+                "top": top,
+            }
+            print(json.dumps(prediction, ensure_ascii=escapes_letters))
+        sys.stdout.flush()

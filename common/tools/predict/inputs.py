@@ -1,0 +1,89 @@
+"""Read what a model is to classify: texts, or paths of images, from files or standard input."""
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from common.errors import UserError
+from common.files import plain, reading
+
+
+def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
+    """Yield texts, or paths of images, without empty lines.
+
+    Args:
+        files: files of texts; or images and folders of images. `-` stands for standard input.
+        is_text: whether the model reads texts.
+    """
+    for file in files:
+        if file == "-":
+            yield from read_standard_input()
+        elif is_text:
+            yield from read_texts(file)
+        elif os.path.isdir(file):
+            yield from images_in(Path(file))
+        elif file.strip():
+            yield file
+
+
+def read_standard_input() -> Iterator[str]:
+    if sys.stdin is None:
+        raise UserError("standard input is closed: name files instead of -")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
+    with reading("standard input", "pass lines in UTF-8"):
+        yield from nonempty_lines(sys.stdin)
+
+
+def read_texts(file: str) -> Iterator[str]:
+    if os.path.isdir(file):
+        raise UserError(f"{file} is a folder, and this model reads texts: pass the files in it")
+    with reading(file, "pass a file of lines in UTF-8, or - for standard input"):
+        text = plain(Path(file)).read_text(encoding="utf-8-sig")
+    # `splitlines` would also split at characters that end no line in a text file.
+    yield from nonempty_lines(io.StringIO(text))
+
+
+def nonempty_lines(stream: Iterable[str]) -> Iterator[str]:
+    for line in stream:
+        if line.strip():
+            yield line.rstrip("\r\n")
+
+
+def images_in(folder: Path) -> list[str]:
+    """Return the sorted paths of all images in a folder and its subfolders; follow links.
+
+    Hidden files and folders are left out, and so are files without an image's suffix.
+
+    Raises:
+        UserError: a folder can't be read, or there are no images.
+    """
+    suffixes = image_suffixes()
+    paths: list[str] = []
+    visited: set[str] = set()  # a link may lead back to a folder above it
+
+    def refuse(problem: OSError) -> None:
+        raise UserError(f"{problem.filename} can't be read: {problem.strerror}")
+
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if os.path.realpath(parent) in visited:
+            folders.clear()
+            continue
+        visited.add(os.path.realpath(parent))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if Path(name).suffix.lower() in suffixes and not name.startswith("."):
+                paths.append(os.path.join(parent, name))
+    if not paths:
+        raise UserError(f"{folder} holds no images: pass image files, or a folder of them")
+    return sorted(paths)
+
+
+def image_suffixes() -> set[str]:
+    """Return the suffixes of the image formats that Pillow reads, in lower case, with their dot."""
+    formats = Image.registered_extensions()
+    return {suffix for suffix, image_format in formats.items() if image_format in Image.OPEN}

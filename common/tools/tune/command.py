@@ -1,0 +1,102 @@
+"""Search for good values of a recipe's flags with Optuna, by its objective on validation data.
+
+  recipes tune recipes/resnet.py --learning-rate 0.01:1:log --batch-size 64,128 --trials 20
+
+Give each flag of the recipe one value for all trials, a range low:high or low:high:log, or choices
+a,b,c. Each trial is a normal run in a directory of its own, runs/tune-RECIPE-TIMESTAMP/trial-N. The
+search stops a trial that is worse than most others were after as many epochs. Continue a search
+that was stopped or killed with --study DIRECTORY.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from common.errors import UserError
+from common.tools.parser import tool_parser
+from common.tools.tune.settings import SearchSettings
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the search that the command line describes, or the rest of one that was stopped."""
+    directory, settings = read_command_line([*(sys.argv[1:] if words is None else words)])
+    from common.tools.tune.search import run_search  # Optuna takes long to load: not for --help
+
+    run_search(directory, settings)
+
+
+def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
+    """Return the search's directory, absolute, and its settings.
+
+    Raises:
+        UserError: the command line contradicts itself, or the search that it continues.
+    """
+    usage = "%(prog)s RECIPE [--FLAG VALUE | low:high[:log] | a,b,c ...] [options]"
+    parser = tool_parser("tune", __doc__, usage, outlives_terminal=True)
+    parser.add_argument("--trials", type=int, metavar="N", help="trials in all (default: 20)")
+    parser.add_argument("--study", type=Path, metavar="DIR", help="directory of the search")
+    parser.add_argument(
+        "--config-file", metavar="YAML", help="start trials by accelerate launch with this file"
+    )
+    parser.add_argument("--no-pruning", action="store_true", help="never stop a trial early")
+    recipe = words.pop(0) if words and not words[0].startswith("-") else None
+    arguments, flags = parser.parse_known_args(words)
+    if arguments.trials is not None and arguments.trials < 1:
+        raise UserError(f"--trials {arguments.trials} can't work: give 1 or more")
+    settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
+    if settings.config_file is not None and not os.path.isfile(settings.config_file):
+        raise UserError(f"--config-file {settings.config_file} is no file")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
+    settings = replace(
+        settings,
+        trials=arguments.trials or settings.trials,
+        prune=settings.prune and not arguments.no_pruning,
+    )
+    return directory.resolve(), settings
+
+
+def saved_settings(
+    arguments: argparse.Namespace, recipe: str | None, flags: list[str]
+) -> SearchSettings | None:
+    """Return the settings of the search in `--study`; None if there is no search to continue.
+
+    Raises:
+        UserError: the command line names another recipe, flags or config file than the search has.
+    """
+    if arguments.study is None:
+        return None
+    settings = SearchSettings.read(arguments.study)
+    if settings is None:
+        return None
+    is_changed = (
+        recipe not in (None, settings.recipe)
+        or tuple(flags) not in ((), settings.flags)
+        or arguments.config_file not in (None, settings.config_file)
+    )
+    if is_changed:
+        searched = f"{settings.recipe} {' '.join(settings.flags)}"
+        advice = "leave recipe and flags out to go on, or name another directory"
+        raise UserError(f"--study {arguments.study} searches {searched}: {advice}")
+    return settings
+
+
+def new_settings(
+    arguments: argparse.Namespace, recipe: str | None, flags: list[str]
+) -> SearchSettings:
+    """Return the settings of a new search.
+
+    Raises:
+        UserError: no recipe is named, or the directory has other content.
+    """
+    study = arguments.study
+    if recipe is None:
+        where = f"{study} holds no search: " if study is not None else ""
+        raise UserError(f"{where}name a recipe first, such as recipes/resnet.py")
+    if study is not None and study.is_dir() and any(study.iterdir()):
+        raise UserError(f"--study {study} holds something else than a search: name another")
+    return SearchSettings(recipe, tuple(flags), arguments.config_file)

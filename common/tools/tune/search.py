@@ -1,0 +1,215 @@
+"""Run a search: ask Optuna for values, run one trial after another, survive being killed."""
+
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from common.console import say
+from common.directory import read_status
+from common.errors import UserError
+from common.files import write_json
+from common.objective import Objective
+from common.recipe import Recipe, load_recipe
+from common.tools.compare.comparison import compare
+from common.tools.compare.readers import RunRecord, read_directory, read_runs
+from common.tools.compare.table import show
+from common.tools.tune.recovery import (
+    STEPS_PER_EPOCH,
+    TRIAL,
+    intermediate_values,
+    settled_words,
+)
+from common.tools.tune.settings import SearchSettings
+from common.tools.tune.space import Space, command_words, parse_space
+from common.tools.tune.study import (
+    STUDY,
+    finished_trials,
+    open_study,
+    reconciled,
+    usable,
+    with_defaults,
+)
+from common.tools.tune.trial import TrialRun, launch_command, working_in
+from common.track.names import describe, duration
+
+# If the first trials all fail, the command is wrong, and other values will not help.
+FIRST_TRIALS = 3
+TRIALS_SHOWN = 5  # in the table at the end
+
+
+class TrialResult(NamedTuple):
+    state: TrialState
+    value: float | None  # best value of the objective; None unless the trial is complete
+    message: str  # for the search's line about the trial
+
+
+def run_search(directory: Path, settings: SearchSettings) -> None:
+    """Run what is left of the search in `directory`, and report on it."""
+    recipe = load_recipe(Path(settings.recipe))
+    space, shared = parse_space(settings.flags, recipe)
+    with (
+        working_in(directory, "--study", command_to_continue(directory)),
+        usable(directory / STUDY),
+    ):
+        study = open_study(directory, recipe.objective, settings.prune, space)
+        study = reconciled(directory, study, recipe, settings.prune, space, shared)
+        write_json(directory / "search.json", asdict(settings))
+        search = Search(directory, settings, space, shared, recipe.objective, study)
+        say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
+        search.run()
+        report(search, recipe)
+
+
+def command_to_continue(directory: Path) -> str:
+    return f"recipes tune --study {os.path.relpath(directory)}"
+
+
+@dataclass
+class Search:
+    """Runs the trials of a study. Each is a normal run in a directory of its own."""
+
+    directory: Path  # absolute
+    settings: SearchSettings
+    space: Space
+    shared: Sequence[str]  # words that all trials have on their command line
+    objective: Objective
+    study: Study
+
+    def run(self) -> None:
+        """Run the remaining trials. On Ctrl-C the current trial saves itself.
+
+        Raises:
+            UserError: the first trials all failed, or a trial can't be judged.
+        """
+        total = self.settings.trials
+        for trial in self.trials():
+            directory = self.directory_of(trial)
+            started = time.monotonic()
+            words = command_words(self.space, trial.params)
+            with closing(TrialRun(self.command(words, directory), directory)) as run:
+                result = self.watch(trial, run)
+            self.study.tell(trial, result.value, result.state)
+            seconds = duration(time.monotonic() - started)
+            say(f"{directory.name} of {total}  {shlex.join(words)}  {result.message}  {seconds}")
+            states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
+            if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
+                raise UserError(f"no trial succeeds; {directory.name} {result.message}")
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield the trials that a kill left unfinished, then new ones up to their number."""
+        for unfinished in self.study.get_trials(states=(TrialState.RUNNING,)):
+            if unfinished.params.keys() == self.space.keys():
+                yield Trial(self.study, unfinished._trial_id)
+            else:  # killed before all of its values were chosen
+                self.study.tell(unfinished.number, state=TrialState.FAIL)
+        while len(self.study.get_trials(deepcopy=False)) < self.settings.trials:
+            yield self.study.ask(dict(self.space))
+
+    def directory_of(self, trial: Trial | FrozenTrial) -> Path:
+        return self.directory / f"{TRIAL}{trial.number:03d}"
+
+    def command(self, words: Sequence[str], directory: Path) -> list[str]:
+        """Return the command that starts a trial in its directory, or resumes it there."""
+        config_file = self.settings.config_file
+        launcher_options = ["--config_file", config_file] if config_file is not None else []
+        flags = [*words, *with_defaults(self.shared)]
+        if "--keep-checkpoints" not in flags:
+            flags += ["--keep-checkpoints", "1"]
+        return launch_command(launcher_options, self.settings.recipe, flags, directory)
+
+    def watch(self, trial: Trial, run: TrialRun) -> TrialResult:
+        """Follow a trial's run to its end, or until the study prunes it."""
+        metric_name = f"val/{self.objective.metric}"
+        metric = describe(metric_name)
+        reported = set(self.study.trials[trial.number].intermediate_values)
+        record = None
+        for record in run.follow():
+            self.insist_on_validation_data(trial, record)
+            values = intermediate_values(record, metric_name)
+            new = values.keys() - reported
+            for step in sorted(new):
+                trial.report(values[step], step)
+            reported |= new
+            is_ending = record.last_step == record.fact("plan.total_steps")
+            if new and run.is_running() and not is_ending and trial.should_prune():
+                last = max(new)
+                message = (
+                    f"pruned after epoch {last / STEPS_PER_EPOCH:.3g}, "
+                    f"{metric.label} {metric.text(values[last])}"
+                )
+                return TrialResult(TrialState.PRUNED, None, message)
+        return self.result_of(trial, run, record)
+
+    def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
+        if record.splits[0] != "validation":
+            problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
+            self.refuse(trial, f"{problem}: let its data have a validation split")
+
+    def result_of(self, trial: Trial, run: TrialRun, record: RunRecord | None) -> TrialResult:
+        """Return the result of a trial whose run has ended.
+
+        Raises:
+            UserError: the run was stopped from outside, or never evaluated.
+        """
+        status = read_status(run.directory).get("status")
+        if status == "preempted":
+            command = command_to_continue(self.directory)
+            raise UserError(f"{run.directory} was stopped from outside: go on with {command}")
+        if record is None or status != "finished":
+            reason = run.reason()
+            trial.set_user_attr("reason", reason)
+            return TrialResult(TrialState.FAIL, None, f"failed: {reason}")
+        value = record.summary.get(self.objective.best_key)
+        if value is None:
+            problem = f"{run.directory.name} ended before its first evaluation on validation data"
+            advice = "give --eval-every a number of updates, or train for longer"
+            self.refuse(trial, f"{problem}: {advice}")
+        metric = describe(f"val/{self.objective.metric}")
+        return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
+
+    def refuse(self, trial: Trial, message: str) -> NoReturn:
+        """Mark a trial as failed and end the search with a `UserError`."""
+        self.study.tell(trial, state=TrialState.FAIL)
+        raise UserError(message)
+
+    def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
+        """Return the command that repeats the best trial and reaches the same figures.
+
+        It starts the recipe as the trials were started. It states every flag of the trial, and also
+        what the trial chose where a flag was ``auto``.
+        """
+        config_file = self.settings.config_file
+        start = ["python"]
+        if config_file is not None:
+            start = ["accelerate", "launch", "--config_file", config_file]
+        words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
+        words += settled_words(recipe, read_directory(self.directory_of(best)))
+        return shlex.join([*start, self.settings.recipe, *words])
+
+
+def report(search: Search, recipe: Recipe) -> None:
+    """Show the best trials, draw the search, and print the command that repeats the best trial."""
+    from common.tools.tune.plot import plot_search
+
+    finished = finished_trials(search.study)
+    ranked = [trial for trial in finished if (search.directory_of(trial) / "config.json").is_file()]
+    if not ranked:
+        raise UserError("no trial finished: give more --trials, or a narrower range")
+    directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
+    show(compare(read_runs(directories)))
+    metric = describe(f"val/{search.objective.metric}")
+    picture = search.directory / "search.png"
+    plot_search(search.study, metric.heading, picture)
+    say(f"picture: {os.path.relpath(picture)}")
+    best = ranked[0]
+    value = metric.text(best.value)
+    say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")
+    say(search.best_command(best, recipe))

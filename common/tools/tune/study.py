@@ -1,0 +1,122 @@
+"""Optuna's study of a search: open it, keep it in agreement with the trials, rank its trials."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from common.console import say
+from common.errors import UserError
+from common.files import writing
+from common.objective import Objective
+from common.recipe import Recipe
+from common.tools.tune.recovery import STEPS_PER_EPOCH, TrialsOnDisk, put_aside
+from common.tools.tune.space import Space
+
+STUDY = "study.db"
+
+
+def open_study(directory: Path, objective: Objective, prune: bool, space: Space) -> Study:
+    """Open the study of a directory, or begin one.
+
+    Raises:
+        UserError: the study is damaged, or belongs to another search.
+    """
+    path = directory / STUDY
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if prune:  # one epoch alone is too little to judge by
+        pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
+    with usable(path, Exception):
+        study = optuna.create_study(
+            storage=f"sqlite:///{path}",
+            study_name="search",
+            direction="maximize" if objective.mode == "max" else "minimize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        saved_objective = study.user_attrs.get("objective", str(objective))
+        trials = study.trials
+    if saved_objective != str(objective):
+        raise UserError(
+            f"{directory} is a search for {saved_objective}, not {objective}: begin another"
+        )
+    searched = {pair for trial in trials for pair in trial.distributions.items()}
+    if searched - set(space.items()):
+        raise UserError(
+            f"{path} belongs to another search than {directory}/search.json: move one of them away"
+        )
+    study.set_user_attr("objective", str(objective))
+    seed_sampler(study, len(trials))
+    return study
+
+
+def seed_sampler(study: Study, trial_count: int) -> None:
+    """Seed the sampler, so that the same command tries the same values.
+
+    A search that continues must not try its first values again, so the seed depends on the trials.
+    """
+    study.sampler = optuna.samplers.TPESampler(seed=trial_count)
+
+
+def reconciled(
+    directory: Path, study: Study, recipe: Recipe, prune: bool, space: Space, shared: Sequence[str]
+) -> Study:
+    """Return the study, rebuilt from the trials' directories if it disagrees with them.
+
+    A result counts for the values in the trial's own `config.json`. A study that was truncated or
+    lost rows is renamed, never overwritten.
+    """
+    objective = recipe.objective
+    on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
+    path = directory / STUDY
+    with usable(path, Exception):
+        difference = on_disk.disagreement(study, space, objective.best_key)
+    if difference is None:
+        return study
+    trials = on_disk.as_trials(space, objective.best_key, f"val/{objective.metric}")
+    with writing(str(path)):
+        aside = put_aside(path)
+    say(
+        f"{path.name} does not fit the trials ({difference}): rebuilt it, and kept the old one as "
+        f"{aside.name}"
+    )
+    study = open_study(directory, objective, prune, space)
+    study.add_trials(trials)
+    seed_sampler(study, len(trials))
+    return study
+
+
+@contextmanager
+def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[None]:
+    """Turn errors from a damaged study file, or from a full disk, into a `UserError`."""
+    try:
+        yield
+    except errors as problem:
+        message = str(problem).partition("\n")[0]
+        advice = "move it away, and the same command rebuilds it from the trials' directories"
+        raise UserError(
+            f"{path} can't be used ({type(problem).__name__}): {message}: {advice}"
+        ) from None
+
+
+def finished_trials(study: Study) -> list[FrozenTrial]:
+    """Return the trials that finished, the best one first."""
+    trials = study.get_trials(states=(TrialState.COMPLETE,))
+    more_is_better = study.direction == StudyDirection.MAXIMIZE
+    return sorted(trials, key=lambda trial: float(trial.value or 0), reverse=more_is_better)
+
+
+def with_defaults(shared: Sequence[str]) -> list[str]:
+    """Return the flags that all trials share, with a validation share of 10 % if none is stated.
+
+    Test data must not choose between trials. Where the data has no validation split, this share of
+    the training data serves as one.
+    """
+    if "--validation-share" in shared:
+        return [*shared]
+    return [*shared, "--validation-share", "0.1"]

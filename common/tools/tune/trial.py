@@ -1,0 +1,127 @@
+"""Run a recipe in a process of its own, and follow it by the files in its run directory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from common.console import say
+from common.directory import read_status
+from common.errors import UserError
+from common.files import open_to_append, writing
+from common.machine import signal_when_parent_ends
+from common.tools.compare.readers import RunRecord, read_directory
+
+POLL_SECONDS = 0.2
+STOP_SECONDS = 120.0  # a recipe has this long to finish its update and save, then it is killed
+
+
+def launch_command(
+    launcher_options: Sequence[str], recipe: str, flags: Sequence[str], directory: Path
+) -> list[str]:
+    """Return the command that starts a run in `directory`, or resumes the run there.
+
+    With options for `accelerate launch`, the command uses it; otherwise it is plain Python.
+    """
+    launcher = []
+    if launcher_options:
+        launcher = ["-m", "accelerate.commands.accelerate_cli", "launch", *launcher_options]
+    place = ["--output-dir", str(directory), "--resume", "auto"]
+    return [sys.executable, *launcher, recipe, *flags, *place]
+
+
+@contextmanager
+def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
+    """Create the directory that `flag` names and lock it. Ctrl-C prints how to continue.
+
+    SIGTERM acts like Ctrl-C from here on.
+
+    Raises:
+        UserError: another process works in the directory.
+        SystemExit: with status 130, after Ctrl-C.
+    """
+    with writing(f"{flag} {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".lock").touch()
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            yield
+    except Timeout:
+        raise UserError(f"{directory} is being used by another process: wait for it") from None
+    except KeyboardInterrupt:
+        say(f"stopped: go on with {command_to_continue}")
+        raise SystemExit(130) from None
+
+
+class TrialRun:
+    """Starts, follows and stops a run. A run that has already finished is only read."""
+
+    def __init__(self, command: Sequence[str], directory: Path) -> None:
+        """Start the run, unless it has finished. It saves itself and ends when this process ends.
+
+        Args:
+            command: see `launch_command`.
+            directory: the run's directory, absolute. The log lies beside it.
+        """
+        self.directory = directory
+        self.log = directory.with_name(f"{directory.name}.log")
+        self.process: psutil.Popen | None = None
+        if read_status(directory).get("status") == "finished":
+            return
+        with open_to_append(self.log) as log:
+            self.process = psutil.Popen(
+                command,
+                env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
+                preexec_fn=partial(signal_when_parent_ends, signal.SIGTERM),
+            )
+
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def follow(self) -> Iterator[RunRecord]:
+        """Yield the record of the run so far every `POLL_SECONDS`, and once more after its end."""
+        is_running = True
+        while is_running:
+            # Look at the process before the files: a run may write and end in between.
+            is_running = self.is_running()
+            if (self.directory / "config.json").exists():
+                yield read_directory(self.directory)
+            if is_running:
+                time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Ask a run that has not ended to save itself and end; kill it if it does not."""
+        if self.process is None or not self.is_running():
+            return
+        # A launcher may end before the recipe that it launched, so wait for all of them.
+        processes = [self.process, *self.process.children(recursive=True)]
+        self.process.terminate()
+        _, remaining = psutil.wait_procs(processes, STOP_SECONDS)
+        for process in remaining:
+            process.kill()
+
+    def reason(self) -> str:
+        """Return why the run failed, in one sentence: its own, or the last that it printed."""
+        status = read_status(self.directory)
+        if status.get("status") == "failed" and status.get("reason"):
+            return str(status["reason"])
+        code = self.process.returncode if self.process is not None else 0
+        ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+        lines = self.log.read_text(errors="replace").splitlines()
+        printed = [text for line in lines if (text := line.strip(" │╭╮╰╯─"))]
+        errors = [line for line in printed if line.startswith("error: ")]
+        said = (errors or printed or ["it printed nothing"])[-1]
+        return f"{ended}: {said.removeprefix('error: ')} ({self.log} has all of it)"

@@ -1,0 +1,163 @@
+"""Run the variants of a recipe: every combination of the values that vary, for each seed."""
+
+import hashlib
+import itertools
+import math
+import os
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.distributions import CategoricalDistribution
+
+from common.console import CONSOLE, say
+from common.errors import UserError
+from common.files import read_json_if_there, write_json
+from common.recipe import load_recipe
+from common.standing import present_status
+from common.tools.tune.space import Space, command_words, parse_space
+from common.tools.tune.trial import TrialRun, launch_command, working_in
+from common.tools.vary.report import report
+from common.track.names import precision_name
+
+# Names of values that say nothing without their flag.
+NAMES_OF_VALUES = {
+    "true": "{flag}",
+    "false": "no-{flag}",
+    "no": "{flag}-no",
+    "yes": "{flag}",
+    "auto": "{flag}-auto",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    processes: str  # how many, as typed
+    flags: list[str]  # the command-line words of this variant's values
+
+    def command(self, recipe: str, shared: Sequence[str], seed: int, directory: Path) -> list[str]:
+        """Return the command that starts this variant's run with a seed, or resumes it."""
+        flags = [*self.flags, *shared]
+        if seed:
+            flags += ["--seed", str(seed)]
+        launcher_options: list[str] = []
+        if self.processes != "1":
+            launcher_options = ["--multi_gpu", "--num_processes", self.processes]
+            launcher_options += ["--main_process_port", "0"]
+        return launch_command(launcher_options, recipe, flags, directory)
+
+    def directory(self, parent: Path, seed: int) -> Path:
+        return parent / (f"{self.name}-seed-{seed}" if seed else self.name)
+
+
+def run_variants(
+    recipe: str, flags: list[str], *, seeds: int, num_processes: str, output_dir: str | None
+) -> None:
+    """Run all variants that have not finished, and report on those that have.
+
+    Args:
+        recipe: the recipe's file.
+        flags: words of the recipe's flags, with choices a,b,c for those that vary.
+        seeds: runs of each variant, with the seeds 0 to `seeds` - 1.
+        num_processes: numbers of processes, separated by commas.
+        output_dir: where the runs go; None stands for a name made from the command.
+
+    Raises:
+        UserError: the command can't work (nothing has run then), or some runs failed.
+    """
+    space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
+    for name, distribution in space.items():
+        if not isinstance(distribution, CategoricalDistribution):
+            raise UserError(f"--{name}: give choices a,b,c: a range is for recipes tune")
+    if seeds > 1 and ("seed" in space or "--seed" in shared):
+        raise UserError(f"leave --seed out: --seeds {seeds} gives 0 to {seeds - 1}")
+    process_counts = list(dict.fromkeys(num_processes.split(",")))
+    are_numbers = all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts)
+    if seeds < 1 or not are_numbers:
+        raise UserError("--seeds takes 1 or more, and --num-processes numbers such as 1,2")
+    variants = list_variants(space, process_counts)
+    command = [recipe, *flags, "--num-processes", num_processes]
+    directory = Path(output_dir or default_directory(command)).resolve()
+    finished: defaultdict[str, list[str]] = defaultdict(list)
+    with working_in(directory, "--output-dir", "the same command"):
+        claim(directory, command)
+        say(f"variants: {len(variants)}, with {seeds} seeds each, in {os.path.relpath(directory)}")
+        for seed, variant in itertools.product(range(seeds), variants):
+            run_directory = variant.directory(directory, seed)
+            if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):
+                finished[variant.name].append(str(run_directory))
+    report(directory, finished)
+    failed = len(variants) * seeds - sum(map(len, finished.values()))
+    if failed:
+        raise UserError(f"{failed} runs failed, as said above: the same command tries them again")
+
+
+def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
+    """Return all combinations of values and numbers of processes.
+
+    Raises:
+        UserError: two of them would have the same name, and so the same directory.
+    """
+    choices: list[list[str]] = []
+    for distribution in space.values():
+        assert isinstance(distribution, CategoricalDistribution)  # the caller refused ranges
+        choices.append([str(choice) for choice in distribution.choices])
+    variants = {}
+    for count, *chosen in itertools.product(process_counts, *choices):
+        values = dict(zip(space, chosen, strict=True))
+        name = name_of(count if len(process_counts) > 1 else "", values)
+        variants[name] = Variant(name, count, command_words(space, values))
+    if len(variants) < math.prod(map(len, (process_counts, *choices))):
+        raise UserError("two variants would have one name: give values that differ in letters")
+    return list(variants.values())
+
+
+def name_of(processes: str, values: dict[str, str]) -> str:
+    """Return a variant's name: its values, with the flag where the value alone says nothing."""
+    parts = []
+    for flag, value in values.items():
+        if flag == "mixed-precision":
+            parts.append(precision_name(value))
+        else:
+            parts.append(NAMES_OF_VALUES.get(value, value).replace("{flag}", flag))
+    if processes:
+        parts.append(f"{processes}-processes")
+    return re.sub(r"[^\w.+-]+", "-", "_".join(parts)) or "alone"
+
+
+def default_directory(command: list[str]) -> str:
+    """Return a directory for a command, so that the same command finds its runs again."""
+    digest = hashlib.sha256(shlex.join(command).encode()).hexdigest()[:6]
+    return f"runs/vary-{Path(command[0]).stem}-{digest}"
+
+
+def claim(directory: Path, command: list[str]) -> None:
+    """Mark a directory as that of a command; a `UserError` if it has other content."""
+    claimed = read_json_if_there(directory / "vary.json")
+    content = {"asked": command}
+    if claimed != content and set(os.listdir(directory)) - {".lock"}:
+        raise UserError(f"{directory} holds something else: name another --output-dir")
+    write_json(directory / "vary.json", content)
+
+
+def run_one(command: list[str], directory: Path) -> bool:
+    """Run a variant with one seed to its end, and return whether it finished."""
+    with (
+        CONSOLE.status(directory.name) as progress,
+        closing(TrialRun(command, directory)) as run,
+    ):
+        for record in run.follow():
+            steps = f"{record.last_step} of {record.fact('plan.total_steps')} updates"
+            progress.update(f"{directory.name}  {steps}")
+    status = present_status(directory).get("status", "failed")
+    if status == "finished":
+        say(f"{directory.name}  finished")
+        return True
+    outcome = "failed" if status == "running" else status
+    say(f"{directory.name}  {outcome}: {run.reason()}")
+    return False

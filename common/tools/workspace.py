@@ -1,0 +1,127 @@
+"""Set up a view of a W&B project with panels for every metric of these recipes, or a report.
+
+Each panel shows all runs over progress/global_step. Saving needs a W&B account; it has been tested
+only with a stand-in for W&B's server. --dry-run prints what would be saved, and needs no account.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from common.console import say
+from common.errors import UserError
+from common.objective import Objective
+from common.tools.compare.readers import asking_wandb
+from common.tools.parser import tool_parser
+from common.track.names import METRICS, SPLITS, STEP, describe
+
+if TYPE_CHECKING:
+    from wandb_workspaces.reports.v2 import Report
+    from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
+    from wandb_workspaces.workspaces import Workspace
+
+    Panels = dict[str, list[PanelTypes]]  # by title of their section
+
+# Besides the lines over steps, these metrics get a bar for each run's last value.
+BARS = ("perf/samples_per_second", "memory/peak_allocated_mib")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = tool_parser("workspace", __doc__, "%(prog)s ENTITY/PROJECT [options]")
+    parser.add_argument("project", metavar="ENTITY/PROJECT", help="at W&B")
+    parser.add_argument("--name", default="Recipes side by side", help="name of the view or report")
+    parser.add_argument(
+        "--objective", metavar="METRIC:max", help="objective of the runs, if it is a copy's own"
+    )
+    parser.add_argument("--report", action="store_true", help="make a report instead of a view")
+    parser.add_argument("--dry-run", action="store_true", help="print it as JSON, save nothing")
+    arguments = parser.parse_args(words)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.project):
+        raise UserError(f"{arguments.project} is no W&B project: pass ENTITY/PROJECT")
+    entity, project = arguments.project.split("/")
+    build = build_report if arguments.report else build_view
+    page = build(entity, project, arguments.name, goal_metrics(arguments.objective))
+    if arguments.dry_run:
+        model = page._to_model()  # there is no public way to see what would be sent
+        print(model.model_dump_json(by_alias=True, exclude_none=True, indent=2))
+        return
+    page_type = "report" if arguments.report else "view"
+    advice = "Log in with wandb login, or print it with --dry-run"
+    with asking_wandb(f"W&B does not take a {page_type} of {arguments.project}", advice):
+        page.save()
+    say(f"saved: {page.url}")
+
+
+def goal_metrics(objective: str | None) -> list[str]:
+    """Return the metric of an objective, or all metrics that can be one and should be high."""
+    if objective is not None:
+        return [Objective.parse(objective).metric]
+    return [name for name, metric in METRICS.items() if "/" not in name and metric.better == "max"]
+
+
+def panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Return the metrics of each line panel, by the title of its section and its own title."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    for name in dict.fromkeys([*goals, *METRICS]):
+        metric = describe(name)
+        if metric.panel:
+            names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
+            sections.setdefault(metric.panel, {})[metric.heading] = names
+    return sections
+
+
+def panel_objects(goals: Sequence[str]) -> "Panels":
+    """Return W&B's panels by the title of their section: bars first, then lines over steps."""
+    import wandb_workspaces.reports.v2 as reports
+
+    bar_metrics = [*(f"val/best_{goal}" for goal in goals), *BARS]
+    bars = [reports.BarPlot(title=describe(name).heading, metrics=[name]) for name in bar_metrics]
+    sections: Panels = {"At the end": [*bars]}
+    for title, lines in panels(goals).items():
+        sections[title] = [
+            reports.LinePlot(title=heading, x=STEP, y=[*names]) for heading, names in lines.items()
+        ]
+    return sections
+
+
+def build_view(entity: str, project: str, name: str, goals: Sequence[str]) -> "Workspace":
+    """Return a view that is not saved yet.
+
+    Args:
+        entity: owner of the project at W&B.
+        project: name of the project.
+        name: name of the view.
+        goals: metrics that may be the runs' objectives, without their split.
+    """
+    import wandb_workspaces.workspaces as workspaces
+
+    final_metrics = [f"{prefix}{goal}" for prefix in ("val/best_", "test/") for goal in goals]
+    columns = [f"summary:{metric}" for metric in (*final_metrics, BARS[0])]
+    sections = [
+        workspaces.Section(name=title, is_open=True, panels=section_panels)
+        for title, section_panels in panel_objects(goals).items()
+    ]
+    return workspaces.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis=STEP),
+        runset_settings=workspaces.RunsetSettings(pinned_columns=columns),
+    )
+
+
+def build_report(entity: str, project: str, name: str, goals: Sequence[str]) -> "Report":
+    """Return a report that is not saved yet: a question, the runs' differences, panels, an answer.
+
+    The arguments are those of `build_view`. Question and answer are for the user to write.
+    """
+    import wandb_workspaces.reports.v2 as reports
+
+    comparer = reports.RunComparer(diff_only="split")
+    sections: Panels = {"How the runs differ": [comparer], **panel_objects(goals)}
+    blocks: list[BlockTypes] = [reports.H2("Question"), reports.P("What should these runs tell?")]
+    for title, section_panels in sections.items():
+        blocks += [reports.H2(title), reports.PanelGrid(panels=section_panels)]
+    blocks += [reports.H2("Answer"), reports.P("What they tell, and what to try next.")]
+    return reports.Report(entity=entity, project=project, title=name, blocks=blocks)

@@ -1,0 +1,560 @@
+"""Made-up runs side by side: each unfair pair, runs without an end, W&B's API, pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.flags import flag
+from common.tools.compare.command import as_json, main
+from common.tools.compare.comparison import compare
+from common.tools.compare.readers import read_runs, record_of
+from common.tools.compare.table import as_markdown, notes, table_cells, warnings
+from common.track.facts import compared_otherwise
+from common.track.names import flat, unflat
+from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
+
+
+def table(*sources: str, target: float | None = None) -> dict[str, list[str]]:
+    """Return the table of a comparison as one list of cells a label."""
+    cells = table_cells(compare(read_runs(sources), target))
+    return {label: values for label, *values in cells}
+
+
+def test_figures_and_ratios(tmp_path: Path) -> None:
+    """Throughput and memory have their ratio to the first run's, accuracies their split."""
+    slow = write_run(tmp_path / "slow")
+    quick = write_run(
+        tmp_path / "quick",
+        {"environment.mixed_precision": "bf16"},
+        rows([0.6, 0.8], speed=2500.0),
+        {"memory/peak_allocated_mib": 1204.0, "perf/joules_per_sample": 0.25},
+    )
+    shown = table(slow, quick)
+    assert shown[""] == ["slow (baseline)", "quick"]
+    assert shown["status"] == ["finished", "finished"]
+    assert shown["throughput, samples/s"] == ["1,000", "2,500 (2.50×)"]
+    assert shown["peak memory, MiB, device"] == ["804", "1,204 (1.50×)"]
+    assert shown["final accuracy, test"] == ["0.8800", "0.8800"]
+    assert shown["best accuracy, validation"] == ["0.9000", "0.8000"]
+    assert shown["training time"] == ["8.0 s", "8.0 s"]
+    assert shown["energy, J/sample"] == ["–", "0.25"]
+    assert shown["precision"] == ["fp16", "bf16"]
+    assert "--batch-size" not in shown  # the same in both
+
+
+def test_time_to_accuracy(tmp_path: Path) -> None:
+    """By default it is the time to the lowest of the best accuracies, which all reached."""
+    first = write_run(tmp_path / "first", logged=rows([0.5, 0.7, 0.85, 0.9]))
+    second = write_run(tmp_path / "second", logged=rows([0.6, 0.86, 0.8], seconds=3.0))
+    assert table(first, second)["time to accuracy 0.8600"] == ["8.0 s (step 40)", "6.0 s (step 20)"]
+    given = table(first, second, target=0.88)
+    assert given["time to accuracy 0.8800"] == ["8.0 s (step 40)", "not reached"]
+
+
+LESS = {"objective": "rmse:min"}
+
+
+def test_less_may_be_better(tmp_path: Path) -> None:
+    """Best, target and the time to it follow the objective's direction, below zero and at it."""
+    logged = [rows(values, metric="rmse") for values in ([3.0, 0.5, 0.0], [2.0, 1.0, -1.0])]
+    first, second = (
+        write_run(tmp_path / str(index), LESS, own, {"test/rmse": value})
+        for index, (own, value) in enumerate(zip(logged, (0.0, -0.5), strict=True))
+    )
+    shown = table(first, second)
+    assert shown["final RMSE, test"] == ["0.0000", "-0.5000"]
+    assert shown["best RMSE, validation"] == ["0.0000", "-1.0000"]
+    assert shown["time to RMSE 0.0000"] == ["6.0 s (step 30)", "6.0 s (step 30)"]
+    given = table(first, second, target=0.6)
+    assert given["time to RMSE 0.6000"] == ["4.0 s (step 20)", "6.0 s (step 30)"]
+    figures = compare(read_runs([first, second])).figures
+    assert [own["final"]["rmse"] for own in figures] == [0.0, -0.5]
+    assert [own["best"] for own in figures] == [0.0, -1.0]
+    assert [own["objective"] for own in figures] == ["rmse:min"] * 2
+
+
+def test_other_objectives_are_unfair_and_shown(tmp_path: Path) -> None:
+    """Runs for other goals are warned of; each has its own figures, the target is the first's."""
+    first = write_run(tmp_path / "first")
+    second = write_run(tmp_path / "second", LESS, rows([3.0, 0.5], metric="rmse"))
+    comparison = compare(read_runs([first, second]))
+    assert warnings(comparison) == ["first and second: objective accuracy:max and rmse:min"]
+    shown = table(first, second, target=0.8)
+    assert shown["objective"] == ["accuracy:max", "rmse:min"]
+    assert shown["best objective, validation"] == ["0.9000", "0.5000"]
+    assert shown["time to accuracy 0.8000"] == ["6.0 s (step 30)", "–"]
+    main([first, second, "--plot", str(tmp_path / "both.png")])
+    with Image.open(tmp_path / "both.png") as image:
+        assert image.height > 1100  # a row of curves more
+
+
+def test_test_data_alone(tmp_path: Path) -> None:
+    """Where there is no validation data, test data is evaluated during training, and called so."""
+    sizes = {"data.sizes": {"train": 1000, "test": 200}}
+    shown = table(write_run(tmp_path / "run", sizes, rows([0.5, 0.7], split="test")))
+    assert shown["best accuracy, test"] == ["0.7000"]
+    assert shown["final accuracy, test"] == ["0.8800"]
+
+
+def test_metrics_of_a_recipe_are_shown(tmp_path: Path) -> None:
+    """All that the final evaluation tells has a row, but for counts and what W&B adds."""
+    more = {"test/f1": 0.5, "test/own_score": 2, "test/accuracy.max": 1, "val/f1": 0.4}
+    shown = table(write_run(tmp_path / "run", summary=more))
+    finals = {label: cells for label, cells in shown.items() if label.startswith("final")}
+    assert finals == {
+        "final accuracy, test": ["0.8800"],
+        "final loss, test": ["0.5000"],
+        "final F1, test": ["0.5000"],
+        "final own score, test": ["2.0000"],
+    }
+
+
+def test_without_times_only_steps_are_told(tmp_path: Path) -> None:
+    """Logs without time/train_seconds give steps."""
+    first = write_run(tmp_path / "first")
+    second = write_run(tmp_path / "second", logged=rows([0.6, 0.9], seconds=None))
+    comparison = compare(read_runs([first, second]))
+    cells = {label: values for label, *values in table_cells(comparison)}
+    assert cells["time to accuracy 0.9000"] == ["8.0 s (step 40)", "– (step 20)"]
+
+
+UNFAIR = {
+    "recipe": "bert",
+    "objective": "accuracy:min",
+    "data.name": "mnist",
+    "data.sizes": {"train": 900, "validation": 100, "test": 200},
+    "architecture.name": "resnet50",
+    "architecture.parameters": 5,
+    "environment.device": "Another GPU",
+    "environment.effective_batch_size": 256,
+    "environment.versions": {"torch": "2.15.0", "accelerate": "1.15.0"},
+    "environment.python": "3.12.1",
+}
+
+
+@pytest.mark.parametrize(("path", "value"), UNFAIR.items(), ids=list(UNFAIR))
+def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
+    """What keeps figures from being compared is named, with both runs and both values."""
+    sources = [
+        write_run(tmp_path / "mine"),
+        write_run(tmp_path / "theirs", {path: value}),
+        write_run(tmp_path / "same"),
+    ]
+    (warning,) = warnings(compare(read_runs(sources)))
+    assert warning.startswith("mine and theirs: ")
+    before: Any = FACTS
+    for name in path.split("."):
+        before = before[name]
+    if isinstance(value, dict):  # the first of its parts is another
+        (part, before), value = next(iter(before.items())), next(iter(value.values()))
+        assert f" of {part} " in warning
+    for side in (before, value):
+        assert (side if isinstance(side, str) else f"{side:,}") in warning
+
+
+def test_more_processes_have_a_speed_up_and_an_efficiency(tmp_path: Path) -> None:
+    """Of the same effective batch they compare; each run's is to the first one's processes."""
+    first = write_run(tmp_path / "two", {"environment.world_size": 2})
+    runs = [
+        write_run(
+            tmp_path / str(processes), {"environment.world_size": processes}, rows([0.9], speed)
+        )
+        for processes, speed in ((8, 3000.0), (2, 1100.0), (1, 600.0))
+    ]
+    comparison = compare(read_runs([first, *runs]))
+    assert not comparison.unfair
+    shown = {label: values for label, *values in table_cells(comparison)}
+    assert shown["processes"] == ["2", "8", "2", "1"]
+    assert shown["throughput, samples/s"][1:] == ["3,000 (3.00×)", "1,100 (1.10×)", "600 (0.60×)"]
+    assert shown["efficiency over processes"] == ["–", "75%", "–", "120%"]
+    assert "efficiency over processes" not in table(first, runs[1])
+
+
+def test_threads_matter_on_a_cpu_alone(tmp_path: Path) -> None:
+    """Runs on a CPU with other numbers of threads don't compare; on a GPU they do."""
+    for device, expected in (("cpu", 1), ("cuda", 0)):
+        sources = [
+            write_run(
+                tmp_path / device / str(threads),
+                {"environment.device_type": device, "environment.threads_per_process": threads},
+            )
+            for threads in (1, 2)
+        ]
+        assert len(warnings(compare(read_runs(sources)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("environment.mixed_precision", "no"),
+        ("config.learning_rate", 0.2),
+        ("config.seed", 1),
+        ("environment.git_commit", "fedcba9876543210"),
+    ],
+)
+def test_what_is_compared_on_purpose_is_shown(path: str, value: Any, tmp_path: Path) -> None:
+    """Precision, flags and commits stand in the table where they differ, without a warning."""
+    comparison = compare(
+        read_runs([write_run(tmp_path / "first"), write_run(tmp_path / "second", {path: value})])
+    )
+    assert not comparison.unfair
+    assert len(comparison.differences) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ("preempted", "preempted at step 20 of 40"),
+        ("running", "running at step 20 of 40"),
+        ("failed", "failed at step 20 of 40"),
+    ],
+)
+def test_unfinished_run_is_shown_as_such(status: str, shown: str, tmp_path: Path) -> None:
+    """A run without an end is in the table with how it stands, why, and its figures so far."""
+    first = write_run(tmp_path / "first")
+    reason = "stopped by SIGTERM"
+    other = write_run(
+        tmp_path / "other", logged=rows([0.5, 0.7], speed=500.0), status=status, reason=reason
+    )
+    comparison = compare(read_runs([first, other]))
+    cells = {label: values for label, *values in table_cells(comparison)}
+    assert cells["status"] == ["finished", shown]
+    assert cells["throughput, samples/s"][1] == "500 (0.50×)"
+    assert cells["best accuracy, validation"][1] == "0.7000"
+    assert cells["final accuracy, test"][1] == "–"
+    said = " ".join(notes(comparison))
+    assert f"{shown}: {reason}" in said
+    assert "median" in said
+
+
+def test_run_without_evaluation(tmp_path: Path) -> None:
+    """A run that was never evaluated has no accuracy, and does not set the target."""
+    bare = [
+        {name: value for name, value in row.items() if not name.startswith("val/")}
+        for row in rows([0.5, 0.6])
+    ]
+    first = write_run(tmp_path / "first")
+    second = write_run(tmp_path / "second", logged=bare, status="running")
+    shown = table(first, second)
+    assert shown["best accuracy, validation"] == ["0.9000", "–"]
+    assert shown["time to accuracy 0.9000"] == ["8.0 s (step 40)", "–"]
+
+
+def test_run_without_metrics(tmp_path: Path) -> None:
+    """A run that was killed before it logged anything is shown without figures."""
+    first = write_run(tmp_path / "first")
+    second = write_run(tmp_path / "second", logged=[], status="running")
+    (tmp_path / "second" / "metrics.jsonl").unlink()
+    shown = table(first, second)
+    assert shown["status"][1] == "running at step 0 of 40"
+    assert shown["throughput, samples/s"][1] == "–"
+
+
+def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
+    """What is no run ends with one sentence that names it."""
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "many" / "one")
+    write_run(tmp_path / "torn")
+    (tmp_path / "torn" / "config.json").write_text('{"recipe": ')
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "status.json").write_text(json.dumps({"status": "failed", "reason": "no such data"}))
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "run-1.wandb").write_text("no log of transactions")
+    expected = {
+        "empty": "no config.json",
+        "many": "holds 1 runs",
+        "torn": "can't be read",
+        "early": "no such data",
+        "wandb": "can't be read as a W&B run",
+        "nowhere": "no API key",  # it might be a project of W&B
+        "many/one/config.json": "is a file",
+    }
+    for name, sentence in expected.items():
+        source = str(tmp_path / name) if name != "nowhere" else "runs/nowhere"
+        with pytest.raises(UserError) as refused:
+            read_runs([source])
+        assert sentence in refused.value.message, name
+        assert Path(source).name in refused.value.message
+    with pytest.raises(UserError, match="no such folder"):
+        read_runs(["nowhere"])
+
+
+def test_half_a_line_and_replayed_steps(tmp_path: Path) -> None:
+    """Half a line at the end is left out; of a step that was logged twice, the last counts."""
+    source = write_run(tmp_path / "run", status="running")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        replayed = {"progress/global_step": 30, "val/accuracy": 0.75, "train/loss": None}
+        file.write(json.dumps(replayed) + '\n{"progress/glo')
+    (run,) = read_runs([source])
+    assert [row["progress/global_step"] for row in run.rows] == [10, 20, 30, 40]
+    assert run.rows[2]["val/accuracy"] == 0.75
+    assert run.rows[2]["train/loss"] == pytest.approx(2 / 3)
+
+
+def test_runs_have_names_of_their_own(tmp_path: Path) -> None:
+    """Runs in folders of one name are told apart by where they are; a given name goes first."""
+    sources = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
+    named = write_run(tmp_path / "c", {"config.run_name": "mine"})
+    runs = read_runs([*sources, named, sources[0]])
+    assert [run.name for run in runs] == [*sources, "mine", sources[0]]
+
+
+def test_where_a_run_is_kept_is_no_difference(tmp_path: Path) -> None:
+    """Flags that say where a run is kept or what it is called are not compared."""
+    kept = {"config.output_dir": "there", "config.tags": ["mine"], "config.run_name": "mine"}
+    other = {**kept, "config.mixed_precision": "fp16"}  # as the other's auto came to be
+    runs = read_runs([write_run(tmp_path / "one"), write_run(tmp_path / "other", other)])
+    assert not compare(runs).differences
+
+
+def test_order_of_splits_does_not_matter(tmp_path: Path) -> None:
+    """W&B sorts what a configuration holds: that alone is no difference."""
+    sizes = FACTS["data"]["sizes"]
+    other = {"data.sizes": dict(sorted(sizes.items()))}
+    assert list(other["data.sizes"]) != list(sizes)
+    comparison = compare(
+        read_runs([write_run(tmp_path / "own"), write_run(tmp_path / "tracked", other)])
+    )
+    assert not comparison.unfair
+    assert not comparison.differences
+
+
+class FakeApi:
+    """Stands in for `wandb.Api`: a project with a finished run, one that goes on, a stranger."""
+
+    def __init__(self, timeout: int) -> None:
+        self.asked: list[str] = []
+
+    def made(self, name: str, config: dict[str, Any], state: str) -> SimpleNamespace:
+        """Return a run as the API does."""
+        history = [row | {"_step": index, "_runtime": 1.0} for index, row in enumerate(rows([0.5]))]
+        end = {"time/total_seconds": 10.0, "val/accuracy": 0.5} if state == "finished" else {}
+        return SimpleNamespace(
+            name=name,
+            id=f"id-{name}",
+            path=["me", "project", f"id-{name}"],
+            config=config,
+            state=state,
+            summary_metrics={"_wandb": {"runtime": 3}} | end,
+            scan_history=lambda: iter(history),
+        )
+
+    def runs(self, path: str, order: str) -> list[SimpleNamespace]:
+        """Return the runs of a project."""
+        if path == "me/missing":
+            raise ValueError("Could not find project me/missing")
+        return [
+            self.made("first", flat(FACTS), "finished"),
+            self.made("stranger", {"lr": 1}, "finished"),
+            self.made("second", flat(FACTS), "running"),
+        ]
+
+    def run(self, path: str) -> SimpleNamespace:
+        """Return one run."""
+        return self.made("stranger" if path.endswith("stranger") else "alone", {}, "finished")
+
+
+def test_project_at_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a project are read through W&B's API, those of others left out."""
+    monkeypatch.setattr("wandb.Api", FakeApi)
+    monkeypatch.setattr(
+        "common.track.trackers.wandb_mode", lambda: ("online", "https://api.wandb.ai")
+    )
+    first, second = read_runs(["me/project"])
+    assert (first.name, first.source, first.status) == ("first", "me/project/id-first", "finished")
+    assert first.summary["val/accuracy"] == 0.5
+    assert (second.name, second.status, second.summary) == ("second", "running", {})
+    assert second.rows[0]["val/accuracy"] == 0.5
+    with pytest.raises(UserError, match="Could not find project"):
+        read_runs(["me/missing"])
+    with pytest.raises(UserError, match="no run of these recipes"):
+        read_runs(["me/project/stranger"])
+
+
+def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same comparison for a terminal, as Markdown, and as JSON."""
+    sources = [
+        write_run(tmp_path / "mine"),
+        write_run(tmp_path / "theirs", {"environment.effective_batch_size": 256}),
+    ]
+    main(sources)
+    shown = capsys.readouterr().out
+    assert "not comparable mine and theirs: effective batch 128 and 256" in shown
+    assert "mine (baseline)" in shown
+    main([*sources, "--markdown"])
+    markdown = capsys.readouterr().out
+    assert "> **not comparable** mine and theirs: effective batch 128 and 256" in markdown
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| throughput, samples/s | 1,000 | 1,000 (1.00×) |" in lines
+    main([*sources, "--json", "--target", "0.8"])
+    values = json.loads(capsys.readouterr().out)
+    assert values["baseline"] == "mine"
+    assert values["runs"][1]["throughput_ratio"] == 1.0
+    assert values["runs"][1]["seconds_to_target"] == 6.0
+    assert values["unfair"] == [
+        {"run": "theirs", "what": "effective batch", "baseline_value": 128, "value": 256}
+    ]
+
+
+def test_many_runs_stand_one_a_row(tmp_path: Path) -> None:
+    """More than five runs make a table with a row for each."""
+    sources = [write_run(tmp_path / f"run-{index}", {"config.seed": index}) for index in range(7)]
+    cells = table_cells(compare(read_runs(sources)))
+    assert [row[0] for row in cells] == ["", "run-0 (baseline)", *(f"run-{i}" for i in range(1, 7))]
+    assert cells[3][cells[0].index("--seed")] == "2"
+    assert as_markdown(compare(read_runs(sources))).count("\n| run-") == 7
+
+
+@pytest.mark.parametrize("name", ["runs.png", "runs.svg"])
+def test_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture is drawn of any runs: without times, without curves, many, with long names."""
+    sources = [write_run(tmp_path / f"a-very-long-name-{'x' * 60}-{index}") for index in range(9)]
+    sources.append(write_run(tmp_path / "no-times", logged=rows([0.5], seconds=None)))
+    sources.append(write_run(tmp_path / "no-rows", logged=[], status="running"))
+    main([*sources, "--plot", str(tmp_path / name)])
+    assert name in capsys.readouterr().out
+    if name.endswith("png"):
+        with Image.open(tmp_path / name) as image:
+            assert min(image.size) > 800
+            assert len(image.convert("RGB").getcolors(2**24) or []) > 20
+    else:
+        text = (tmp_path / name).read_text()
+        assert text.startswith("<?xml")
+
+
+LONG = "x" * 300
+AS_ROOT = os.geteuid() == 0  # who may write everywhere
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("runs.docx", "missing/runs.png", "file/runs.png", "folder.png", f"{LONG}.png"),
+        pytest.param("sealed/runs.png", marks=pytest.mark.skipif(AS_ROOT, reason="as root")),
+    ],
+)
+def test_picture_that_cannot_be_written(name: str, tmp_path: Path) -> None:
+    """A format that isn't known, or what is no place for a file, is one sentence."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "sealed").mkdir(mode=0o500)
+    with pytest.raises(UserError, match="--plot"):
+        main([write_run(tmp_path / "run"), "--plot", str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    "source", [LONG, f"a/{LONG}", "~nobody-of-this-name/run", "run/status.json/x"]
+)
+def test_what_is_no_place_of_a_run_is_named(source: str, tmp_path: Path) -> None:
+    """Also where the system refuses to look."""
+    write_run(tmp_path / "run")
+    with pytest.raises(UserError) as refused:
+        read_runs([str(tmp_path / source) if source.startswith("run") else source])
+    assert source in refused.value.message
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    """Values that JSON has no word for are left out."""
+    source = write_run(tmp_path / "run", logged=[rows([0.5])[0] | {"perf/mfu": float("nan")}])
+    json.dumps(as_json(compare(read_runs([source]))), allow_nan=False)
+
+
+def test_comparing_waits_for_no_large_library(tmp_path: Path) -> None:
+    """A table needs neither torch nor matplotlib, nor W&B."""
+    code = (
+        "import sys\n"
+        "from common.tools.compare.command import main\n"
+        f"main([{write_run(tmp_path / 'run')!r}])\n"
+        "print({'torch', 'matplotlib', 'wandb', 'accelerate', 'numpy'} & set(sys.modules))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("state", "summary", "status"),
+    [
+        ("finished", {"time/total_seconds": 9.0}, "finished"),
+        ("finished", {}, "preempted"),  # it said goodbye, but not at its end
+        ("running", {"val/accuracy": 0.5}, "running"),
+        ("failed", {}, "failed"),
+        ("crashed", {}, "failed"),
+    ],
+)
+def test_states_of_wandb(state: str, summary: dict[str, float], status: str) -> None:
+    """How W&B says that a run stands is told in the words of `status.json`."""
+    run = record_of("run", "there", flat(FACTS), rows([0.5]), summary, state)
+    assert run.status == status
+    assert bool(run.summary) == ("time/total_seconds" in summary)
+
+
+def test_flag_of_a_copy_has_the_role_that_its_field_states(tmp_path: Path) -> None:
+    """As `config.json` has it, also through W&B's flat table; an older run does not say."""
+
+    @dataclass(kw_only=True)
+    class Config(TrainingConfig):
+        nickname: str = flag("", role="record")
+        dropout: float = flag(0.0, least=0, most=1)
+        notes: str | None = flag(None)  # type: ignore[assignment]
+
+    assert compared_otherwise(Config()) == {"nickname": False, "notes": True}
+    assert compared_otherwise(TrainingConfig()) == {}
+    shown = []
+    for compared in ({"nickname": False, "notes": True}, {}):
+        runs = []
+        for index, name in enumerate("ab"):
+            flags = {"nickname": name, "notes": name, "dropout": index, "compared": compared}
+            changes = {f"config.{key}": value for key, value in flags.items()}
+            changes["compared"] = changes.pop("config.compared")
+            runs += read_runs([write_run(tmp_path / f"{name}{len(shown)}", changes)])
+        through_wandb = [replace(run, facts=unflat(flat(run.facts))) for run in runs]
+        differs = compare(runs).differences
+        assert compare(through_wandb).differences == differs
+        shown.append({label for label in differs if label.startswith("--")})
+    assert shown == [{"--notes", "--dropout"}, {"--nickname", "--dropout"}]
+
+
+def test_killed_run_is_stopped(tmp_path: Path) -> None:
+    """Its `status.json` still says running, and its lock is free."""
+    write_run(tmp_path / "run", status="running", global_step=0)
+    (tmp_path / "run" / ".lock").touch()
+    comparison = compare(read_runs([str(tmp_path / "run")]))
+    assert comparison.figures[0]["status"] == "stopped at step 40 of 40"
+    assert "its process ended without a word" in notes(comparison)[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WANDB_MODE", "junk"),
+        pytest.param("WANDB_BASE_URL", "junk", marks=pytest.mark.slow),
+        pytest.param("WANDB_BASE_URL", "http://[::1", marks=pytest.mark.slow),
+        pytest.param("WANDB_API_KEY", " ", marks=pytest.mark.slow),
+    ],
+)
+def test_junk_in_wandbs_variables_is_a_sentence(variable: str, value: str) -> None:
+    """With the variable's name; a key is not repeated. In a process of its own: W&B remembers."""
+    code = "from common.tools.compare.readers import read_runs; read_runs(['some/project'])"
+    environment = {**os.environ, variable: value}
+    words = [sys.executable, "-c", code]
+    answer = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("error: some/project is no folder here, and W&B can't give it")
+    assert len(answer.stderr.splitlines()) == 1
+    assert variable in answer.stderr or "a WANDB_* variable" in answer.stderr

@@ -1,0 +1,104 @@
+"""`load_model`: the trained module of a recipe, of a copy, or of Transformers; else a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from common.checkpoints.export import save_model
+from common.errors import UserError
+from common.recipe import load_recipe
+from common.tools.predict import load_model
+from common.tools.predict.predictor import Predictor
+from tests.examples import COPIES
+from tests.launch import REPOSITORY
+
+CLASSIFIER = ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5})
+# Of each copy that defines its model: the class, and what builds a small one.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "averaged": CLASSIFIER,
+    "character_model": ("CharacterModel", {}),
+    "contrastive": ("MLP", {"in_features": 4, "hidden_sizes": [3], "size": 2, "dropout": 0.5}),
+    "denoiser": ("Denoiser", {"width": 4, "depth": 1}),
+    "distilled": CLASSIFIER,
+    "freezing": CLASSIFIER,
+    "gan": ("MLP", {"sizes": [4, 3, 2], "is_normalized": True}),
+    "multi_label": ("MLP", {"in_features": 4, "hidden_sizes": [3], "labels": 2, "dropout": 0.5}),
+    "own_dataset": ("ConvNet", {"widths": [4], "classes": 2}),
+    "regression": ("MLP", {"in_features": 4, "hidden_sizes": [3], "dropout": 0.5}),
+    "two_heads": CLASSIFIER,
+}
+
+
+def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]) -> nn.Module:
+    """Write what a finished run of a copy leaves of its model; return the model."""
+    model = getattr(load_recipe(file).module, class_name)(**arguments)
+    facts = {"recipe": file.stem, "class": class_name, "arguments": arguments}
+    save_model(folder / "model", model, facts)
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name, (_, arguments) in SMALL.items() if arguments])
+def test_model_of_a_copy_is_loaded(name: str, tmp_path: Path) -> None:
+    """From the run or its model folder: the same weights, in fp32, ready to be evaluated."""
+    file = REPOSITORY / "examples" / f"{name}.py"
+    model = trained(tmp_path / "run", file, *SMALL[name])
+    for place in (tmp_path / "run", tmp_path / "run" / "model"):
+        loaded = load_model(place, file)
+        assert type(loaded).__name__ == SMALL[name][0]
+        assert not any(module.training for module in loaded.modules())
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(loaded.state_dict()[key], value, rtol=0, atol=0)
+
+
+def test_each_copy_with_its_own_model_is_here() -> None:
+    """LoRA's is loaded by Transformers, as in the test of whole runs."""
+    assert {copy.name for copy in COPIES} - {"lora"} == SMALL.keys()
+
+
+def test_message_of_predict_names_the_call(tmp_path: Path) -> None:
+    """The call that it names is the one that loads the model."""
+    file = REPOSITORY / "examples" / "regression.py"
+    trained(tmp_path / "run", file, *SMALL["regression"])
+    with pytest.raises(UserError, match=r"from common\.predict import load_model") as refused:
+        Predictor(tmp_path / "run", recipe=file)
+    call = refused.value.message.rpartition("then ")[2]
+    assert isinstance(eval(call, {"load_model": load_model}), nn.Module)
+
+
+def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
+    """As it is when the recipe is launched."""
+    (tmp_path / "my_own_layers.py").write_text("from torch.nn import Linear as Own\n")
+    text = "from common.config import TrainingConfig as Config\nfrom my_own_layers import Own\n"
+    (tmp_path / "train.py").write_text(f"{text}OBJECTIVE = 'loss:min'\n")
+    arguments = {"in_features": 2, "out_features": 1}
+    trained(tmp_path / "run", tmp_path / "train.py", "Own", arguments)
+    assert isinstance(load_model(tmp_path / "run", tmp_path / "train.py"), nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("changes", "file", "said"),
+    [
+        ({"arguments": None}, "copy", r'regression does not say|"arguments", those of MLP'),
+        ({"class": "Other"}, "copy", "has no model Other"),
+        ({"arguments": {"size": 3}}, "copy", r"model\.json can't be read \(TypeError"),
+        ({}, None, r"of the recipe regression: add --recipe .*pass it to load_model"),
+        ({}, "missing.py", r"missing\.py is no file"),
+    ],
+)
+def test_mistakes_are_sentences(
+    changes: dict[str, Any], file: str | None, said: str, tmp_path: Path
+) -> None:
+    """What is missing, and where it belongs."""
+    copy = REPOSITORY / "examples" / "regression.py"
+    trained(tmp_path / "run", copy, *SMALL["regression"])
+    path = tmp_path / "run" / "model" / "model.json"
+    facts = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: fact for name, fact in facts.items() if fact is not None}))
+    with pytest.raises(UserError, match=said):
+        load_model(tmp_path / "run", copy if file == "copy" else file)

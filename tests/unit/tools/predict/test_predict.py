@@ -1,0 +1,322 @@
+"""A model is used as it was trained, by its own recipe's code alone; mistakes are sentences."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.checkpoints.export import save_model
+from common.checkpoints.tensors import read_tensors, write_tensors
+from common.data.tokens import train_wordpiece
+from common.errors import UserError
+from common.recipe import load_recipe
+from common.tools.predict.command import main
+from common.tools.predict.inputs import read_inputs
+from common.tools.predict.predictor import Predictor
+from tests.unit.damage import wrong
+
+RECIPE = '''
+from common.config import TrainingConfig
+from torch import nn
+
+OBJECTIVE = "accuracy:max"
+Config = TrainingConfig
+
+class Own(nn.Module):
+    """Brightness of the image against a threshold: of a copy of a recipe."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.head = nn.Linear(features, 2)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+'''
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+FACTS = {
+    "recipe": "train",
+    "class": "Own",
+    "arguments": {"features": 12},
+    "class_names": ["dark", "bright"],
+    "channels": 3,
+    "image_size": 2,
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.5, 0.25, 0.2],
+}
+
+
+pytestmark = pytest.mark.usefixtures("own_accelerator")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe of one's own."""
+    path = tmp_path / "train.py"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, recipe: Path) -> Path:
+    """A finished run of it."""
+    torch.manual_seed(0)
+    model = load_recipe(recipe).module.Own(12)
+    save_model(tmp_path / "run" / "model", model, FACTS)
+    return tmp_path / "run"
+
+
+def image(tmp_path: Path, name: str, mode: str = "RGB", size: tuple[int, int] = (2, 2)) -> Path:
+    """Write an image of random pixels."""
+    random = np.random.default_rng(sum(map(ord, name)))
+    pixels = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    pixels.convert(mode).save(tmp_path / name)
+    return tmp_path / name
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> list[Any]:
+    """Return the objects that a command prints."""
+    main([str(word) for word in words])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_predicts_with_a_model_of_ones_own(
+    run: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Probabilities of its normalised pixels, in the order of the files, whatever the batch."""
+    files = [image(tmp_path, f"{number}.png") for number in range(5)]
+    model = load_recipe(recipe).module.Own(12)
+    model.load_state_dict(Predictor(run, recipe=recipe, mixed_precision="no").model.state_dict())
+    mean, std = (np.array(FACTS[name]) for name in ("mean", "std"))
+    pixels = np.stack([np.asarray(Image.open(file)) / 255 for file in files])
+    inputs = torch.from_numpy((pixels - mean) / std).permute(0, 3, 1, 2).float()
+    expected = model(inputs).softmax(-1).tolist()
+    options = ("--recipe", recipe, "--mixed-precision", "no", "--batch-size")
+    for folder, size in ((run, 64), (run / "model", 2)):
+        rows = printed(capsys, folder, *files, *options, size)
+        assert [row["file"] for row in rows] == [str(file) for file in files]
+        for row, values in zip(rows, expected, strict=True):
+            found = [row["top"][name] for name in ("dark", "bright")]
+            assert found == pytest.approx(values, abs=1e-5)
+            assert row["label"] == ["dark", "bright"][int(np.argmax(values))]
+            assert row["probability"] == max(found)
+            assert [*row["top"].values()] == sorted(found, reverse=True)
+
+
+def test_any_image_is_taken(run: Path, recipe: Path, tmp_path: Path) -> None:
+    """Of any size and mode, as a file or opened."""
+    kinds = [("L", (30, 20)), ("RGBA", (1, 9)), ("1", (2, 2))]
+    files = [image(tmp_path, f"{mode}.png", mode, size) for mode, size in kinds]
+    found = Predictor(run, recipe=recipe)([*files, Image.new("L", (3, 3))])
+    assert found.shape == (4, 2)
+    torch.testing.assert_close(found.sum(1), torch.ones(4))
+
+
+@pytest.fixture
+def predicted(run: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return what calls the program with the model, and gives what it prints."""
+    return lambda *words: printed(capsys, run, *words, "--recipe", recipe)
+
+
+def test_reads_paths_of_standard_input(
+    predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One a line; the first classes alone if so many are asked for."""
+    file = image(tmp_path, "a.png")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{file}\n\n{file}\r\n"))
+    rows = predicted("-", "--top-k", 1)
+    assert rows == [{**rows[0], "top": {rows[0]["label"]: rows[0]["probability"]}}] * 2
+
+
+def test_reads_all_images_of_a_folder(predicted: Callable[..., Any], tmp_path: Path) -> None:
+    """Sorted, with the folders in it and links; each line has the path of its image."""
+    folder = tmp_path / "photos"
+    for place in ("", "b", "a/deep"):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        image(folder / place, "2.png")
+        image(folder / place, "10.JPG")
+        (folder / place / "notes.txt").write_text("no image")
+    (tmp_path / "elsewhere").mkdir()
+    image(tmp_path / "elsewhere", "linked.png")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "b" / "loop").symlink_to(folder)
+    rows = predicted(folder)
+    names = ["10.JPG", "2.png", "a/deep/10.JPG", "a/deep/2.png", "b/10.JPG", "b/2.png"]
+    assert [row["file"] for row in rows] == [f"{folder}/{n}" for n in (*names, "link/linked.png")]
+
+
+def test_texts_are_not_read_from_what_never_ends(tmp_path: Path) -> None:
+    """A pipe that nobody writes to, a device, or a folder."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "a pipe"),
+        ("/dev/zero", "a pipe"),
+        (tmp_path, "folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            [*read_inputs([str(path)], True)]
+
+
+def test_a_line_is_what_a_newline_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file as of standard input: also with characters that `splitlines` knows."""
+    texts = [f"a{chr(number)}b" for number in (9, 11, 12, 28, 29, 30, 133, 8232, 8233)]
+    (tmp_path / "lines.txt").write_text("\n\n".join(texts), encoding="utf-8-sig")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\r\n".join(texts)))
+    assert [*read_inputs([str(tmp_path / "lines.txt")], True)] == texts
+    assert [*read_inputs(["-"], True)] == texts
+
+
+def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
+    """Transformers would draw it at random, and say so where nobody looks."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    tokenizer, sizes = train_wordpiece(["one two three"]), dict.fromkeys(SIZES, 8)
+    config = BertConfig(vocab_size=len(tokenizer), num_attention_heads=1, num_labels=2, **sizes)
+    model, folder = BertForSequenceClassification(config), tmp_path / "run" / "model"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    facts = {"class_names": ["a", "b"], "text_columns": ["text"], "max_length": 8}
+    save_model(folder, model, facts | {"files": tmp_path / "tokenizer"})
+    assert Predictor(folder)(["one", "two two"]).shape == (2, 2)
+    weights = read_tensors(folder / "model.safetensors")
+    del weights["bert.encoder.layer.0.output.dense.weight"]
+    write_tensors(folder / "model.safetensors", weights)
+    (folder / "model.json").write_text(json.dumps(facts))  # without the digest
+    with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
+        Predictor(folder)
+
+
+def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> None:
+    """They would be no JSON, and their order no answer."""
+    predictor = Predictor(run, recipe=recipe)
+    torch.nn.init.constant_(predictor.model.head.weight, 3e38)
+    with pytest.raises(UserError, match=r"model: outputs are not finite: pass"):
+        predictor([Image.new("RGB", (2, 2), "white")])
+
+
+def test_benchmark_measures(
+    predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latency of batches, and throughput, which belong together."""
+    monkeypatch.setattr("common.tools.predict.benchmark.SECONDS", 0.0)
+    words = (image(tmp_path, "a.png"), "--batch-size", 8, "--benchmark", "--device", "cpu")
+    (found,) = predicted(*words, "--mixed-precision", "no")
+    assert 0 < found["p50_milliseconds"] <= found["p95_milliseconds"]
+    assert found["batches"] >= 20
+    assert found["samples_per_second"] > 8 / (found["p95_milliseconds"] / 1000) / 20
+    assert (found["batch_size"], found["mixed_precision"]) == (8, "no")
+
+
+def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> None:
+    """A recipe that is no part of this repository is named; the folder's files are not run."""
+    for place in (run, run / "model"):
+        (place / "train.py").write_text("raise AssertionError('it was run')")
+    with pytest.raises(UserError, match=r"recipe train: add --recipe train\.py"):
+        Predictor(run)
+    for name in ("../../train", str(recipe.with_suffix("")), "", None):
+        (run / "model" / "model.json").write_text(json.dumps(FACTS | {"recipe": name}))
+        with pytest.raises(UserError, match="add --recipe"):
+            Predictor(run)
+    for name in ("Config", "OBJECTIVE", "nn", "missing"):
+        (run / "model" / "model.json").write_text(json.dumps(FACTS | {"class": name}))
+        with pytest.raises(UserError, match="has no model"):
+            Predictor(run, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere", "x.png"), "nowhere is no folder"),
+        (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
+        (("refused", "x.png"), r"refused is failed .*would end so again \(the loss is NaN\)"),
+        (("early", "x.png"), "early is failed .*it ended before training began: start it again$"),
+        (("run", "nothing"), "nothing holds no images: pass image files"),
+        (("run", "pipe.png"), r"image pipe\.png can't be read .*a pipe or a device"),
+        (("run", "/dev/zero"), r"image /dev/zero can't be read .*a pipe or a device"),
+        (("empty", "x.png"), "empty holds no finished model"),
+        (("run", "missing.png"), r"image missing\.png can't be read"),
+        (("run", "train.py"), r"image train\.py can't be read"),
+        (("run", "train.py", "--batch-size", "0"), "--batch-size takes 1 to 65,536"),
+        (("run", "train.py", "--batch-size", "9" * 30), "--batch-size takes 1 to 65,536"),
+        (("run", "train.py", "--top-k", "0"), "--top-k takes 1 to 65,536"),
+        (("run", "train.py", "--device", "abacus"), "--device abacus is not here: pass cpu"),
+        (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not here"),
+        (("run", ""), "nothing to predict"),
+        (("run", "-"), "nothing to predict"),
+        (("run", "train.py", "--recipe", "none.py"), r"none\.py is no file"),
+    ],
+)
+def test_mistakes_are_sentences(
+    words: tuple[str, ...],
+    said: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is wrong, and where."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "status.json").write_text('{"status": "preempted"}')
+    (tmp_path / "unfinished" / "config.json").write_text("{}")
+    (tmp_path / "refused").mkdir()
+    status = {"status": "failed", "resumable": False, "reason": "the loss is NaN"}
+    (tmp_path / "refused" / "status.json").write_text(json.dumps(status))
+    (tmp_path / "refused" / "config.json").write_text("{}")
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "status.json").write_text('{"status": "failed", "resumable": true}')
+    (tmp_path / "nothing" / ".hidden").mkdir(parents=True)
+    (tmp_path / "nothing" / "notes.txt").write_text("no image")
+    (tmp_path / "nothing" / ".hidden" / "a.png").write_text("")
+    os.mkfifo(tmp_path / "pipe.png")
+    named = () if "--recipe" in words else ("--recipe", "train.py")
+    with pytest.raises(UserError, match=said) as error:
+        main([*words, *named])
+    assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff\xfe", b"{", b"{}"])
+def test_damaged_facts_are_named(run: Path, recipe: Path, text: bytes) -> None:
+    """A sentence with the path."""
+    (run / "model" / "model.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"model\.json (can.t be read|is not what)|no classifier"):
+        Predictor(run, recipe=recipe)
+
+
+def test_wrong_facts_of_a_model_are_a_sentence(run: Path, recipe: Path) -> None:
+    """At each place of `model.json`: a model that can be used, or a sentence of what is wrong."""
+    ends = Counter[bool]()
+    for what, facts in wrong(FACTS):
+        (run / "model" / "model.json").write_text(json.dumps(facts))
+        refused: UserError | None = None
+        try:
+            predictor = Predictor(run, recipe=recipe)
+        except UserError as error:
+            refused = error
+        ends[refused is None] += 1
+        if refused is None:
+            found = predictor([Image.new("RGB", (5, 5))])
+            assert found.shape == (1, 2), what
+            assert found.isfinite().all(), what
+        else:
+            assert str(run) in refused.message or "train.py" in refused.message, what
+            assert "\n" not in refused.message, what
+    assert ends[True] > 10
+    assert ends[False] > 10
+
+
+def test_closed_standard_input_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has None for it then."""
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="standard input is closed: name files"):
+        [*read_inputs(["-"], False)]

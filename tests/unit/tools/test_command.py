@@ -1,0 +1,93 @@
+"""The command `recipes`: its subcommands, their help, and what is no command."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from common.errors import UserError
+from common.tools.__main__ import TOOLS, main
+from tests.launch import REPOSITORY
+
+# Libraries that take a second or more to load, which help must not wait for.
+LARGE_LIBRARIES = {
+    *("torch", "transformers", "datasets", "accelerate", "optuna", "sqlalchemy"),
+    *("matplotlib", "numpy", "wandb", "wandb_workspaces"),
+}
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_overview_names_every_tool(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: recipes COMMAND [options]"
+    for name, tool in TOOLS.items():
+        assert any(line.split() == [name, *tool.summary.split()] for line in lines), name
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_help_of_each_tool(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage line begins with the command as users type it, and each option has a help text."""
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    usage, *lines = capsys.readouterr().out.splitlines()
+    assert usage.startswith(f"usage: recipes {name} ")
+    assert usage.endswith("[options]")
+    assert not any("python -m" in line for line in lines)
+    options = [index for index, line in enumerate(lines) if line.startswith("  --")]
+    assert options
+    for index in options:
+        has_help = len(lines[index].split("  ")) > 2
+        assert has_help or lines[index + 1].startswith(" " * 10), lines[index]
+
+
+def test_help_loads_no_large_library() -> None:
+    """In one process for all tools: none of them may load a library only to describe itself."""
+    code = (
+        "import contextlib, sys\n"
+        "from common.tools.__main__ import TOOLS, main\n"
+        "for words in [[], *([name, '--help'] for name in TOOLS)]:\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        main(words)\n"
+        f"print({LARGE_LIBRARIES!r} & set(sys.modules))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.count("usage: recipes ") == 1 + len(TOOLS)
+    assert answer.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("comparre", r"did you mean recipes compare\?$"),
+        ("train", "use compare, vary, tune, predict or workspace$"),
+        ("--version", "use compare, vary, tune, predict or workspace$"),
+    ],
+)
+def test_unknown_command_is_one_sentence(word: str, advice: str) -> None:
+    with pytest.raises(UserError, match=f"recipes has no command {word}: {advice}"):
+        main([word])
+
+
+def test_module_is_the_same_command() -> None:
+    """`python -m common.tools` works without the installed script."""
+    command = [sys.executable, "-m", "common.tools", "comparre"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        "error: recipes has no command comparre: did you mean recipes compare?\n"
+    )
+
+
+def test_installed_script_is_this_command() -> None:
+    """`pip install` makes the script `recipes` from this entry point."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["recipes"].partition(":")
+    assert getattr(importlib.import_module(module), function) is main

@@ -1,0 +1,143 @@
+"""Variants: each a run of its own, kept when the command is given again, and told apart."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.tools.tune.trial import launch_command
+from common.tools.vary.command import main
+from common.tools.vary.variants import name_of
+from tests.unit.tools.tune.test_search import STUB
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Put back what the command does to signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def begun(folder: Path) -> list[str]:
+    """Return the names of the runs, once for each time that one began."""
+    texts = {log.stem: log.read_text() for log in folder.glob("*.log")}
+    return sorted(n for n, text in texts.items() for _ in range(text.count("begins after step")))
+
+
+def test_variants_are_run_once_and_compared_over_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One seed, then two by the same command, which keeps what is there."""
+    monkeypatch.chdir(tmp_path)
+    words = [str(STUB), "--learning-rate", "0.1,0.01", "--epochs", "2"]
+    main(words)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert begun(folder) == ["0.01", "0.1"]
+    assert "±" not in (folder / "table.md").read_text()
+    card = folder / "0.01" / "model" / "README.md"
+    card.parent.mkdir()
+    card.write_text("its own\n")
+    for _ in range(2):
+        main([*words, "--seeds", "2"])
+    assert begun(folder) == ["0.01", "0.01-seed-1", "0.1", "0.1-seed-1"]
+    own, heading, table = card.read_text().partition("\n## The same with other seeds\n")
+    assert own == "its own\n"
+    assert heading
+    assert table.startswith("\n| mean ± deviation of 2 seeds | 0.01 |\n")
+    assert "| best accuracy | 0.7500 ± 0.0000 |" in table
+    assert "seeds" not in table.partition("\n|---")[2]
+    head, _, *rows = (folder / "table.md").read_text().splitlines()
+    assert head == "| mean ± deviation of 2 seeds | 0.1 | 0.01 |"
+    assert "| best accuracy | 1.0000 ± 0.0000 | 0.7500 ± 0.0000 |" in rows
+    assert (folder / "picture.png").stat().st_size > 10_000
+    assert "best accuracy" in capsys.readouterr().out
+    other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
+    with pytest.raises(UserError, match="holds something else"):
+        main(other)
+
+
+def test_failed_variant_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are compared all the same."""
+    monkeypatch.chdir(tmp_path)
+    words = [str(STUB), "--learning-rate", "0.1,0.5", "--fail-above", "0.3", "--output-dir", "v"]
+    with pytest.raises(UserError, match="1 runs failed"):
+        main(words)
+    assert "0.5  failed: learning rate 0.5 is too high" in capsys.readouterr().out
+    assert (tmp_path / "v" / "table.md").read_text().startswith("|  | 0.1 |\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--learning-rate", "0.1:1"], "--learning-rate: give choices a,b,c"),
+        (["--learning-rate", "0.1,1", "--seeds", "0"], "--seeds takes 1 or more"),
+        (["--num-processes", "1,x"], "numbers such as 1,2"),
+        (["--num-processes", "0,1"], "numbers such as 1,2"),
+        (["--num-processes", "1,99999"], "numbers such as 1,2"),
+        (["--seed", "3", "--seeds", "2"], "leave --seed out"),
+        (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
+        (["--compile", "false,true", "--no-compile"], "--no-compile is given twice"),
+        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is given twice"),
+        (["--hidden-sizes", "8 16,8  16"], "two variants would have one name"),
+        (["--resume", "auto"], "leave --resume out"),
+    ],
+)
+def test_mistakes_are_found_before_any_run(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        main([str(STUB), *words])
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_recipe_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The value of a flag before it would be taken for it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="name the recipe before its flags"):
+        main(["--learning-rate", "0.1,1", str(STUB)])
+
+
+def test_a_number_of_processes_is_one_variant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Given twice, it is no second seed."""
+    monkeypatch.chdir(tmp_path)
+    main([str(STUB), "--num-processes", "1,1", "--epochs", "1", "--output-dir", "v"])
+    assert begun(tmp_path / "v") == ["alone"]
+    assert "±" not in (tmp_path / "v" / "table.md").read_text()
+
+
+def test_each_choice_is_one_that_the_recipe_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one in the middle."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([str(STUB), "--mixed-precision", "no,half,bf16"])
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_names_say_what_varies() -> None:
+    """Values, and flags where those say nothing."""
+    assert name_of("", {"mixed-precision": "no", "batch-size": "64"}) == "fp32_64"
+    assert name_of("2", {"compile": "true"}) == "compile_2-processes"
+    assert name_of("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"
+    assert name_of("", {"hidden-sizes": "8 16"}) == "8-16"
+    assert name_of("", {}) == "alone"
+
+
+def test_several_processes_are_launched(tmp_path: Path) -> None:
+    """By `accelerate launch`; one is started as it is."""
+    alone = launch_command([], "r.py", ["--x", "1"], tmp_path)
+    several = launch_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
+    assert alone[1:4] == ["r.py", "--x", "1"]
+    assert several[3:] == ["launch", "--num_processes", "2", *alone[1:]]

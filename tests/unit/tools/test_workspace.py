@@ -1,0 +1,106 @@
+"""A saved view or report for W&B, as far as it can be checked without an account."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from common.tools.workspace import main
+from common.track.names import METRICS, SPLITS, STEP
+
+# Of wandb-workspaces' own making.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
+
+
+def panels(view: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the panels of a view, as they would be sent."""
+    sections = view["spec"]["section"]["panelBankConfig"]["sections"]
+    return [panel for section in sections for panel in section["panels"]]
+
+
+def test_view_is_printed_without_an_account(capsys: pytest.CaptureFixture[str]) -> None:
+    """The view has panels for throughput, memory, loss and accuracy over the global step."""
+    main(["me/project", "--name", "Mine", "--dry-run"])
+    view = json.loads(capsys.readouterr().out)
+    assert (view["entity"], view["project"], view["displayName"]) == ("me", "project", "Mine")
+    assert view["spec"]["section"]["settings"]["xAxis"] == STEP
+    lines = [panel for panel in panels(view) if panel["viewType"] == "Run History Line Plot"]
+    assert {line["config"]["xAxis"] for line in lines} == {STEP}
+    shown = {metric for line in lines for metric in line["config"]["metrics"]}
+    assert shown >= {
+        *("perf/samples_per_second", "memory/peak_allocated_mib", "memory/host_rss_mib"),
+        *("train/loss", "val/loss", "train/accuracy", "val/accuracy"),
+    }
+    bars = [panel for panel in panels(view) if panel["viewType"] == "Bar Chart"]
+    assert {"perf/samples_per_second"} in [set(bar["config"]["metrics"]) for bar in bars]
+
+
+def test_view_shows_every_metric_that_has_a_panel(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each metric of the table is drawn, those of a split for each; best values are bars."""
+    main(["me/project", "--objective", "rmse:min", "--dry-run"])
+    found = panels(json.loads(capsys.readouterr().out))
+    shown = {metric for panel in found for metric in panel["config"].get("metrics", [])}
+    for name, metric in METRICS.items():
+        names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
+        assert (shown >= set(names)) == bool(metric.panel), name
+    assert shown >= {"train/rmse", "val/rmse", "test/rmse", "val/best_rmse"}
+
+
+def test_report_has_the_panels_of_the_view(capsys: pytest.CaptureFixture[str]) -> None:
+    """A heading and a grid for each section, between a question and an answer to be written."""
+    main(["me/project", "--dry-run"])
+    view = panels(json.loads(capsys.readouterr().out))
+    main(["me/project", "--name", "Mine", "--report", "--dry-run"])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["displayName"], report["project"]["entityName"]) == ("Mine", "me")
+    blocks = report["spec"]["blocks"]
+    headings = [block["children"][0]["text"] for block in blocks if block["type"] == "heading"]
+    assert headings[:3] == ["Question", "How the runs differ", "At the end"]
+    assert headings[-1] == "Answer"
+    grids = [block["metadata"] for block in blocks if block["type"] == "panel-grid"]
+    assert len(grids) == len(headings) - 2
+    held = [panel for grid in grids for panel in grid["panelBankSectionConfig"]["panels"]]
+    assert [panel["config"] for panel in held[1:]] == [panel["config"] for panel in view]
+
+
+def test_without_a_key_one_sentence_says_so() -> None:
+    """Saving without an account ends with what to do."""
+    with pytest.raises(UserError, match=r"no API key.*--dry-run"):
+        main(["me/project"])
+
+
+@pytest.mark.parametrize("project", ["project", "me/project/run", "https://wandb.ai/me/project"])
+def test_what_is_no_project_is_refused(project: str) -> None:
+    """A project is named with its entity."""
+    with pytest.raises(UserError, match="ENTITY/PROJECT"):
+        main([project, "--dry-run"])
+
+
+def test_view_is_sent_to_wandb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an account the view is sent, and its address printed; a refusal is one sentence."""
+    sent: list[Any] = []
+
+    def upsert(view: Any) -> dict[str, Any]:
+        if view.project == "missing":
+            raise ValueError("project not found")
+        sent.append(view)
+        return {"upsertView": {"view": {"name": "nw-abc-v", "id": "1"}}}
+
+    monkeypatch.setattr(
+        "common.track.trackers.wandb_mode", lambda: ("online", "https://api.wandb.ai")
+    )
+    monkeypatch.setattr("wandb_workspaces.workspaces.internal.upsert_view2", upsert)
+    interface = "wandb_workspaces.workspaces.interface"
+    monkeypatch.setattr(f"{interface}.get_app_url", lambda api: "https://w.ai")
+    monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace())
+    main(["me/project"])
+    assert [view.project for view in sent] == ["project"]
+    assert "saved: https://w.ai/me/project?nw=abc" in capsys.readouterr().out
+    with pytest.raises(UserError, match="project not found"):
+        main(["me/missing"])

@@ -1,0 +1,209 @@
+"""Results of a search are credited to what each trial's own directory says, whatever happened."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.study import Study
+from optuna.trial import TrialState
+
+from common.errors import UserError
+from common.recipe import load_recipe
+from common.tools.compare.readers import read_directory
+from common.tools.tune.recovery import given_flags, means
+from common.tools.tune.space import command_words, parse_space
+from common.tools.tune.study import open_study, reconciled, with_defaults
+from tests.conftest import first
+from tests.unit.tools.tune.test_search import STUB
+
+FLAGS = ["--learning-rate", "0.001:0.1:log", "--batch-size", "64,128", "--epochs", "2"]
+RECIPE = load_recipe(STUB)
+SPACE, SHARED = parse_space(FLAGS, RECIPE)
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Put back what the stub does to signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def train(place: Path, **flags: Any) -> None:
+    """Leave what a run of the stub leaves."""
+    values = {"epochs": 2, "validation_share": 0.1, "keep_checkpoints": 1} | flags
+    RECIPE.module.main(RECIPE.config_class(**values, output_dir=str(place)))
+
+
+def searched(directory: Path, trials: int = 3) -> None:
+    """Carry out a search in this process."""
+    study = open_study(directory, RECIPE.objective, True, SPACE)
+    for number in range(trials):
+        trial = study.ask(dict(SPACE))
+        words = command_words(SPACE, trial.params)
+        place = directory / f"trial-{number:03d}"
+        train(place, learning_rate=float(words[1]), batch_size=int(words[3]))
+        study.tell(trial, read_directory(place).summary["val/best_accuracy"])
+
+
+def again(directory: Path) -> Study:
+    """Open the search once more, as the command does."""
+    study = open_study(directory, RECIPE.objective, True, SPACE)
+    return reconciled(directory, study, RECIPE, True, SPACE, SHARED)
+
+
+def insist_on_credit(study: Study, directory: Path) -> None:
+    """Check that each result of a study is that of the values in the trial's own directory."""
+    for trial in study.get_trials(states=(TrialState.COMPLETE,)):
+        run = read_directory(directory / f"trial-{trial.number:03d}")
+        given = given_flags(run)
+        words = command_words(SPACE, trial.params)
+        assert (float(words[1]), int(words[3])) == (given["learning_rate"], given["batch_size"])
+        assert trial.value == run.summary["val/best_accuracy"]
+
+
+def without_rows(table: str, rows: str) -> Callable[[Path], None]:
+    """Return what deletes rows of a study."""
+
+    def delete(directory: Path) -> None:
+        with closing(sqlite3.connect(directory / "study.db")) as database:
+            database.execute(f"DELETE FROM {table} WHERE {rows}")
+            database.commit()
+
+    return delete
+
+
+def cut(length: int) -> Callable[[Path], None]:
+    """Return what truncates a study's file."""
+    return lambda directory: (directory / "study.db").write_bytes(
+        (directory / "study.db").read_bytes()[:length]
+    )
+
+
+def swap(directory: Path) -> None:
+    """Exchange the directories of two trials."""
+    first, second, aside = (directory / name for name in ("trial-000", "trial-001", "aside"))
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "emptied": cut(0),
+    "swapped": swap,
+    "trial_params: rowid = 1": without_rows("trial_params", "rowid = 1"),
+    "cut": cut(5000),
+    "header alone": cut(100),
+    "gone": lambda directory: (directory / "study.db").unlink(),
+    "a directory is gone": lambda directory: shutil.rmtree(directory / "trial-001"),
+    **{
+        f"{table}: {rows}": without_rows(table, rows)
+        for table in (
+            *("trials", "trial_params", "trial_values", "trial_intermediate_values"),
+            *("studies", "study_directions", "study_user_attributes", "version_info"),
+        )
+        for rows in ("true", "rowid = 1", "rowid = 2")
+    },
+}
+
+
+def again_or_anew(directory: Path) -> Study:
+    """Open the search once more; without the study, where that is refused in one sentence."""
+    refused: UserError | None = None
+    try:
+        return again(directory)
+    except UserError as error:
+        refused = error
+    assert "\n" not in refused.message
+    assert "study.db" in refused.message
+    (directory / "study.db").rename(directory / "moved away")
+    return again(directory)
+
+
+@pytest.mark.parametrize("kind", first(4, DAMAGE))
+def test_results_stay_with_their_values(kind: str, tmp_path: Path) -> None:
+    """A damaged study is made anew from the trials' directories, or refused in one sentence.
+
+    Once it is moved away, it is made anew in any case.
+    """
+    searched(tmp_path)
+    DAMAGE[kind](tmp_path)
+    places = len([*tmp_path.glob("trial-*")])
+    study = again_or_anew(tmp_path)
+    if places < 3:  # what the study has of it stays
+        assert study.get_trials()[0].state == TrialState.COMPLETE
+        return
+    insist_on_credit(study, tmp_path)
+    assert [trial.state for trial in study.get_trials()] == [TrialState.COMPLETE] * 3
+    insist_on_credit(again(tmp_path), tmp_path)  # and it stays so
+
+
+def test_new_study_keeps_the_old_file_and_what_was_left_off(tmp_path: Path) -> None:
+    """A failed trial stays one; the search goes on with what was neither finished nor failed."""
+    searched(tmp_path, trials=1)
+    old = (tmp_path / "study.db").read_bytes()
+    with pytest.raises(SystemExit):
+        train(tmp_path / "trial-001", learning_rate=0.1, batch_size=64, fail_above=0.01)
+    train(tmp_path / "trial-003", learning_rate=0.01, batch_size=128)
+    (tmp_path / "trial-003" / "status.json").write_text('{"status": "preempted"}')
+    shared = [*SHARED, "--fail-above", "0.01"]
+    study = open_study(tmp_path, RECIPE.objective, True, SPACE)
+    with pytest.raises(UserError, match=r"trial-000 .*--fail-above 1000000000\.0"):
+        reconciled(tmp_path, study, RECIPE, True, SPACE, shared)
+    shutil.rmtree(tmp_path / "trial-001")
+    study = again(tmp_path)
+    names = [trial.state.name for trial in study.get_trials()]
+    assert names == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
+    assert study.get_trials()[3].params == {"learning-rate": 0.01, "batch-size": "128"}
+    assert (tmp_path / "study.db.superseded-1").read_bytes() == old
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"seed": 5}, r"--seed 5, and the search has 0"),
+        ({"epochs": 3}, r"--epochs 3, and the search has 2"),
+        ({"validation_share": 0.2}, r"--validation-share 0\.2, and the search has 0\.1"),
+        ({"learning_rate": 0.5}, r"--learning-rate 0\.5, which the search does not try"),
+        ({"batch_size": 32}, r"--batch-size 32, which the search does not try"),
+    ],
+)
+@pytest.mark.parametrize("number", first(1, [0, 2]))
+def test_foreign_run_is_refused(
+    flags: dict[str, Any], said: str, number: int, tmp_path: Path
+) -> None:
+    """In a trial's place, or in that of a trial to come."""
+    searched(tmp_path, trials=2)
+    place = tmp_path / f"trial-{number:03d}"
+    shutil.rmtree(place, ignore_errors=True)
+    train(place, **({"learning_rate": 0.01, "batch_size": 64} | flags))
+    with pytest.raises(UserError, match=rf"trial-00{number} is no trial of this search: .*{said}"):
+        again(tmp_path)
+
+
+def test_whole_search_is_left_as_it_is(tmp_path: Path) -> None:
+    """The study is not made anew without need."""
+    searched(tmp_path)
+    again(tmp_path)
+    assert not [*tmp_path.glob("study.db.*")]
+
+
+def test_choices_are_compared_as_values() -> None:
+    """As the parser of a recipe reads them."""
+    for choice, value in (("64", 64), ("1e-2", 0.01), ("8 16", [8, 16]), ("true", True)):
+        assert means(choice, value)
+    for choice, value in (("64", 65), ("8 16", [8]), ("true", False), ("no", "yes"), ("x", 1)):
+        assert not means(choice, value)
+
+
+def test_default_share_is_part_of_the_command() -> None:
+    """Unless it is stated."""
+    assert with_defaults(["--seed", "1"]) == ["--seed", "1", "--validation-share", "0.1"]
+    assert with_defaults(["--validation-share", "0.2"]) == ["--validation-share", "0.2"]

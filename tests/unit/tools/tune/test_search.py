@@ -1,0 +1,420 @@
+"""Searches: what they try, how they prune, go on after a kill, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+from PIL import Image
+
+from common.errors import UserError
+from common.objective import Objective
+from common.recipe import load_recipe
+from common.tools.tune.command import main, read_command_line
+from common.tools.tune.settings import SearchSettings
+from common.tools.tune.space import Distribution, command_words, parse_space
+from common.tools.tune.study import finished_trials, open_study
+from tests.launch import CONFIGS, REPOSITORY
+
+STUB = Path(__file__).with_name("stub_recipe.py")
+RATES = ("--learning-rate", "0.0001:0.1:log")
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Put back what a search in this process does to signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def space(*words: str) -> tuple[dict[str, Distribution], list[str]]:
+    """Return what a search over the stub's flags would try, and what all trials share."""
+    return parse_space(words, load_recipe(STUB))
+
+
+def trials_of(study: Path, objective: str = "accuracy:max") -> list[FrozenTrial]:
+    """Return the trials of a study, by number."""
+    search = SearchSettings.read(study)
+    assert search is not None
+    found, _ = space(*search.flags)
+    return open_study(study, Objective.parse(objective), prune=True, space=found).trials
+
+
+def states(study: Path) -> list[str]:
+    """Return how the trials of a study ended, by number."""
+    return [trial.state.name for trial in trials_of(study)]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a JSON file."""
+    return json.loads(path.read_text())
+
+
+# What is searched
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--learning-rate", "0.01:1:log"], FloatDistribution(0.01, 1, log=True)),
+        (["--learning-rate=0.01:1"], FloatDistribution(0.01, 1)),
+        (["--warmup-steps", "0:50"], IntDistribution(0, 50)),
+        (["--batch_size", "8:512:log"], IntDistribution(8, 512, log=True)),
+        (["--batch-size", "64,128"], CategoricalDistribution(("64", "128"))),
+        (["--hidden-sizes", "8,16 16"], CategoricalDistribution(("8", "16 16"))),
+        (["--compile", "true,false"], CategoricalDistribution(("true", "false"))),
+    ],
+)
+def test_ranges_and_choices(words: list[str], expected: Distribution) -> None:
+    """Ranges of numbers, whole or not, and choices are read from the flags' values."""
+    name = words[0].partition("=")[0].removeprefix("--").replace("_", "-")
+    assert space(*words, "--seed", "3", "--no-test-only") == (
+        {name: expected},
+        ["--seed", "3", "--no-test-only"],
+    )
+
+
+def test_names_are_not_searched() -> None:
+    """Commas and colons in names and folders mean nothing."""
+    words = ["--dataset", "a,b:c", "--hidden-sizes", "8", "16", *RATES]
+    found, shared = space(*words)
+    assert list(found) == ["learning-rate"]
+    assert shared == words[:-2]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--learning-rate", "0.1"], "nothing to search"),
+        (["--learning-rate", "1:0.1"], "write a range as low:high"),
+        (["--learning-rate", "0:1:log"], "as low:high:log above 0"),
+        (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
+        (["--learning-rate", "0.1:1:linear"], "low:high:log"),
+        (["--batch-size", "0.5:2"], "invalid literal for int"),
+        (["--batch-size", "64,"], "empty"),
+        (["--batch-size", "0:64"], "--batch-size 0 can't work"),
+        (["--output-dir", "here", *RATES], "leave --output-dir out"),
+        (["--resume", "auto", *RATES], "leave --resume out"),
+        (["stray", *RATES], "stray belongs to no flag"),
+        ([*RATES, *RATES], "given twice"),
+    ],
+)
+def test_mistakes_are_found_before_any_trial(words: list[str], sentence: str) -> None:
+    """What the recipe would not take, or can't be searched, is one sentence at once."""
+    with pytest.raises(UserError) as refused:
+        space(*words)
+    assert sentence in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--batch-size", "64,many"], "many"), (["--learning-rat", "0.1:1"], "--learning-rate FLOAT")],
+)
+def test_what_the_recipe_does_not_take(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's own parser refuses values of a wrong kind, and flags that it has not."""
+    with pytest.raises(SystemExit) as refused:
+        space(*words)
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_words_of_a_trial() -> None:
+    """A trial's values are written as a person would, and stay in their range."""
+    found, _ = space("--learning-rate", "0.01:0.99999", "--batch-size", "8:64")
+    words = command_words(found, {"learning-rate": 0.123456, "batch-size": 32})
+    assert words == ["--learning-rate", "0.1235", "--batch-size", "32"]
+    edge = command_words(found, {"learning-rate": 0.99999, "batch-size": 8})
+    assert edge[:2] == ["--learning-rate", "0.99999"]
+    sizes, _ = space("--hidden-sizes", "8,16 16", "--compile", "true,false")
+    assert command_words(sizes, {"hidden-sizes": "16 16", "compile": "false"}) == [
+        *("--hidden-sizes", "16", "16", "--no-compile")
+    ]
+
+
+@pytest.mark.parametrize("name", ["missing.py", "test_search.py"])
+def test_what_is_no_recipe_is_refused(name: str) -> None:
+    """A file that is not there, or has no Config, is named."""
+    with pytest.raises(UserError, match=name):
+        load_recipe(STUB.with_name(name))
+
+
+def test_recipe_states_its_objective(tmp_path: Path) -> None:
+    """Without one there is nothing to search for, and one that is none is refused."""
+    script = tmp_path / "aimless.py"
+    script.write_text(STUB.read_text().replace('OBJECTIVE = "accuracy:max"', 'OBJECTIVE = "best"'))
+    with pytest.raises(UserError, match="objective 'best'"):
+        load_recipe(script)
+    script.write_text(STUB.read_text().replace("OBJECTIVE", "GOAL"))
+    with pytest.raises(UserError, match="add OBJECTIVE"):
+        load_recipe(script)
+
+
+@pytest.mark.parametrize(("mode", "ranked"), [("max", [1, 0, 2]), ("min", [2, 0, 1])])
+def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path: Path) -> None:
+    """Zero and negative values are values; a search for one goal is not one for another."""
+    study = open_study(tmp_path, Objective("score", mode), prune=True, space={})
+    for value in (0.0, 2.0, -3.0):
+        study.tell(study.ask(), value)
+    assert [trial.number for trial in finished_trials(study)] == ranked
+    with pytest.raises(UserError, match=f"score:{mode}, not rmse:min"):
+        open_study(tmp_path, Objective("rmse", "min"), prune=True, space={})
+
+
+# A whole search
+
+
+def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe that minimises is searched for the least, zero and below, and its picture drawn."""
+    script = tmp_path / "less.py"
+    script.write_text(STUB.read_text().replace('"accuracy:max"', '"rmse:min"'))
+    study = tmp_path / "study"
+    rates = ["--learning-rate", "0.1,0.00001", "--epochs", "1"]
+    main([str(script), *rates, "--trials", "2", "--study", str(study)])
+    found = trials_of(study, "rmse:min")
+    of_rate = {"0.1": -1.0, "0.00001": 0.0}
+    assert [trial.value for trial in found] == [of_rate[t.params["learning-rate"]] for t in found]
+    assert {trial.value for trial in found} == {-1.0, 0.0}
+    said = capsys.readouterr().out
+    assert re.search(r"best: trial-\d+, validation RMSE -1.0000\n", said)
+    assert "--learning-rate 0.1 --epochs 1" in said.splitlines()[-1]
+    with Image.open(study / "search.png") as image:
+        assert min(image.size) > 400
+
+
+@pytest.mark.slow
+def test_search_prunes_and_finds_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials are runs of their own, bad ones are stopped, and the best command is printed."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--batch-size", "64,128", "--epochs", "4", "--epoch-seconds", "0.3"]
+    main([str(STUB), *RATES, *flags, "--trials", "9"])
+    said = capsys.readouterr().out
+    (study,) = (tmp_path / "runs").glob("tune-stub_recipe-*")
+    found = states(study)
+    assert len(found) == 9
+    assert {"COMPLETE", "PRUNED"} == set(found)
+    assert found[:5] == ["COMPLETE"] * 5
+    trials = trials_of(study)
+    for trial in trials:
+        status = read(study / f"trial-{trial.number:03d}" / "status.json")
+        stopped = trial.state == TrialState.PRUNED
+        assert status["status"] == ("preempted" if stopped else "finished")
+        assert max(trial.intermediate_values) == 10 * status["global_step"]  # hundredths of epochs
+        assert not stopped or 10 < status["global_step"] < 40
+    best = max(trials, key=lambda trial: trial.value if trial.state == TrialState.COMPLETE else 0)
+    assert f"best: trial-{best.number:03d}, validation accuracy {best.value:.4f}" in said
+    rate = float(f"{best.params['learning-rate']:.4g}")
+    batch = best.params["batch-size"]
+    assert said.splitlines()[-1] == (
+        f"python {STUB} --learning-rate {rate} --batch-size {batch} "
+        "--epochs 4 --epoch-seconds 0.3 --validation-share 0.1 --mixed-precision no"
+    )
+    assert f"trial-{best.number:03d} (baseline)" in said
+    given = read(study / f"trial-{best.number:03d}" / "config.json")["config"]
+    assert given["validation_share"] == 0.1
+    assert given["keep_checkpoints"] == 1
+    with Image.open(study / "search.png") as image:
+        assert min(image.size) > 600
+
+
+@pytest.mark.slow
+def test_killed_search_goes_on(tmp_path: Path) -> None:
+    """After a kill -9 the trial stops itself, goes on later where it was, and counts once."""
+    study = tmp_path / "study"
+    command = [
+        sys.executable,
+        "-m",
+        "common.tools",
+        "tune",
+        str(STUB),
+        *RATES,
+        "--study",
+        str(study),
+    ]
+    command += ["--trials", "3", "--epochs", "3", "--epoch-seconds", "0.5"]
+    search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    second = study / "trial-001"
+    wait_until(lambda: (second / "metrics.jsonl").exists())
+    search.kill()
+    search.wait()
+    wait_until(lambda: not trial_processes(study))
+    assert read(second / "status.json")["status"] == "preempted"
+    assert states(study) == ["COMPLETE", "RUNNING"]
+    before = (second / "metrics.jsonl").read_text()
+    main(["--study", str(study)])
+    assert states(study) == ["COMPLETE"] * 3
+    assert (second / "metrics.jsonl").read_text().startswith(before)
+    log = (study / "trial-001.log").read_text()
+    assert re.findall(r"begins after step (\d+)", log) == ["0", str(10 * before.count("\n"))]
+    assert sorted(path.name for path in study.glob("trial-???")) == [
+        *("trial-000", "trial-001", "trial-002")
+    ]
+    main(["--study", str(study), "--trials", "4"])
+    assert states(study) == ["COMPLETE"] * 4
+
+
+def trial_processes(study: Path) -> list[psutil.Process]:
+    """Return the processes of a study's trials."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(f"{study}/trial-" in word for word in process.info["cmdline"] or [])
+    ]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
+    """Ctrl-C lets the trial save itself; meanwhile nobody else may search there."""
+    study = tmp_path / "study"
+    command = [
+        sys.executable,
+        "-m",
+        "common.tools",
+        "tune",
+        str(STUB),
+        *RATES,
+        "--study",
+        str(study),
+    ]
+    command += ["--epochs", "40", "--epoch-seconds", "0.5"]
+    search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: (study / "trial-000" / "metrics.jsonl").exists())
+    with pytest.raises(UserError, match="another process"):
+        main(["--study", str(study)])
+    search.send_signal(signal.SIGINT)
+    said, _ = search.communicate(timeout=60)
+    assert search.returncode == 130
+    assert "go on with recipes tune --study study" in said
+    assert read(study / "trial-000" / "status.json")["status"] == "preempted"
+    assert not trial_processes(study)
+
+
+def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
+    """A trial that fails is marked so, with its reason, and the search goes on."""
+    study = tmp_path / "study"
+    words = ["--learning-rate", "0.05,0.5", "--fail-above", "0.1", "--epochs", "1"]
+    main([str(STUB), *words, "--trials", "3", "--study", str(study)])
+    trials = trials_of(study)
+    assert {trial.state.name for trial in trials} == {"COMPLETE", "FAIL"}
+    for trial in trials:
+        failed = trial.params["learning-rate"] == "0.5"
+        assert (trial.state == TrialState.FAIL) == failed
+        if failed:
+            assert trial.user_attrs["reason"] == "learning rate 0.5 is too high"
+
+
+def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
+    """Three failures at the beginning mean that the command is wrong: its reason is told."""
+    study = tmp_path / "study"
+    with pytest.raises(UserError, match=r"no trial succeeds; .*learning rate .* is too high"):
+        main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
+    assert states(study) == ["FAIL"] * 3
+
+
+def test_trial_that_is_killed_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a trial that could not say why it failed, the signal and its last words are told."""
+    script = tmp_path / "dying.py"
+    dying = "    print('about to die', flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    source = STUB.read_text()
+    place = source.index("    if config.learning_rate > config.fail_above")
+    script.write_text(source[:place] + dying + source[place:])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no trial succeeds; .*SIGKILL: about to die"):
+        main([str(script), *RATES, "--trials", "1"])
+
+
+def test_test_data_does_not_choose(tmp_path: Path) -> None:
+    """A recipe that evaluates on test data can't be searched; the trial is ended."""
+    study = tmp_path / "study"
+    with pytest.raises(UserError, match="must not choose"):
+        main([str(STUB), *RATES, "--test-only", "--epoch-seconds", "0.2", "--study", str(study)])
+    assert states(study) == ["FAIL"]
+    assert not trial_processes(study)
+
+
+def test_trial_without_evaluation_is_told_of(tmp_path: Path) -> None:
+    """A run that ends before its first evaluation has nothing to choose by: what to do is said."""
+    script = tmp_path / "blind.py"
+    script.write_text(STUB.read_text().replace('f"val/', 'f"other/'))
+    study = tmp_path / "study"
+    with pytest.raises(UserError, match="--eval-every"):
+        main([str(script), *RATES, "--study", str(study)])
+    assert states(study) == ["FAIL"]
+
+
+def test_trial_stopped_from_outside_is_left_for_later(tmp_path: Path) -> None:
+    """A trial that a cluster preempts ends the search, which can go on with it."""
+    script = tmp_path / "preempted.py"
+    script.write_text(
+        STUB.read_text().replace(
+            'say("running")\n    signal',
+            (
+                "say('running')\n    stop(15, None) if step == 0 and not config.resume else None\n"
+                "    signal"
+            ),
+        )
+    )
+    study = tmp_path / "study"
+    with pytest.raises(UserError, match="stopped from outside"):
+        main([str(script), *RATES, "--trials", "1", "--study", str(study)])
+    assert states(study) == ["RUNNING"]
+
+
+def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
+    """A study goes on as it was asked for, and a folder with other things is left alone."""
+    study = tmp_path / "study"
+    main([str(STUB), *RATES, "--epochs", "1", "--trials", "1", "--study", str(study)])
+    for words in (
+        [str(STUB), "--learning-rate", "0.1:1"],
+        ["recipes/resnet.py"],
+        ["--config-file", str(CONFIGS / "cpu.yaml")],
+    ):
+        with pytest.raises(UserError, match="leave recipe and flags out"):
+            read_command_line([*words, "--study", str(study)])
+    directory, settings = read_command_line(
+        [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
+    )
+    assert (directory, settings.trials) == (study, 1)
+    with pytest.raises(UserError, match="something else"):
+        read_command_line([str(STUB), "--study", str(study / "trial-000")])
+    with pytest.raises(UserError, match="name a recipe"):
+        read_command_line(["--study", str(tmp_path / "none")])
+    with pytest.raises(UserError, match="1 or more"):
+        read_command_line([str(STUB), "--trials", "0"])
+    with pytest.raises(UserError, match="is no file"):
+        read_command_line([str(STUB), "--config-file", "none.yaml"])
+
+
+def test_recipes_do_not_wait_for_these_tools() -> None:
+    """Neither Optuna nor matplotlib is imported by a recipe."""
+    code = (
+        "import sys, recipes.mnist_mlp\n"
+        "print({'optuna', 'matplotlib', 'sqlalchemy', 'wandb_workspaces'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert answer.stdout.strip() == "set()"
