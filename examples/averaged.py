@@ -5,8 +5,8 @@
 A copy of recipes/mnist_mlp.py. The average is evaluated, kept in checkpoints, and exported at the
 end. It also shows how a recipe changes defaults of shared flags.
 
-Result: @R@.
-One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shared with other work.
+Result: 98.1 % test accuracy.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 import random

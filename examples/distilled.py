@@ -6,8 +6,8 @@ A copy of recipes/mnist_mlp.py. It shows a second network that no checkpoint hol
 the run trains the teacher again in less than a second, with the same result on every process. The
 teacher is neither prepared by the Accelerator nor passed to run.keep(...).
 
-Result: @R@.
-One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shared with other work.
+Result: 92.5 % test accuracy.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass

@@ -6,8 +6,8 @@ A copy of recipes/mnist_mlp.py. It shows several networks in one checkpoint, a l
 optimizers, and an objective that compares distributions: the Fréchet distance between the pixels
 of generated and of real images.
 
-Result: Fréchet distance 18.1 on test data (untrained: 60), 3 min.
-One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shared with other work.
+Result: Fréchet distance of about 18 on test data (untrained: 60).
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@
 A copy of recipes/mnist_mlp.py. It shows data made in memory (`TensorSamples`), an objective to
 minimise, and an evaluation whose figures are no means: RMSE and R² from sums over all samples.
 
-Result: RMSE 1.18 on test data (noise alone: 1.0), 43 s.
-One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shared with other work.
+Result: RMSE 1.18 on test data (noise alone: 1.0).
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass

@@ -6,8 +6,8 @@ A copy of recipes/mnist_mlp.py. Each update trains one head. A batch records onl
 task, and each metric is the mean over the batches that recorded it. `find_unused_parameters` tells
 DistributedDataParallel that an update leaves out one head.
 
-Result: @R@.
-One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC, shared with other work.
+Result: 96.9 % test accuracy.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass
