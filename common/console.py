@@ -196,7 +196,13 @@ DISPLAY = Display()
 
 
 def begin() -> None:
-    """Show what a recipe loads from its first second on, and let a Ctrl-C meanwhile end it."""
+    """Prepare a recipe's process for its imports, which take seconds.
+
+    - A terminal shows which library is being loaded.
+    - Ctrl-C ends the program with one sentence, until the run handles signals itself.
+    - A current directory that no longer exists ends the program with one sentence.
+    - At exit, Python skips a garbage collection that would take a second and free nothing.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         message = f"stopped by Ctrl-C before the first update; {OF_THE_LAUNCHER}"
@@ -205,10 +211,9 @@ def begin() -> None:
     signal.signal(signal.SIGINT, stop)
     try:
         os.getcwd()
-    except OSError:  # libraries of torch end the process in their own words
+    except OSError:  # torch's libraries would end the process in their own words
         message = "error: the current directory is gone: change to one that is there"
         raise SystemExit(message if is_main_rank() else 1) from None
-    # Python would end by looking through all that the libraries hold, for a second and in vain.
     atexit.register(gc.freeze)
     DISPLAY.begin()
 

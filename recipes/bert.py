@@ -1,9 +1,8 @@
 """Fine-tune BERT to classify sentences or pairs of them: SST-2, MRPC, or your own text.
 
-On a CPU or one GPU:
-    accelerate launch recipes/bert.py
-On several GPUs, and on several machines with --num_machines, --num_processes, --machine_rank,
---main_process_ip and --main_process_port besides:
+One process, on a CPU or one GPU:
+    python recipes/bert.py
+Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/bert.py
 
 Result, from the 6-layer all-MiniLM-L6-v2: 90.0 % validation accuracy on SST-2 after 3 epochs;
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from common.console import begin
 
 if __name__ == "__main__":
-    begin()  # shows that the program lives while what takes seconds is imported
+    begin()  # shows progress during the imports, in which Ctrl-C ends with one sentence
 
 import torch
 from torch import nn
@@ -122,7 +121,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -155,7 +154,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

@@ -1,9 +1,8 @@
 """Train a multilayer perceptron on small images: MNIST, or any images of one size.
 
-On a CPU or one GPU:
-    accelerate launch recipes/mnist_mlp.py
-On several GPUs, and on several machines with --num_machines, --num_processes, --machine_rank,
---main_process_ip and --main_process_port besides:
+One process, on a CPU or one GPU:
+    python recipes/mnist_mlp.py
+Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/mnist_mlp.py
 
 Result: 98.4 % test accuracy on MNIST after 20 epochs, and 97.3 % on scikit-learn's digits (means of
@@ -16,7 +15,7 @@ from typing import Any
 from common.console import begin
 
 if __name__ == "__main__":
-    begin()  # shows that the program lives while what takes seconds is imported
+    begin()  # shows progress during the imports, in which Ctrl-C ends with one sentence
 
 import torch
 from torch import nn
@@ -135,7 +134,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -168,7 +167,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

@@ -36,6 +36,7 @@ class Log:
         self.output: TextIO | None = None
         self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
         self.latest: dict[str, Any] = {}
+        self.printed_evaluations: set[str] = set()
 
     def start(
         self, config: TrainingConfig, run_config: RunConfig, position: Callable[[], Any]
@@ -98,7 +99,10 @@ class Log:
             values[self.objective.metric], int(present[STEP]), values.get("loss")
         )
         text = report.evaluation_text(values, split, model_position)
-        say(f"{text}  ★ best" if is_best else text)
+        # Where validation stands in for test, the final evaluation repeats an earlier one.
+        if text not in self.printed_evaluations:
+            say(f"{text}  ★ best" if is_best else text)
+            self.printed_evaluations.add(text)
         full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_present_model = model_position[STEP] == present[STEP]
         if is_present_model or not full_names.keys() & self.pending.keys():

@@ -127,7 +127,12 @@ def show_summary(
     objective, prefix = Objective.parse(run.objective), f"{PREFIXES[split]}/"
     own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
     shown = dict.fromkeys([prefix + objective.metric, objective.best_key, *own], f", {split}")
-    shown |= {objective.best_key: ", validation"} | dict.fromkeys(OF_THE_RUN, "")
+    final_value = summary.get(prefix + objective.metric)
+    if split == "validation" and final_value == summary.get(objective.best_key):
+        del shown[objective.best_key]  # the final figure and the best one are the same
+    else:
+        shown[objective.best_key] = ", validation"
+    shown |= dict.fromkeys(OF_THE_RUN, "")
     for name, on in shown.items():
         if name in summary:
             heading = printable(describe(name).heading + on)

@@ -22,7 +22,7 @@ from common.config import parse_config
 from common.machine import STOP_SIGNALS
 from common.measure.meters import Meters
 from common.track import facts
-from tests.copies import regression
+from examples import regression
 
 FLAGS = (
     *("--hidden-sizes", 3, "--max-steps", 4, "--checkpoint-every", 2, "--log-every", 2),

@@ -19,7 +19,7 @@ from common.run import Run
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs
 from common.training import accelerator
-from tests.copies import regression
+from examples import regression
 from tests.fuzz.small_run import FLAGS, digest, prepared, run
 from tests.unit.recipes import status_of
 

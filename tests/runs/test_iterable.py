@@ -9,7 +9,7 @@ import pytest
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Runner
 
-COPY = REPOSITORY / "tests" / "copies" / "own_dataset.py"
+COPY = REPOSITORY / "examples" / "own_dataset.py"
 TRAIN = '"train": Digits(True, config.noise)'
 STREAM = '"train": IterableSamples(HubDataset.from_generator(one_by_one))'
 IMPORTS = """from common.data.iterable import IterableSamples

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from common.data.batch import DatasetSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
-from tests.copies.gan import MLP, Config, frechet
-from tests.copies.listed import COPIES
-from tests.copies.own_dataset import Digits
+from examples.gan import MLP, Config, frechet
+from examples.own_dataset import Digits
+from tests.examples import COPIES
 from tests.jobs import newest_step
 from tests.launch import Finished, Runner
 from tests.runs.test_copies import whole, with_data

@@ -25,7 +25,7 @@ from common.tools.tune.command import read_command_line
 from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants
 from common.training.accelerator import cpu_has_bf16
-from tests.copies.listed import COPIES
+from tests.examples import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
 
@@ -262,7 +262,7 @@ def rewritten(line: str, workspace: Path) -> str:
             parts[position] = prefix + shlex.join([*two_variants(words), *tiny])
         elif words[:2] == ["recipes", "tune"]:
             parts[position] = prefix + shlex.join(small_search(words))
-        elif words[0] in TRAINING or (words[0] == "python" and any("recipes/" in w for w in words)):
+        elif words[0] in TRAINING or is_python_launch(words):
             parts[position] = prefix + shlex.join(small(words, workspace))
         elif words[0] in LOOKED_AT:
             for word in words:
@@ -291,6 +291,11 @@ def rewritten(line: str, workspace: Path) -> str:
         else:
             assert words[0] in EXECUTED, f"teach this test about: {command}"
     return "".join(parts)
+
+
+def is_python_launch(words: list[str]) -> bool:
+    """Whether a command runs a recipe, or a copy of one, by plain Python."""
+    return words[0] == "python" and any("recipes/" in word or word == "train.py" for word in words)
 
 
 def needs_gpu(line: str) -> bool:
@@ -467,7 +472,7 @@ def test_benchmark_tables_are_what_was_measured() -> None:
     assert {*ratios} <= {f"{float(ratio):.1f}" for ratio in measured}
 
 
-DIFF = re.compile(r"tests/copies/(\w+)\.py\).*?```diff\n(.*?)```", re.DOTALL)
+DIFF = re.compile(r"examples/(\w+)\.py\).*?```diff\n(.*?)```", re.DOTALL)
 DIFFS = [diff for page in (README, *PAGES) for diff in DIFF.findall(page.read_text())]
 
 

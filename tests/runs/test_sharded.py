@@ -16,7 +16,7 @@ from common.checkpoints.finished import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import DONE, takes_fsdp
 from tests.conftest import SAME_UPDATES, first
-from tests.copies.listed import COPIES, Copy
+from tests.examples import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
@@ -216,7 +216,7 @@ def test_copy_in_shards_is_the_copy(
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy whose average of the weights is best after update 12, and worse ever after."""
-    source = (REPOSITORY / "tests" / "copies" / "averaged.py").read_text()
+    source = (REPOSITORY / "examples" / "averaged.py").read_text()
     line = "    return sums.result()\n"
     assert source.count(line) == 1
     worse = 'return sums.result() | {"accuracy": -abs(run.progress.global_step - 12) / 100}'

@@ -66,7 +66,7 @@ FILES = {module_of(path): path for path in sorted(COMMON.rglob("*.py"))}
 ROOMS = {name: path for name, path in FILES.items() if path.name != "__init__.py"}
 OTHERS = [
     path
-    for folder in ("recipes", "tests", "benchmarks")
+    for folder in ("recipes", "examples", "tests", "benchmarks")
     for path in sorted((REPOSITORY / folder).rglob("*.py"))
 ]
 
@@ -199,7 +199,8 @@ def test_common_knows_no_recipe(module: str) -> None:
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         for name in names:
-            assert name.split(".")[0] not in ("recipes", "tests", "benchmarks", "pickle"), module
+            others = ("recipes", "examples", "tests", "benchmarks", "pickle")
+            assert name.split(".")[0] not in others, module
     for forbidden in ("torch.load(", "weights_only=False", "trust_remote_code=True"):
         assert forbidden not in text, module
 

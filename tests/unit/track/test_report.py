@@ -49,3 +49,22 @@ def test_no_path_or_command_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert f"view    {command}\n" in said
     assert said.count("x") >= 300
+
+
+def shown_rows(split: str, final: float, best: float, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the table that ends a run whose final evaluation read a split."""
+    prefix = {"validation": "val", "test": "test"}[split]
+    facts = {"recipe": "resnet", "objective": "accuracy:max"}
+    summary = {f"{prefix}/accuracy": final, "val/best_accuracy": best}
+    summary |= {"progress/kept_step": 3, STEP: 3}
+    show_summary(facts, summary, split, Path("runs"), [], [])
+    return capsys.readouterr().out
+
+
+def test_a_figure_is_shown_once_where_validation_stands_in_for_test(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The best value is a row of its own only if it says something new."""
+    assert "best accuracy" not in shown_rows("validation", 0.5, 0.5, capsys)
+    assert "best accuracy" in shown_rows("validation", 0.5, 0.75, capsys)
+    assert "best accuracy" in shown_rows("test", 0.5, 0.5, capsys)

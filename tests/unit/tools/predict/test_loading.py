@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.recipe import load_recipe
 from common.tools.predict import load_model
 from common.tools.predict.predictor import Predictor
-from tests.copies.listed import COPIES
+from tests.examples import COPIES
 from tests.launch import REPOSITORY
 
 CLASSIFIER = ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5})
@@ -46,7 +46,7 @@ def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]
 @pytest.mark.parametrize("name", [name for name, (_, arguments) in SMALL.items() if arguments])
 def test_model_of_a_copy_is_loaded(name: str, tmp_path: Path) -> None:
     """From the run or its model folder: the same weights, in fp32, ready to be evaluated."""
-    file = REPOSITORY / "tests" / "copies" / f"{name}.py"
+    file = REPOSITORY / "examples" / f"{name}.py"
     model = trained(tmp_path / "run", file, *SMALL[name])
     for place in (tmp_path / "run", tmp_path / "run" / "model"):
         loaded = load_model(place, file)
@@ -63,7 +63,7 @@ def test_each_copy_with_its_own_model_is_here() -> None:
 
 def test_message_of_predict_names_the_call(tmp_path: Path) -> None:
     """The call that it names is the one that loads the model."""
-    file = REPOSITORY / "tests" / "copies" / "regression.py"
+    file = REPOSITORY / "examples" / "regression.py"
     trained(tmp_path / "run", file, *SMALL["regression"])
     wording = r"from common\.tools\.predict import load_model"
     with pytest.raises(UserError, match=wording) as refused:
@@ -96,7 +96,7 @@ def test_mistakes_are_sentences(
     changes: dict[str, Any], file: str | None, said: str, tmp_path: Path
 ) -> None:
     """What is missing, and where it belongs."""
-    copy = REPOSITORY / "tests" / "copies" / "regression.py"
+    copy = REPOSITORY / "examples" / "regression.py"
     trained(tmp_path / "run", copy, *SMALL["regression"])
     path = tmp_path / "run" / "model" / "model.json"
     facts = json.loads(path.read_text()) | changes

@@ -1,16 +1,20 @@
-"""Train a multilayer perceptron to predict a number: Friedman's first regression problem.
+"""Predict several labels for each image: whether a digit is even, has a loop, is large, is prime.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it.
+    python examples/multi_label.py
 
-Result: 1.17 RMSE and 0.946 R² on test data, mean of three seeds; 1.0 is noise in the targets
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/mnist_mlp.py. It shows a loss of one's own (binary cross-entropy) and an F1 score
+for each label, computed from counts over all samples of all processes.
+
+Result: macro F1 0.919 on test data.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from sklearn.datasets import make_friedman1
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
@@ -30,88 +34,105 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
-    learning_rate: float = 3e-3  # Peak learning rate.
+    learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
 
-OBJECTIVE = "rmse:min"
+OBJECTIVE = "macro_f1:max"
 DEFAULT_EPOCHS = {"other": 15}
+# Each label, and the digits that have it.
+LABELS = {"even": "02468", "loop": "0689", "large": "56789", "prime": "2357"}
 
 # --------------------------------------------------------------------------------------- Data
 
 
 def load_data(config: Config, run: Run) -> Data:
-    inputs, targets = make_friedman1(5000, noise=1.0, random_state=0)
-    inputs, targets = inputs.astype("float32"), targets.astype("float32")
-    parts = {"train": slice(4000), "validation": slice(4000, 4500), "test": slice(4500, None)}
-    splits = {n: TensorSamples(inputs=inputs[p], targets=targets[p]) for n, p in parts.items()}
-    return Data("friedman", splits)
+    images, digits = load_digits(return_X_y=True)
+    images = (images / 16).astype("float32")
+    columns = [np.isin(digits, [int(digit) for digit in having]) for having in LABELS.values()]
+    labels = np.stack(columns, axis=1).astype("float32")  # [samples, labels], 0 or 1
+    parts = {"train": slice(1200), "validation": slice(1200, 1500), "test": slice(1500, None)}
+    splits = {
+        name: TensorSamples(images=images[rows], labels=labels[rows])
+        for name, rows in parts.items()
+    }
+    return Data("digits", splits)
 
 
 # -------------------------------------------------------------------------------------- Model
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between: [batch, features] to [batch]."""
+    """Linear layers with ReLU between: [batch, pixels] to [batch, labels]."""
 
-    def __init__(self, in_features: int, hidden_sizes: list[int], dropout: float):
+    def __init__(self, in_features: int, hidden_sizes: list[int], labels: int, dropout: float):
         super().__init__()
         layers: list[nn.Module] = []
         for width in hidden_sizes:
             layers += [nn.Linear(in_features, width), nn.ReLU(), nn.Dropout(dropout)]
             in_features = width
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(in_features, 1)
+        self.head = nn.Linear(in_features, labels)
         self.gradient_checkpointing = False  # recompute the body in the backward pass
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = images.flatten(1)
         if self.gradient_checkpointing and self.training:
             features = recompute(self.body, features)
         else:
             features = self.body(features)
-        return self.head(features).squeeze(-1)
+        return self.head(features)
 
 
 def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
     arguments: dict[str, Any] = {
-        "in_features": data.splits["train"].tensors["inputs"].shape[1],
+        "in_features": data.splits["train"].tensors["images"].shape[1],
         "hidden_sizes": list(config.hidden_sizes),
+        "labels": len(LABELS),
         "dropout": config.dropout,
     }
     model = MLP(**arguments)
     model.gradient_checkpointing = config.gradient_checkpointing
-    sizes = [arguments["in_features"], *config.hidden_sizes, 1]
+    sizes = [arguments["in_features"], *config.hidden_sizes, arguments["labels"]]
     name = f"MLP {'-'.join(map(str, sizes))}"
-    return model, {"name": name, "arguments": arguments}
+    return model, {"name": name, "arguments": arguments, "labels": list(LABELS)}
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    predictions = model(batch["inputs"])
-    return F.mse_loss(predictions, batch["targets"]), predictions
+    logits = model(batch["images"])
+    return F.binary_cross_entropy_with_logits(logits, batch["labels"]), logits
 
 
 # --------------------------------------------------------------------------------- Evaluation
 
 
-def metrics(predictions: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {"absolute_error": (predictions - batch["targets"]).abs()}
+def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {"accuracy": (logits > 0) == (batch["labels"] > 0)}
 
 
 def figures(totals: Totals) -> dict[str, Any]:
-    mse, mean = totals["loss"] / totals["count"], totals["targets"] / totals["count"]
-    variance = totals["squares"] / totals["count"] - mean**2
-    return {"loss": mse, "rmse": mse**0.5, "r2": 1 - mse / variance}
+    f1 = 2 * totals["hits"] / (totals["predicted"] + totals["actual"]).clamp(min=1)
+    by_label = {f"f1_{label}": value for label, value in zip(LABELS, f1, strict=True)}
+    loss = totals["loss"] / totals["count"]
+    return {"loss": loss, "macro_f1": f1.mean(), **by_label}
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
     sums = Sums(run.accelerator, figures)
     with run.evaluating(model) as bare_model:
         for batch in loader:
-            loss, _ = compute_loss(bare_model, batch)
-            y = batch["targets"].double()
-            sums.add(len(y), loss=loss * len(y), targets=y.sum(), squares=y.square().sum())
+            loss, logits = compute_loss(bare_model, batch)
+            predicted = logits > 0
+            actual = batch["labels"] > 0
+            sums.add(
+                len(actual),
+                loss=loss * len(actual),
+                hits=(predicted & actual).sum(0),
+                predicted=predicted.sum(0),
+                actual=actual.sum(0),
+            )
     return sums.result()
 
 
@@ -122,7 +143,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -142,20 +163,20 @@ def main(config: Config) -> None:
             if run.should_stop:  # by --early-stopping
                 break
             with accelerator.accumulate(model):
-                loss, predictions = compute_loss(model, batch)
+                loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            run.record(loss, metrics(predictions, batch))
+            run.record(loss, metrics(logits, batch))
             if run.should_save:
                 run.save()
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

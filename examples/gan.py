@@ -1,9 +1,13 @@
-"""Train a GAN to draw digits: two networks, each with its optimizer and schedule.
+"""Train a GAN that draws digits: two networks, each with its own optimizer and schedule.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it.
+    python examples/gan.py
 
-Result: a Fréchet distance of 15.9 between the pixels of drawn and of real test images, mean of
-three seeds; 60 before training, 2 between as many training images and the same ones
+A copy of recipes/mnist_mlp.py. It shows several networks in one checkpoint, a loop with two
+optimizers, and an objective that compares distributions: the Fréchet distance between the pixels
+of generated and of real images.
+
+Result: Fréchet distance of about 18 on test data (untrained: 60).
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass
@@ -31,10 +35,14 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
-    learning_rate: float = 2e-3  # Peak learning rate of the generator; the other's is twice that.
+    learning_rate: float = (
+        2e-3  # Peak learning rate of the generator; the other's is twice as high.
+    )
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)  # Of hidden layers.
-    noise_size: int = flag(32, least=1, most=10**6)  # Numbers that an image is drawn from.
+    noise_size: int = flag(
+        32, least=1, most=10**6
+    )  # Size of the noise that an image is drawn from.
     image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
@@ -87,20 +95,22 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, nn.Module, 
 
 
 def compute_losses(
-    run: Run, generator: nn.Module, discriminator: nn.Module, batch: Batch
+    run: Run, generator: nn.Module, discriminator: nn.Module, batch: Batch, noise_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the generator's loss, the discriminator's, and its logits: real ones, then drawn."""
+    """Return the generator's loss, the discriminator's, and its logits: real, then drawn."""
     real = batch["images"].flatten(1).float()
-    drawn = generator(torch.randn(len(real), run.config.noise_size, device=run.device))
+    drawn = generator(torch.randn(len(real), noise_size, device=run.device))
     logits = discriminator(torch.cat([real, drawn.detach()])).squeeze(1)
     bare = run.accelerator.unwrap_model(discriminator)
-    bare.requires_grad_(False)  # no gradient of it, and no part in what DDP counts
-    loss = F.softplus(-bare(drawn)).mean()
+    bare.requires_grad_(False)  # this pass gives the discriminator no gradients, in DDP neither
+    generator_loss = F.softplus(-bare(drawn)).mean()
     bare.requires_grad_(True)
-    return loss, F.binary_cross_entropy_with_logits(logits, is_real(logits).float()), logits
+    discriminator_loss = F.binary_cross_entropy_with_logits(logits, is_real(logits).float())
+    return generator_loss, discriminator_loss, logits
 
 
 def is_real(logits: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the real images' logits, which are the first half."""
     return torch.arange(len(logits), device=logits.device) < len(logits) // 2
 
 
@@ -108,25 +118,22 @@ def is_real(logits: torch.Tensor) -> torch.Tensor:
 
 
 def metrics(loss: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"discriminator_loss": loss, "told_apart": (logits > 0) == is_real(logits)}
+    return {"discriminator_loss": loss, "discriminator_accuracy": (logits > 0) == is_real(logits)}
 
 
-def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
+def evaluate(run: Run, model: nn.Module, loader: Loader, noise_size: int) -> dict[str, float]:
     sums = Sums(run.accelerator, frechet)
-    seed = run.config.seed + run.accelerator.process_index
-    noise = torch.Generator(run.device).manual_seed(seed)  # the same in each evaluation
-    with run.evaluating(model) as bare_model:
+    with run.evaluating(model) as bare_model:  # draws the same random numbers each time
         for batch in loader:
             real = batch["images"].flatten(1).double()
-            size = len(real), run.config.noise_size
-            drawn = bare_model(torch.randn(size, generator=noise, device=run.device)).double()
+            drawn = bare_model(torch.randn(len(real), noise_size, device=run.device)).double()
             products = {"real_products": real.T @ real, "drawn_products": drawn.T @ drawn}
             sums.add(len(real), real=real.sum(0), drawn=drawn.sum(0), **products)
     return sums.result()
 
 
 def frechet(totals: Totals) -> dict[str, torch.Tensor]:
-    """Return the distance (arXiv 1706.08500) from sums of pixels, and of products of two each."""
+    """Return the Fréchet distance (arXiv 1706.08500) from sums of pixels and of their products."""
     count = totals["count"]
     means = {name: totals[name] / count for name in ("real", "drawn")}
     real, drawn = (
@@ -144,7 +151,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -172,12 +179,14 @@ def main(config: Config) -> None:
 
         for batch in run.batches(train_loader):
             if run.should_evaluate:
-                run.log(evaluate(run, model, validation_loader))
+                run.log(evaluate(run, model, validation_loader, config.noise_size))
             if run.should_stop:  # by --early-stopping
                 break
             with accelerator.accumulate(model, discriminator):
-                loss, loss_d, logits = compute_losses(run, model, discriminator, batch)
-                accelerator.backward(loss + loss_d)  # no weight is in both of their graphs
+                loss, loss_d, logits = compute_losses(
+                    run, model, discriminator, batch, config.noise_size
+                )
+                accelerator.backward(loss + loss_d)  # no weight takes part in both
                 if accelerator.sync_gradients:
                     for network, its_optimizer, _ in sides:
                         run.clip_grad_norm_(network, its_optimizer)
@@ -190,9 +199,9 @@ def main(config: Config) -> None:
                 run.save()
 
         if run.should_evaluate:
-            run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
-        run.finish(evaluate(run, model, test_loader))
+            run.log(evaluate(run, model, validation_loader, config.noise_size))
+        run.load_best(model)  # unless --keep last
+        run.finish(evaluate(run, model, test_loader, config.noise_size))
 
 
 if __name__ == "__main__":

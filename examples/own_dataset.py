@@ -1,11 +1,16 @@
-"""Train a multilayer perceptron to find several labels of each digit.
+"""Train your own model on your own `Dataset`, with random transforms in worker processes.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it.
+    python examples/own_dataset.py
 
-Result: 0.923 macro F1 on test data, mean of three seeds
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/mnist_mlp.py. The transforms draw from torch, NumPy and `random`. Their values
+differ between epochs. They are the same with any number of workers and processes, and after a
+resume. There is no test split: the final figures are those of the validation split.
+
+Result: 95.0 % validation accuracy.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +19,13 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch, Data, TensorSamples
+from common.data.batch import Batch, Data
 from common.data.loader import Loader
 from common.flags import flag
-from common.measure.sums import Sums, Totals
+from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
 from common.models.recompute import recompute
 from common.run import Run
@@ -31,94 +37,98 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
-    learning_rate: float = 1e-3  # Peak learning rate.
+    learning_rate: float = 5e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)  # Of hidden layers.
-    dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
+    widths: tuple[int, ...] = flag((32, 64), least=1, most=10**6)  # Of convolutions.
+    noise: float = flag(0.05, least=0)  # Standard deviation of the noise added in training.
 
 
-OBJECTIVE = "macro_f1:max"
-DEFAULT_EPOCHS = {"other": 15}
-LABELS = {"even": "02468", "loop": "0689", "large": "56789", "prime": "2357"}
+OBJECTIVE = "accuracy:max"
+DEFAULT_EPOCHS = {"other": 8}
 
 # --------------------------------------------------------------------------------------- Data
 
 
+class Digits(Dataset[dict[str, Any]]):
+    """scikit-learn's digits, each fifth held out: float32 [1, 8, 8] from 0 to 1, and a class."""
+
+    def __init__(self, is_training: bool, noise: float):
+        pixels, labels = load_digits(return_X_y=True)
+        is_train_row = np.arange(len(labels)) % 5 > 0
+        chosen = is_train_row == is_training
+        self.images = (pixels[chosen] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+        self.labels = labels[chosen]
+        self.is_training = is_training
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, sample: int) -> dict[str, Any]:
+        image = torch.from_numpy(self.images[sample])
+        if self.is_training:
+            image = image.roll(torch.randint(-1, 2, (2,)).tolist(), (1, 2))
+            image += torch.from_numpy(np.random.normal(0, self.noise, image.shape))
+            if random.random() < 0.2:  # erase one row
+                image[:, random.randrange(8)] = 0
+        return {"images": image, "labels": int(self.labels[sample])}
+
+
 def load_data(config: Config, run: Run) -> Data:
-    images, digits = load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
-    labels = np.array([[str(d) in having for having in LABELS.values()] for d in digits], "float32")
-    parts = {"train": slice(1200), "validation": slice(1200, 1500), "test": slice(1500, None)}
-    splits = {n: TensorSamples(images=images[p], labels=labels[p]) for n, p in parts.items()}
-    return Data("digits", splits)
+    splits = {"train": Digits(True, config.noise), "validation": Digits(False, config.noise)}
+    return Data("own digits", splits, class_names=list("0123456789"))
 
 
 # -------------------------------------------------------------------------------------- Model
 
 
-class MLP(nn.Module):
-    """Linear layers with ReLU between: [batch, pixels] to [batch, labels]."""
+class ConvNet(nn.Module):
+    """Convolutions with ReLU and pooling between: [batch, 1, 8, 8] to [batch, classes]."""
 
-    def __init__(self, in_features: int, hidden_sizes: list[int], labels: int, dropout: float):
+    def __init__(self, widths: list[int], classes: int):
         super().__init__()
         layers: list[nn.Module] = []
-        for width in hidden_sizes:
-            layers += [nn.Linear(in_features, width), nn.ReLU(), nn.Dropout(dropout)]
-            in_features = width
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(in_features, labels)
+        for channels, width in zip([1, *widths], widths, strict=False):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Linear(widths[-1] * (8 // 2 ** len(widths)) ** 2, classes)
         self.gradient_checkpointing = False  # recompute the body in the backward pass
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = images.flatten(1)
         if self.gradient_checkpointing and self.training:
-            features = recompute(self.body, features)
+            features = recompute(self.body, images)
         else:
-            features = self.body(features)
+            features = self.body(images)
         return self.head(features)
 
 
 def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
-    arguments: dict[str, Any] = {
-        "in_features": data.splits["train"].tensors["images"].shape[1],
-        "hidden_sizes": list(config.hidden_sizes),
-        "labels": len(LABELS),
-        "dropout": config.dropout,
-    }
-    model = MLP(**arguments)
+    assert data.class_names is not None
+    arguments: dict[str, Any] = {"widths": list(config.widths), "classes": len(data.class_names)}
+    model = ConvNet(**arguments)
     model.gradient_checkpointing = config.gradient_checkpointing
-    sizes = [arguments["in_features"], *config.hidden_sizes, arguments["labels"]]
-    name = f"MLP {'-'.join(map(str, sizes))}"
-    return model, {"name": name, "arguments": arguments, "labels": list(LABELS)}
+    name = f"ConvNet {'-'.join(map(str, config.widths))}"
+    return model, {"name": name, "arguments": arguments, "class_names": data.class_names}
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(batch["images"])
-    return F.binary_cross_entropy_with_logits(logits, batch["labels"]), logits
+    return F.cross_entropy(logits, batch["labels"]), logits
 
 
 # --------------------------------------------------------------------------------- Evaluation
 
 
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {"accuracy": (logits > 0) == (batch["labels"] > 0)}
-
-
-def figures(totals: Totals) -> dict[str, Any]:
-    f1 = 2 * totals["hits"] / (totals["found"] + totals["true"]).clamp(min=1)
-    by_label = dict(zip(LABELS, f1, strict=True))
-    loss = totals["loss"] / totals["count"]
-    return {"loss": loss, "macro_f1": f1.mean(), **{f"f1_{n}": f for n, f in by_label.items()}}
+    return {"accuracy": logits.argmax(-1) == batch["labels"]}
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
-    sums = Sums(run.accelerator, figures)
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
     with run.evaluating(model) as bare_model:
         for batch in loader:
             loss, logits = compute_loss(bare_model, batch)
-            found, true = logits > 0, batch["labels"] > 0
-            counts = {"hits": (found & true).sum(0), "found": found.sum(0), "true": true.sum(0)}
-            sums.add(len(true), loss=loss * len(true), **counts)
+            sums.add(loss, logits, batch["labels"])
     return sums.result()
 
 
@@ -129,7 +139,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -162,7 +172,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

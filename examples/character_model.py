@@ -1,14 +1,17 @@
-"""Train a recurrent character language model with tied weights on Python's own documentation.
+"""Train a recurrent language model on characters: the documentation of the Python language.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it.
+    python examples/character_model.py
 
-Result: a perplexity of 4.33 a character on test data, mean of three seeds
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/mnist_mlp.py. It shows sequences of integers as data, two layers that share one
+weight, and perplexity as an objective to minimise.
+
+Result: perplexity 4.34 a character on test data.
+One run with the default flags, but in bf16: torch 2.13, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass
-from pydoc_data.topics import topics  # the language's documentation, as `help` shows it
-from typing import Any
+from pydoc_data.topics import topics  # the texts that `help` shows
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,11 +32,13 @@ from common.training.optim import decay_groups
 
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
+    # On a CPU a GRU is five times faster in fp32 than in bf16.
+    mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "no"
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 1e-2  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    width: int = flag(128, least=1, most=10**6)  # Of the embeddings and the recurrent layers.
-    layers: int = flag(1, least=1, most=1000)  # Recurrent ones.
+    width: int = flag(128, least=1, most=10**6)  # Size of the embeddings and the recurrent layers.
+    layers: int = flag(1, least=1, most=1000)  # Number of recurrent layers.
     length: int = flag(32, least=1, most=10**5)  # Characters of a sample.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
@@ -47,11 +52,12 @@ DEFAULT_EPOCHS = {"other": 2}
 def load_data(config: Config, run: Run) -> Data:
     text = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore")
     characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    windows = characters.unfold(0, config.length + 1, config.length)  # each target is read once
+    # Windows overlap by one character, so each character is a target once.
+    windows = characters.unfold(0, config.length + 1, config.length)
     held_out = len(windows) // 10
     parts = windows.split([len(windows) - 2 * held_out, held_out, held_out])
     names = ("train", "validation", "test")
-    splits = {n: TensorSamples(text=part) for n, part in zip(names, parts, strict=True)}
+    splits = {name: TensorSamples(text=part) for name, part in zip(names, parts, strict=True)}
     return Data("python-docs", splits)
 
 
@@ -125,7 +131,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -158,7 +164,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

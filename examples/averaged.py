@@ -1,16 +1,22 @@
-"""Train a small network to say what a larger one says: distillation (arXiv 1503.02531).
+"""Evaluate averaged weights (EMA), with mixup, early stopping and a cosine schedule.
 
-A copy of recipes/mnist_mlp.py, which says how to launch it. The teacher is trained before, in some
-tenths of a second, and the same on each process and in a run that is resumed: so no checkpoint
-needs to hold it. It is neither prepared by the Accelerator nor named in run.keep(...).
+    python examples/averaged.py
+
+A copy of recipes/mnist_mlp.py. The average is evaluated, kept in checkpoints, and exported at the
+end. It also shows how a recipe changes defaults of shared flags.
+
+Result: 98.1 % test accuracy.
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
+import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.config import TrainingConfig, parse_config
 from common.data.batch import Batch
@@ -32,16 +38,21 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((16,), 1, 10**6, role="size")  # Of hidden layers.
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"  # Of the learning rate.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    teacher_updates: int = flag(60, least=1, most=10**6)  # Of the teacher, with all samples each.
-    temperature: float = flag(2.0, least=0.1)  # What both networks' logits are divided by.
+    decay: float = flag(0.98, least=0, most=1)  # Share of the average that an update keeps.
+    mixup: float = flag(
+        0.2, least=0
+    )  # Parameter of the Beta distribution of mixing shares; 0: no mixup.
+    early_stopping: int | None = 5  # Stop after this many evaluations without a better one.
+    validation_share: float | None = 0.1  # Share of train held out for early stopping.
     image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
 
 OBJECTIVE = "accuracy:max"
-DEFAULT_EPOCHS = {"mnist": 10, "digits": 30, "synthetic": 1, "other": 10}
+DEFAULT_EPOCHS = {"mnist": 20, "digits": 100, "synthetic": 1, "other": 20}
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -56,7 +67,6 @@ def load_data(config: Config, run: Run) -> ImageData:
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
-        init_from=config.init_from,
     )
 
 
@@ -99,32 +109,18 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": name, "arguments": arguments, **data.preprocessing()}
 
 
-def build_teacher(config: Config, data: ImageData, train_loader: Loader) -> nn.Module:
-    """Return a wider network that is trained, frozen, and evaluates."""
-    in_features = data.channels * data.image_size**2
-    teacher = MLP(in_features, [256], len(data.class_names), 0.0).to(train_loader.device)
-    batch = train_loader.batch_of(torch.arange(len(train_loader.samples)))
-    batch["images"] = batch["images"].float()
-    optimizer = torch.optim.AdamW(teacher.parameters(), lr=5e-3)
-    for _ in range(config.teacher_updates):
-        optimizer.zero_grad()
-        compute_loss(teacher, batch)[0].backward()
-        optimizer.step()
-    return teacher.eval().requires_grad_(False)
-
-
-def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = model(batch["images"])
-    return F.cross_entropy(logits, batch["labels"]), logits
-
-
-def distillation_loss(
-    logits: torch.Tensor, teacher: nn.Module, batch: Batch, temperature: float
-) -> torch.Tensor:
-    """Return the teacher's probabilities' divergence, scaled as the gradients of labels are."""
-    wanted = F.log_softmax(teacher(batch["images"].float()) / temperature, dim=-1)
-    said = F.log_softmax(logits.float() / temperature, dim=-1)
-    return F.kl_div(said, wanted, reduction="batchmean", log_target=True) * temperature**2
+def compute_loss(
+    model: nn.Module, batch: Batch, mixup: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = batch["images"], batch["labels"]
+    if not mixup:
+        logits = model(images)
+        return F.cross_entropy(logits, labels), logits
+    share = 0.5 - abs(0.5 - random.betavariate(mixup, mixup))  # the smaller of the two shares
+    logits = model(images.lerp(images.flip(0), share))  # mix each image with another of the batch
+    own_loss = F.cross_entropy(logits, labels)
+    other_loss = F.cross_entropy(logits, labels.flip(0))
+    return own_loss.lerp(other_loss, share), logits
 
 
 # --------------------------------------------------------------------------------- Evaluation
@@ -150,43 +146,48 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
         model, description = build_model(config, data)
-        teacher = build_teacher(config, data, train_loader)
         if config.compile:
             compile_model(model, config)
         groups = decay_groups(model, config.weight_decay)
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        average = AveragedModel(
+            accelerator.unwrap_model(model), multi_avg_fn=get_ema_multi_avg_fn(config.decay)
+        )
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
+        if average.n_averaged == 0:
+            average.update_parameters(model)  # from the model's first weights
 
         for batch in run.batches(train_loader):
             if run.should_evaluate:
-                run.log(evaluate(run, model, validation_loader))
+                run.log(evaluate(run, average.module, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
             with accelerator.accumulate(model):
-                loss, logits = compute_loss(model, batch)
-                loss = loss + distillation_loss(logits, teacher, batch, config.temperature)
+                loss, logits = compute_loss(model, batch, config.mixup)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    average.update_parameters(model)
             run.record(loss, metrics(logits, batch))
             if run.should_save:
                 run.save()
 
         if run.should_evaluate:
-            run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
-        run.finish(evaluate(run, model, test_loader))
+            run.log(evaluate(run, average.module, validation_loader))
+        run.load_best(average.module)  # unless --keep last
+        run.finish(evaluate(run, average.module, test_loader))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Train a small residual network to take noise out of handwritten digits.
+"""Remove noise from handwritten digits with a small residual network.
 
-A copy of recipes/resnet.py, which says how to launch it.
+    python examples/denoiser.py
 
-Result: 17.2 dB on test data, mean of three seeds, from 10.5 with the noise
-(torch 2.13, bf16, one core of an Intel Xeon).
+A copy of recipes/resnet.py. It shows an image-to-image task, a `Dataset` that draws new noise in
+each epoch, and a figure of image quality (PSNR, in dB) as the objective.
+
+Result: 17.1 dB on test data (with the noise: 10.5).
+One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ class Config(TrainingConfig):
     weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
     width: int = flag(32, least=1, most=10**6)  # Channels of each convolution.
     depth: int = flag(2, least=1, most=1000)  # Residual blocks.
-    noise: float = flag(0.3, least=0)  # Its standard deviation, where pixels are 0 to 1.
+    noise: float = flag(0.3, least=0)  # Standard deviation of the noise; pixels are 0 to 1.
 
 
 OBJECTIVE = "psnr:max"
@@ -45,10 +48,11 @@ DEFAULT_EPOCHS = {"other": 10}
 
 
 class NoisyDigits(Dataset[dict[str, torch.Tensor]]):
-    """Digits of 8×8 pixels in 0 to 1, each with other noise in each epoch."""
+    """Digits of 8×8 pixels from 0 to 1, with new noise in each epoch."""
 
     def __init__(self, images: torch.Tensor, noise: float):
-        self.images, self.noise = images, noise
+        self.images = images
+        self.noise = noise
 
     def __len__(self) -> int:
         return len(self.images)
@@ -97,7 +101,7 @@ def convolve(in_channels: int, channels: int, kernel: int, stride: int) -> list[
 
 
 class Denoiser(nn.Module):
-    """Residual blocks that keep the size, and find the noise: [batch, 1, height, width] to same."""
+    """Residual blocks that estimate the noise and subtract it: [batch, 1, height, width]."""
 
     def __init__(self, width: int, depth: int):
         super().__init__()
@@ -155,7 +159,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         data = load_data(config, run)
-        # Not prepared by the Accelerator: each gives its process its own samples, on its device.
+        # No need to prepare the loaders: each yields its own process's samples, on its device.
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
@@ -188,7 +192,7 @@ def main(config: Config) -> None:
 
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
-        run.load_best(model)  # of all that were evaluated, but for --keep last
+        run.load_best(model)  # unless --keep last
         run.finish(evaluate(run, model, test_loader))
 
 

@@ -1,0 +1,89 @@
+"""The page about the examples is true, and each command that it or an example documents runs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.examples import COPIES, Copy
+from tests.launch import REPOSITORY, Runner
+
+PAGE = REPOSITORY / "examples" / "README.md"
+ROW = re.compile(
+    r"^\| \[`(?P<name>\w+)\.py`\]\((?P=name)\.py\) \|.*\| (?P<result>[^|]+) "
+    r"\| `(?P<origin>\w+)\.py` \+(?P<added>\d+) −(?P<removed>\d+) \|$",
+    re.MULTILINE,
+)
+ROWS = {row["name"]: row for row in ROW.finditer(PAGE.read_text())}
+OF_THE_PAGE = [
+    line
+    for block in re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def docstring(copy: Copy) -> str:
+    """Return the docstring of an example, as it stands in the file."""
+    return copy.path.read_text().split('"""')[1]
+
+
+def documented_commands(copy: Copy) -> list[str]:
+    """Return the indented lines of an example's docstring."""
+    return re.findall(r"^    (\S.*)$", docstring(copy), re.MULTILINE)
+
+
+def test_the_page_lists_each_example() -> None:
+    """No file is left out, and none is listed that is not there."""
+    assert ROWS.keys() == {copy.name for copy in COPIES}
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name)
+def test_row_is_true(copy: Copy) -> None:
+    """The lines that differ from the recipe, and the result that the example itself states."""
+    row = ROWS[copy.name]
+    assert row["origin"] == copy.origin
+    origin = (REPOSITORY / "recipes" / f"{copy.origin}.py").read_text().splitlines()
+    lines = [*difflib.ndiff(origin, copy.path.read_text().splitlines())]
+    assert int(row["added"]) == sum(line.startswith("+ ") for line in lines)
+    assert int(row["removed"]) == sum(line.startswith("- ") for line in lines)
+    assert f"Result: {row['result']}." in docstring(copy)
+    assert f"A copy of recipes/{copy.origin}.py" in docstring(copy)
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name)
+def test_example_documents_one_command(copy: Copy) -> None:
+    """Its own launch, which the test below makes."""
+    assert documented_commands(copy) == [f"python examples/{copy.name}.py"]
+
+
+def test_links_lead_somewhere() -> None:
+    """Files that the page links to are there."""
+    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE.read_text()):
+        assert (PAGE.parent / link).exists(), link
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [*(line for copy in COPIES for line in documented_commands(copy)), *OF_THE_PAGE]
+)
+def test_command_runs(command: str, runner: Runner) -> None:
+    """As documented, with the default data and model, but for two updates and no tracker."""
+    words = shlex.split(command)
+    script, *flags = words[words.index(next(word for word in words if word.endswith(".py"))) :]
+    assert Path(script).parts[0] == "examples"
+    if "--help" in flags:
+        shown = runner.run(REPOSITORY / script, *flags, output_directory=False)
+        assert "--learning-rate" in shown.output
+        return
+    launcher = {"python": "python", "accelerate": "multi_cpu"}[words[0]]
+    if launcher == "multi_cpu":
+        assert words[2:4] == ["--config_file", "accelerate_configs/multi_cpu.yaml"]
+    run = runner.run(
+        *(REPOSITORY / script, *flags, "--max-steps", 2, "--tracker", "none"),
+        launcher=launcher,  # type: ignore[arg-type]
+    )
+    assert run.summary["progress/global_step"] == 2
