@@ -453,11 +453,12 @@ def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
         file.write(json.dumps([test, launcher, words, round(seconds, 2)]) + "\n")
 
 
-def launch_command(launcher: Launcher) -> list[str]:
+def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable)) -> list[str]:
     """Return the words before a script's path."""
-    accelerate = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+    python = str(interpreter)
+    accelerate = [python, "-m", "accelerate.commands.accelerate_cli", "launch"]
     if launcher in ("python", "fresh"):
-        return [sys.executable]
+        return [python]
     if launcher == "accelerate":
         return accelerate
     if launcher == "cpu":
@@ -467,7 +468,7 @@ def launch_command(launcher: Launcher) -> list[str]:
         configuration = ["--config_file", str(CONFIGS / "multi_cpu.yaml")]
         return [*accelerate, *configuration, "--main_process_port", port]
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    return [sys.executable, *words]
+    return [python, *words]
 
 
 def free_port() -> int:

@@ -183,9 +183,7 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
     os.chdir(request["folder"])
     os.sched_setaffinity(0, request["cores"])
     sys.executable = request.get("executable", sys.executable)
-    if request.get("unbuffered", False):
-        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
-        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
+    open_standard_files(request.get("unbuffered", False))
     for number in request.get("ignored_signals", []):
         signal.signal(number, signal.SIG_IGN)
     processes = request.get("processes", 1)
@@ -196,6 +194,27 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
     renew_folders_of_wandb()
+
+
+def open_standard_files(unbuffered: bool) -> None:
+    """Open Python's standard files anew: they remember whether the template's could seek."""
+    standard_input = io.TextIOWrapper(
+        io.BufferedReader(io.FileIO(0, closefd=False)), encoding=sys.stdin.encoding
+    )
+    sys.stdin = sys.__stdin__ = standard_input
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        raw.name = f"<{name}>"
+        file = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[type-var]
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=descriptor == 2 or raw.isatty(),
+            write_through=unbuffered,
+        )
+        setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
 
 
 def enter_network(descriptor: int) -> None:

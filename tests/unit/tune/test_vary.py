@@ -13,6 +13,8 @@ from common.tune.trial import launched
 from common.vary import main, name_of
 from tests.unit.tune.test_search import STUB
 
+pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
+
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
