@@ -282,9 +282,12 @@ def test_run_repeats_for_others(learned_mlp: Finished) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} in {path}")
 
+    names = set()
     for path in learned_mlp.directory.rglob("*.json*"):
+        names.add(path.name)
         for line in [path.read_text()] if path.suffix == ".json" else path.open():
             json.loads(line, parse_constant=refuse)
+    assert names >= {"config.json", "metrics.jsonl", "summary.json", "status.json", "model.json"}
 
 
 @pytest.mark.slow
