@@ -98,11 +98,11 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
     assert losses != sorted(losses)
 
 
-@FIRST
+@pytest.mark.parametrize("copy", COPIES[:4], ids=lambda copy: copy.name, indirect=True)
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """What a kill in the middle leaves, and the same command: the same rows, the same weights.
 
-    Real kills are slow tests, here and in `test_faults`.
+    The slow tests below kill every copy for real.
     """
     run, directory = whole(runner, copy), tmp_path / "run"
     shutil.copytree(run.directory, directory)
