@@ -250,13 +250,15 @@ class Template:
         return Forked(words, reader)
 
     def install_python(self, folder: Path, environment: Mapping[str, str]) -> Path:
-        """Make commands in a new folder that run Python in forks; return the path of `python`.
+        """Make commands in a folder that run Python in forks; return the path of `python`.
 
         See `tests/forking_python.py`.
         """
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         source = (REPOSITORY / "tests" / "forking_python.py").read_text()
         for name in ("python", "accelerate", "torchrun"):
+            if (folder / name).exists():
+                continue
             # Without `site` and the environment, the interpreter starts in 10 ms.
             (folder / name).write_text(f"#!{sys.executable} -IS\n{source}")
             (folder / name).chmod(0o755)
@@ -287,7 +289,6 @@ class Runner:
         self.numbers = itertools.count(1)  # of launches, also from several threads
         self.worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
         self._template: Template | None = None
-        self._python: Path | None = None
 
     @property
     def template(self) -> Template:
@@ -305,10 +306,9 @@ class Runner:
         """
         if not hasattr(os, "pidfd_open"):
             return Path(sys.executable)
-        if self._python is None:
-            folder = self.folder / f"bin-{self.worker}"
-            self._python = self.template.install_python(folder, clean_environment(self.folder))
-        return self._python
+        # Written anew each time: libraries that tests import add variables to the environment.
+        folder = self.folder / f"bin-{self.worker}"
+        return self.template.install_python(folder, clean_environment(self.folder))
 
     def close(self) -> None:
         """End what was started."""
