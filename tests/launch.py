@@ -28,6 +28,7 @@ from tests.forking_python import READ_LATE, has_same_imports
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = ("mnist_mlp", "resnet", "bert")
 CONFIGS = REPOSITORY / "accelerate_configs"
+INTERPRETER = sys.executable  # also while a test has another command in its place
 # Nothing listens there: a connection is refused at once.
 UNREACHABLE = "http://127.0.0.1:9"
 
@@ -211,7 +212,7 @@ class Template:
                     listener.listen()
                     number, script = listener.fileno(), REPOSITORY / "tests" / "template.py"
                     subprocess.Popen(
-                        [sys.executable, str(script), str(number), str(path)],
+                        [INTERPRETER, str(script), str(number), str(path)],
                         env=dict(environment),
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -260,14 +261,16 @@ class Template:
             if (folder / name).exists():
                 continue
             # Without `site` and the environment, the interpreter starts in 10 ms.
-            (folder / name).write_text(f"#!{sys.executable} -IS\n{source}")
+            (folder / name).write_text(f"#!{INTERPRETER} -IS\n{source}")
             (folder / name).chmod(0o755)
         settings = {
             "socket": str(self.path),
             "environment": dict(environment),
-            "interpreter": sys.executable,
+            "interpreter": INTERPRETER,
         }
-        (folder / "settings.json").write_text(json.dumps(settings))
+        # In one step, as a command that was started earlier may be reading them.
+        (folder / "settings.part").write_text(json.dumps(settings))
+        (folder / "settings.part").rename(folder / "settings.json")
         return folder / "python"
 
     def close(self) -> None:
