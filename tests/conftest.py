@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -124,6 +125,17 @@ def runner() -> Iterator[Runner]:
     runner = Runner(FOLDER)
     yield runner
     runner.close()
+
+
+@pytest.fixture
+def forking_python(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the code that a test calls start Python processes as forks that have the libraries.
+
+    See `Runner.python`.
+    """
+    python = runner.python
+    monkeypatch.setattr(sys, "executable", str(python))
+    return python
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -23,9 +23,12 @@ from typing import IO, Any, Literal
 import psutil
 from filelock import FileLock
 
+from tests.forking_python import READ_LATE, has_same_imports
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = ("mnist_mlp", "resnet", "bert")
 CONFIGS = REPOSITORY / "accelerate_configs"
+INTERPRETER = sys.executable  # also while a test has another command in its place
 # Nothing listens there: a connection is refused at once.
 UNREACHABLE = "http://127.0.0.1:9"
 
@@ -155,18 +158,20 @@ class Finished:
 
 
 class Forked:
-    """A fork of the template: what a `subprocess.Popen` is for tests."""
+    """A fork of the template; it has the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, words: list[str], told: int) -> None:
-        self.args, self.told = words, os.fdopen(told)
-        self.pid = int(self.told.readline())
+    def __init__(self, words: list[str], answers: int) -> None:
+        """Read the process id from the file descriptor on which the template answers."""
+        self.args = words
+        self.answers = os.fdopen(answers)
+        self.pid = int(self.answers.readline())
         self.returncode: int | None = None
 
     def poll(self, timeout: float | None = 0) -> int | None:
-        """Return the status if the process ended: below 0, the signal that ended it."""
-        if self.returncode is None and select.select([self.told], [], [], timeout)[0]:
-            self.returncode = int(self.told.readline())
-            self.told.close()
+        """Return the status if the process has ended; below 0 it is the signal that ended it."""
+        if self.returncode is None and select.select([self.answers], [], [], timeout)[0]:
+            self.returncode = int(self.answers.readline())
+            self.answers.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -196,20 +201,22 @@ class Template:
 
         The libraries may read these variables while they are imported.
         """
-        kind = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control = socket.socket(*kind)
+        self.path = path
+        socket_type = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control = socket.socket(*socket_type)
         with FileLock(f"{path}.lock"):
             if not path.exists():
-                with socket.socket(*kind) as listener, path.with_suffix(".log").open("a") as said:
+                log_path = path.with_suffix(".log")
+                with socket.socket(*socket_type) as listener, log_path.open("a") as log:
                     listener.bind(str(path))
                     listener.listen()
                     number, script = listener.fileno(), REPOSITORY / "tests" / "template.py"
                     subprocess.Popen(
-                        [sys.executable, str(script), str(number), str(path)],
+                        [INTERPRETER, str(script), str(number), str(path)],
                         env=dict(environment),
                         stdin=subprocess.DEVNULL,
-                        stdout=said,
-                        stderr=said,
+                        stdout=log,
+                        stderr=log,
                         pass_fds=[number],
                         start_new_session=True,
                         preexec_fn=staying_on_one_core(),
@@ -236,12 +243,35 @@ class Template:
             "cores": sorted(cores),
             "processes": processes,
             "port": free_port() if processes > 1 else 0,
-            "libraries": [*libraries_of(words)],
         }
-        files = [output.fileno(), errors.fileno(), writer]
-        socket.send_fds(self.control, [json.dumps(request).encode()], files)
+        with open(os.devnull) as nothing:
+            files = [nothing.fileno(), output.fileno(), errors.fileno(), writer]
+            socket.send_fds(self.control, [json.dumps(request).encode()], files)
         os.close(writer)
         return Forked(words, reader)
+
+    def install_python(self, folder: Path, environment: Mapping[str, str]) -> Path:
+        """Make commands in a folder that run Python in forks; return the path of `python`.
+
+        See `tests/forking_python.py`.
+        """
+        folder.mkdir(exist_ok=True)
+        source = (REPOSITORY / "tests" / "forking_python.py").read_text()
+        for name in ("python", "accelerate", "torchrun"):
+            if (folder / name).exists():
+                continue
+            # Without `site` and the environment, the interpreter starts in 10 ms.
+            (folder / name).write_text(f"#!{INTERPRETER} -IS\n{source}")
+            (folder / name).chmod(0o755)
+        settings = {
+            "socket": str(self.path),
+            "environment": dict(environment),
+            "interpreter": INTERPRETER,
+        }
+        # In one step, as a command that was started earlier may be reading them.
+        (folder / "settings.part").write_text(json.dumps(settings))
+        (folder / "settings.part").rename(folder / "settings.json")
+        return folder / "python"
 
     def close(self) -> None:
         """End what still runs of this connection's forks, and wait for that."""
@@ -249,14 +279,6 @@ class Template:
         self.control.settimeout(60)
         self.control.recv(1)
         self.control.close()
-
-
-def libraries_of(words: list[str]) -> Iterator[str]:
-    """Yield the libraries that not every recipe imports, and these words make one import."""
-    if any(Path(word).name == "bert.py" for word in words):
-        yield "transformers.models.bert.modeling_bert"
-    if "none" not in words and "--help" not in words:
-        yield from ("wandb.sdk.launch.inputs.internal", "wandb.sdk.artifacts._internal_artifact")
 
 
 class Runner:
@@ -277,6 +299,19 @@ class Runner:
         if self._template is None:
             self._template = Template(self.folder / "template", clean_environment(self.folder))
         return self._template
+
+    @property
+    def python(self) -> Path:
+        """A `python` command that runs scripts and modules as forks of the template.
+
+        For what starts processes itself: put it in the place of `sys.executable`, or its folder
+        in front of PATH. `accelerate` and `torchrun` lie beside it.
+        """
+        if not hasattr(os, "pidfd_open"):
+            return Path(sys.executable)
+        # Written anew each time: libraries that tests import add variables to the environment.
+        folder = self.folder / f"bin-{self.worker}"
+        return self.template.install_python(folder, clean_environment(self.folder))
 
     def close(self) -> None:
         """End what was started."""
@@ -397,11 +432,10 @@ class Runner:
 def can_fork(environment: Mapping[str, str], clean: Mapping[str, str]) -> bool:
     """Whether a fork of the template, which has `clean`, sees what a fresh interpreter would.
 
-    The libraries that it has read their variables while they were imported.
+    The template's libraries have read their variables while they were imported.
     """
-    names = {name for name in {*environment, *clean} if environment.get(name) != clean.get(name)}
-    read_late = ("WANDB_", "COLUMNS", "TQDM_", "PYTEST_", "TMPDIR")
-    return hasattr(os, "pidfd_open") and all(name.startswith(read_late) for name in names)
+    same_imports = has_same_imports(dict(environment), dict(clean), READ_LATE)
+    return hasattr(os, "pidfd_open") and same_imports
 
 
 def wait_or_kill(process: Forked | subprocess.Popen[str], timeout: float) -> int | None:
@@ -422,11 +456,12 @@ def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
         file.write(json.dumps([test, launcher, words, round(seconds, 2)]) + "\n")
 
 
-def launch_command(launcher: Launcher) -> list[str]:
+def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable)) -> list[str]:
     """Return the words before a script's path."""
-    accelerate = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+    python = str(interpreter)
+    accelerate = [python, "-m", "accelerate.commands.accelerate_cli", "launch"]
     if launcher in ("python", "fresh"):
-        return [sys.executable]
+        return [python]
     if launcher == "accelerate":
         return accelerate
     if launcher == "cpu":
@@ -436,7 +471,7 @@ def launch_command(launcher: Launcher) -> list[str]:
         configuration = ["--config_file", str(CONFIGS / "multi_cpu.yaml")]
         return [*accelerate, *configuration, "--main_process_port", port]
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    return [sys.executable, *words]
+    return [python, *words]
 
 
 def free_port() -> int:

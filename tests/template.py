@@ -1,23 +1,30 @@
-"""A Python with the libraries imported, whose forks run scripts in no time: not a test itself.
+"""A Python process that has the libraries imported and forks to run scripts. It is not a test.
 
-Nearly all of a short run's seconds are the imports of torch. A fork has them already, and is in all
-else a process of its own: interpreter, session, signals, environment, files, and a `__main__` that
-is the script. What it shares with other forks is the seed of Python's hashes, so what depends on
-the order of a set looks the same in each: tests of resumed runs take a fresh interpreter once. And
-it ends without taking the libraries apart, which would copy all that it shares.
+Most of a short run's time goes into the imports of torch. A fork has them already. In all else it
+is a process of its own: session, signals, environment, files, and a `__main__` that is the script.
+Two things differ from a fresh interpreter:
+
+- All forks share the seed of Python's hashes, so the order of a set is the same in each. Tests of
+  resumed runs therefore use a fresh interpreter once.
+- A fork ends without freeing the libraries, because that would copy all the memory it shares.
 
 python tests/template.py LISTENER PATH
 
-To the socket of that number, which lies at that path, each of pytest's workers connects. Requests
-come as JSON with the files for standard output and error and for the status; the answer is the
-process id, and later the status, in a line each. With the last connection it ends.
+LISTENER is the number of an open socket, which is bound to PATH. Each of pytest's workers connects
+to it, and so does each `tests/forking_python.py`. A request is JSON (see `Request`) together with
+the open files for standard input, output and error and for the answer, and optionally a network
+namespace. The answer is the process id and later the exit status, each on its own line. The
+template ends when the last connection closes.
 """
 
 import atexit
 import contextlib
+import ctypes
 import importlib
+import io
 import json
 import os
+import runpy
 import select
 import selectors
 import signal
@@ -27,8 +34,10 @@ import tempfile
 import threading
 import time
 import weakref
-from types import CodeType
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NotRequired, TypedDict
 
 from filelock import FileLock
 
@@ -48,6 +57,21 @@ OF_TWO = {
     "OMP_NUM_THREADS": "1",
 }
 GRACE = 30  # seconds that torchrun leaves the other ranks, once one has failed
+NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET, which `os` knows from Python 3.12 on
+
+
+class Request(TypedDict):
+    """What a fork is to run, and in which surroundings."""
+
+    words: list[str]  # a script or `-m MODULE`, and its arguments
+    environment: dict[str, str]
+    folder: str
+    cores: list[int]
+    processes: NotRequired[int]  # ranks, if more than one, with a launcher above them
+    port: NotRequired[int]  # where the ranks meet
+    executable: NotRequired[str]  # what the fork takes for the Python interpreter
+    ignored_signals: NotRequired[list[int]]
+    unbuffered: NotRequired[bool]  # as with `python -u`
 
 
 class Children:
@@ -86,12 +110,12 @@ class Children:
         return [one for one in found if isinstance(one, socket.socket)]
 
 
-def serve(listener: socket.socket, path: str) -> dict[str, Any]:
-    """Fork as asked for, until nobody is connected; in the fork, return what to run."""
+def serve(listener: socket.socket, path: str) -> Request:
+    """Fork for each request until nobody is connected; in the fork, return the request."""
     children = Children()
     children.selector.register(listener, selectors.EVENT_READ, None)
     while True:
-        key, _ = children.selector.select()[0]  # one: it may take others away
+        key, _ = children.selector.select()[0]  # only one, as handling it may close others
         if key.data is not None:
             children.tell(key.fd)
             continue
@@ -100,28 +124,41 @@ def serve(listener: socket.socket, path: str) -> dict[str, Any]:
         if control is listener:
             children.selector.register(listener.accept()[0], selectors.EVENT_READ, None)
             continue
-        words, files, _, _ = socket.recv_fds(control, 1 << 20, 3)
-        if not words:
+        message, files, _, _ = socket.recv_fds(control, 1 << 20, 5)
+        if not message:
             children.end(control)
             if len(children.sockets()) == 1:
                 end_unless_asked(listener, path)
             continue
-        request = json.loads(words)
-        for name in request["libraries"]:
+        request: Request = json.loads(message)
+        for name in libraries_of(request["words"]):
             importlib.import_module(name)
-        output, errors, told = files
+        *standard_files, answers = files[:4]
+        network = files[4:]
         process = os.fork()
         if process == 0:
-            for one in children.sockets():
-                one.close()
+            for connection in children.sockets():
+                connection.close()
             children.selector.close()
-            os.close(told)
-            become(request, output, errors)
+            os.close(answers)
+            become(request, standard_files, network)
             return request
-        os.close(output)
-        os.close(errors)
-        os.write(told, f"{process}\n".encode())
-        children.add(process, told, control)
+        for descriptor in (*standard_files, *network):
+            os.close(descriptor)
+        os.write(answers, f"{process}\n".encode())
+        children.add(process, answers, control)
+
+
+def libraries_of(words: list[str]) -> Iterator[str]:
+    """Yield the libraries that this command line needs besides those of every recipe."""
+    if any(Path(word).name == "bert.py" for word in words):
+        yield "transformers.models.bert.modeling_bert"
+    if words[0] == "-m":
+        # Launchers and tools leave W&B to what they start.
+        if words[1].startswith(("accelerate.", "torch.", "wandb")):
+            yield words[1]
+    elif "none" not in words and "--help" not in words:
+        yield from ("wandb.sdk.launch.inputs.internal", "wandb.sdk.artifacts._internal_artifact")
 
 
 def end_unless_asked(listener: socket.socket, path: str) -> None:
@@ -132,28 +169,74 @@ def end_unless_asked(listener: socket.socket, path: str) -> None:
             os._exit(0)
 
 
-def become(request: dict[str, Any], output: int, errors: int) -> None:
+def become(request: Request, standard_files: list[int], network: list[int]) -> None:
     """Make this fork what a shell would have started."""
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, standard in ((nothing, 0), (output, 1), (errors, 2)):
+    for standard, descriptor in enumerate(standard_files):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    for descriptor in network:
+        enter_network(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
-    tempfile.tempdir = None  # to be read from the environment when it is asked for
+    tempfile.tempdir = None  # so that it is read from the new environment
     os.chdir(request["folder"])
     os.sched_setaffinity(0, request["cores"])
-    if request["processes"] > 1:
-        launch(request["processes"], request["port"])
-    # As in a process of its own, generators that nobody seeds differ; Python's sees to itself.
+    sys.executable = request.get("executable", sys.executable)
+    open_standard_files(request.get("unbuffered", False))
+    for number in request.get("ignored_signals", []):
+        signal.signal(number, signal.SIG_IGN)
+    processes = request.get("processes", 1)
+    if processes > 1:
+        launch(processes, request["port"])
+    # As in a process of its own, generators that nobody seeds differ. Python's own is seeded anew
+    # by every fork.
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
-    # Folders that W&B makes when it is imported: each process that has one removes it at its end.
+    renew_folders_of_wandb()
+
+
+def open_standard_files(unbuffered: bool) -> None:
+    """Open Python's standard files anew: they remember whether the template's could seek."""
+    standard_input = io.TextIOWrapper(
+        io.BufferedReader(io.FileIO(0, closefd=False)), encoding=sys.stdin.encoding
+    )
+    sys.stdin = sys.__stdin__ = standard_input
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        raw.name = f"<{name}>"
+        file = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[type-var]
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=descriptor == 2 or raw.isatty(),
+            write_through=unbuffered,
+        )
+        setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
+
+
+def enter_network(descriptor: int) -> None:
+    """Enter a network namespace, unless this process is in it already."""
+    namespace = os.fstat(descriptor).st_ino
+    if namespace != os.stat("/proc/self/ns/net").st_ino:
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.setns(descriptor, NETWORK_NAMESPACE) != 0:
+            raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
+    os.close(descriptor)
+
+
+def renew_folders_of_wandb() -> None:
+    """Give this fork its own copies of temporary folders that W&B made when it was imported.
+
+    Each process that has such a folder removes it at its end.
+    """
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
-        if (known := finalizer.peek()) and isinstance(known[0], tempfile.TemporaryDirectory):
+        alive = finalizer.peek()
+        if alive and isinstance(alive[0], tempfile.TemporaryDirectory):
             finalizer.detach()
-            known[0].__init__()  # type: ignore[misc]
+            alive[0].__init__()  # type: ignore[misc]
 
 
 def launch(processes: int, port: int) -> None:
@@ -199,8 +282,8 @@ def watch(ranks: list[int], asked: list[int]) -> int:
     return int(failed or bool(asked))
 
 
-def main() -> dict[str, Any]:
-    """Import, and wait for requests; in a fork, return what to run."""
+def main() -> Request:
+    """Import the libraries and wait for requests; in a fork, return the request."""
     del sys.path[0]
     for name in LIBRARIES:
         importlib.import_module(name)
@@ -211,14 +294,38 @@ def main() -> dict[str, Any]:
     return serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
 
 
-def run(code: CodeType, names: dict[str, Any]) -> int:
-    """Run a script, and what it has left for the exit; return the status, as an interpreter does.
+def module_runner(words: list[str]) -> Callable[[], object]:
+    """Return what runs `-m MODULE ARGUMENTS...`, as the interpreter does."""
+    module = words[1]
+    sys.modules.pop(module, None)  # the template may have imported it, under its own name
+    sys.argv = [module, *words[2:]]
+    sys.path.insert(0, os.getcwd())
+    return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
 
-    What an interpreter does besides is to tidy up, object by object: here, all that is shared.
+
+def script_runner(words: list[str]) -> Callable[[], object]:
+    """Return what runs `SCRIPT ARGUMENTS...` as `__main__`, as the interpreter does."""
+    path = os.path.abspath(words[0])
+    sys.argv = words
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    # The names of this module would be lost if nothing kept it.
+    template = sys.modules["__main__"]
+    script = ModuleType("__main__")
+    script.__dict__.update(__file__=path, __builtins__=__builtins__, template=template)
+    sys.modules["__main__"] = script
+    with open(path, encoding="utf-8") as file:
+        code = compile(file.read(), path, "exec")
+    return lambda: exec(code, script.__dict__)
+
+
+def run(work: Callable[[], object]) -> int:
+    """Do the work and what it has left for the exit; return the status that Python would return.
+
+    Python would also free all objects, one by one. Here these are shared with other forks.
     """
     status = 0
     try:
-        exec(code, names)
+        work()
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
@@ -234,13 +341,5 @@ def run(code: CodeType, names: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    REQUEST = main()
-    sys.argv = REQUEST["words"]
-    sys.path.insert(0, os.path.dirname(sys.argv[0]))
-    TEMPLATE = sys.modules["__main__"]  # held: else this module's names would go with it
-    SCRIPT = type(sys)("__main__")
-    SCRIPT.__dict__.update(__file__=sys.argv[0], __builtins__=__builtins__, held=TEMPLATE)
-    sys.modules["__main__"] = SCRIPT
-    with open(sys.argv[0], encoding="utf-8") as SOURCE:
-        CODE = compile(SOURCE.read(), sys.argv[0], "exec")
-    os._exit(run(CODE, SCRIPT.__dict__))
+    WORDS = main()["words"]
+    os._exit(run(module_runner(WORDS) if WORDS[0] == "-m" else script_runner(WORDS)))

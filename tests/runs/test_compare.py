@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def runs(runner: Runner) -> dict[str, Finished]:
 
 def compare(runner: Runner, *words: object) -> tuple[int, str, str]:
     """Run the command as a user does; return its status, output and errors."""
-    command = [sys.executable, "-m", "common.tools", "compare", *map(str, words)]
+    command = [str(runner.python), "-m", "common.tools", "compare", *map(str, words)]
     return run_command(command, clean_environment(runner.folder), runner.folder, 120, one_core=True)
 
 

@@ -25,6 +25,8 @@ from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
+# By default the first ones alone: all others are slow tests.
+FIRST = pytest.mark.parametrize("copy", first(4, COPIES), ids=lambda copy: copy.name, indirect=True)
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
 # What is left of the recipe's loop in each copy, in this order.
 KEPT = (
@@ -101,11 +103,11 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
     assert len(lines) == len({*lines}) > 0
 
 
-@EACH
+@pytest.mark.parametrize("copy", COPIES[:4], ids=lambda copy: copy.name, indirect=True)
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """What a kill in the middle leaves, and the same command: the same rows, the same weights.
 
-    Real kills are slow tests, here and in `test_faults`.
+    The slow tests below kill every copy for real.
     """
     run, directory = whole(runner, copy), tmp_path / "run"
     shutil.copytree(run.directory, directory)
@@ -177,7 +179,7 @@ def test_copy_on_two_processes_is_the_copy_on_one(copy: Copy, runner: Runner) ->
                 assert one.summary[name] == pytest.approx(two.summary[name], rel=2e-3), name
 
 
-@EACH
+@FIRST
 def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
     """What its `model/` holds has the figures of the last evaluation, on the same data."""
     run = whole(runner, copy)
@@ -233,6 +235,7 @@ def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
 )
 def test_copy_is_searched(
     copy: Copy,
+    forking_python: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

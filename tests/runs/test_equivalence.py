@@ -208,8 +208,11 @@ def test_gradient_compression_rounds_what_processes_exchange(
 @pytest.mark.slow
 def test_highest_seed_works_on_two_processes(runner: Runner, odd_images: Path) -> None:
     """Each seed that the parser takes can be used on several processes."""
-    runner.run(
+    run = runner.run(
         *("mnist_mlp", "--dataset", odd_images, "--seed", 2**32 - 1, "--max-steps", 1),
         *("--tracker", "none", "--batch-size", 8),
         launcher="two",
     )
+    assert run.config["config"]["seed"] == 2**32 - 1
+    assert run.config["environment"]["world_size"] == 2
+    assert run.summary["progress/global_step"] == 1

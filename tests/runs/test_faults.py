@@ -12,7 +12,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -177,10 +176,11 @@ def test_signal_to_the_recipe_then_resume(
 def test_terminal_that_closes_saves_the_run(runner: Runner, directory: Path) -> None:
     """Though nothing can be printed there any more."""
     script = str(REPOSITORY / "recipes" / "mnist_mlp.py")
-    words = [sys.executable, script, *map(str, (*MLP, *LONG, "--output-dir", directory))]
+    python = str(runner.python)
+    words = [python, script, *map(str, (*MLP, *LONG, "--output-dir", directory))]
     process, terminal = pty.fork()
     if process == 0:
-        os.execve(sys.executable, words, clean_environment(runner.folder))
+        os.execve(python, words, clean_environment(runner.folder))
     deadline = time.monotonic() + 120
     while newest_step(directory) < EVERY:
         assert time.monotonic() < deadline
@@ -427,9 +427,9 @@ def test_killed_worker_and_the_supervisor_line(
     job.workers()[1].kill()
     assert job.end(60) != 0
     assert job.read("status.json")["resumable"], job.read("status.json")
-    command = " ".join(
-        map(str, [*launch_command("multi_cpu"), REPOSITORY / "recipes/mnist_mlp.py", *flags])
-    )
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    launch = launch_command("multi_cpu", runner.python)
+    command = " ".join(map(str, [*launch, recipe, *flags]))
     readme = (REPOSITORY / "README.md").read_text()
     (line,) = [line for line in readme.splitlines() if line.startswith("until accelerate")]
     loop = line.replace("runs/mine", str(directory)).split("; do ")[1]

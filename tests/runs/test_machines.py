@@ -72,12 +72,13 @@ class Machines:
     def launch(
         self, rank: int, place: str, flags: tuple[object, ...], log: IO[str]
     ) -> subprocess.Popen[str]:
-        """Start `accelerate launch` on one of them."""
+        """Start `accelerate launch` on one of them, as a fork in its network."""
         (self.folder / place).mkdir(exist_ok=True)
         words = ["--config_file", CONFIGS / "multi_node.yaml", "--num_processes", 2]
         words += ["--machine_rank", rank, "--main_process_ip", ADDRESSES[0]]
         words += [REPOSITORY / "recipes" / "mnist_mlp.py", *flags]
-        inside = ["ip", "netns", "exec", self.names[rank], *launch_command("accelerate")]
+        launcher = launch_command("accelerate", self.runner.python)
+        inside = ["ip", "netns", "exec", self.names[rank], *launcher]
         cache = {"XDG_CACHE_HOME": str(self.folder / f"cache-{rank}"), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             [*inside, *map(str, words)],

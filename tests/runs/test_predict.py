@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 
 from common.data.built_in import digits, docstrings
 from common.tools.predict.command import main
+from tests.conftest import first
 from tests.launch import Finished
 
 pytestmark = pytest.mark.usefixtures("own_accelerator")
@@ -58,7 +59,7 @@ def test_text(learned_bert: Finished, tmp_path: Path, capsys: Captured) -> None:
     assert found == pytest.approx(learned_bert.summary["test/accuracy"], abs=2e-3)
 
 
-@pytest.mark.parametrize("name", ["learned_mlp", "learned_resnet", "learned_bert"])
+@pytest.mark.parametrize("name", first(2, ["learned_mlp", "learned_resnet", "learned_bert"]))
 def test_model_folder_can_be_published(name: str, request: pytest.FixtureRequest) -> None:
     """Its card has the figures of the run, and no file names a folder of this machine."""
     run = request.getfixturevalue(name)

@@ -148,7 +148,9 @@ RECIPES_COMMAND = 'recipes() { python -m common.tools "$@"; }'
 def shell(command: str, workspace: Path, runner: Runner) -> str:
     """Run a line of the README as a shell does; return what it printed."""
     environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    # `python`, `accelerate` and `torchrun` are real, but for the seconds of their imports.
+    folders = (runner.python.parent, Path(sys.executable).parent)
+    environment["PATH"] = f"{folders[0]}:{folders[1]}:{environment['PATH']}"
     if "resnet.py --compile" in command:
         # It takes a minute; `test_equivalence` compiles an MLP and BERT for real.
         environment["TORCH_COMPILE_DISABLE"] = "1"
@@ -158,31 +160,14 @@ def shell(command: str, workspace: Path, runner: Runner) -> str:
     return output
 
 
-MODULE = """
-import runpy, sys
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name="__main__")
-"""
-
-
-def forked(words: list[str], workspace: Path, runner: Runner) -> tuple[int, str]:
-    """Run a recipe or a tool as a line does, but for the seconds of launcher and imports.
-
-    Returns:
-        The status, and what was printed.
-    """
+def run_recipe(words: list[str], workspace: Path, runner: Runner) -> int:
+    """Run the recipe that a command launches, on one process; return the status."""
     environment = clean_environment(runner.folder) | {"WANDB_DIR": str(workspace / "tracked")}
-    if words[0] == "recipes":
-        (workspace / "module.py").write_text(MODULE)
-        words = [str(workspace / "module.py"), "common.tools", *words[1:]]
-    else:
-        (place,) = [place for place, word in enumerate(words) if word.startswith("recipes/")]
-        words = [str(workspace / words[place]), *words[place + 1 :]]
-    path = workspace / "said.txt"
-    with path.open("w") as said:
-        process = runner.start(words, "python", environment, workspace, said, said)
-        status = process.wait(300)
-    return status, path.read_text()
+    (place,) = [place for place, word in enumerate(words) if word.startswith("recipes/")]
+    words = [str(workspace / words[place]), *words[place + 1 :]]
+    with (workspace / "output.txt").open("w") as output:
+        process = runner.start(words, "python", environment, workspace, output, output)
+        return process.wait(300)
 
 
 def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) -> None:
@@ -191,7 +176,7 @@ def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) ->
     data = "docstrings" if recipe == "bert" else "digits"
     words = [f"recipes/{recipe}.py", "--dataset", data, "--output-dir", f"runs/{name}"]
     words += ["--batch-size", "16", "--target", "1", *flags]
-    forked(words, workspace, runner)
+    run_recipe(words, workspace, runner)
     assert (workspace / "runs" / name / "checkpoints").is_dir()
 
 
@@ -213,8 +198,8 @@ def prepare(line: str, workspace: Path, runner: Runner) -> None:
                 shell(rewritten(makers[0], workspace), workspace, runner)
             else:
                 words = shlex.split(rewritten(makers[0], workspace))
-                status, said = forked(words, workspace, runner)
-                assert status == 0, said
+                status = run_recipe(words, workspace, runner)
+                assert status == 0, (workspace / "output.txt").read_text()
 
 
 def makes(line: str, name: str) -> bool:
@@ -305,42 +290,25 @@ def needs_gpu(line: str) -> bool:
 
 
 def marked_lines() -> Iterator[object]:
-    """Yield the lines to run, and whether as they stand: once with each launcher.
-
-    Other tests start tools as processes of their own, and so does a line that has one in a pipe.
-    """
-    seen = set[str]()
+    """Yield the lines to run; those that launch a recipe or start a tool are slow."""
     for line in LINES:
         if needs_gpu(line):
             continue
-        is_slow = any(word in line for word in TOOLS)
-        launches = re.search(
-            r"((?:accelerate launch|torchrun|python\b).*) ?\brecipes/\S+\.py", line
-        )
-        is_tool = re.match(r"recipes (predict|tune|vary) ", line)
-        is_real = not is_tool if launches is None else launches[1] not in seen
-        is_real |= "--compile" in line or not re.fullmatch(r"[^;&|]+", line)
-        if launches:
-            is_slow = True
-            seen.add(launches[1])
+        launches = re.search(r"(accelerate launch|torchrun|python\b).*\brecipes/\S+\.py", line)
+        is_slow = launches is not None or any(word in line for word in TOOLS)
         marks = [pytest.mark.slow] if is_slow else []
-        yield pytest.param(line, is_real, marks=marks, id=line[:60])
+        yield pytest.param(line, marks=marks, id=line[:60])
 
 
-@pytest.mark.parametrize(("line", "is_real"), list(marked_lines()))
-def test_command_runs(line: str, is_real: bool, workspace: Path, runner: Runner) -> None:
+@pytest.mark.parametrize("line", list(marked_lines()))
+def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
     """A command of the README runs as it stands, but for fewer steps and data that are here."""
     prepare(line, workspace, runner)
     before = set((workspace / "runs").glob("*"))
     command = rewritten(line, workspace)
-    if is_real:
-        output = shell(command, workspace, runner)
-    else:
-        status, output = forked(shlex.split(command), workspace, runner)
-        assert status == 0, output
-    is_tool = line.startswith("recipes ")
+    output = shell(command, workspace, runner)
     is_training = "recipes/" in line and not {"--help", "sbatch"} & set(line.split())
-    is_training = is_training and not is_tool
+    is_training = is_training and not line.startswith("recipes ")
     if is_training or "train.py" in line:
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:

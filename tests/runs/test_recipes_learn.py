@@ -14,6 +14,7 @@ import torch
 from datasets import DatasetDict
 
 from common.data.built_in import docstrings
+from tests.conftest import first
 from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
@@ -37,7 +38,8 @@ ONLY_IN_SUMMARY = {"val/best_accuracy", "progress/kept_step", "time/total_second
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 SPLITS = {"validation": "val/", "test": "test/"}
-LEARNED = ("learned_mlp", "learned_resnet", "learned_bert")
+# BERT takes 17 s. Without the slow tests, `test_equivalence` trains it.
+LEARNED = first(2, ["learned_mlp", "learned_resnet", "learned_bert"])
 
 
 @pytest.fixture
@@ -72,6 +74,7 @@ def raw() -> DatasetDict:
     return docstrings()
 
 
+@pytest.mark.slow
 def test_bert_learns_docstrings(learned_bert: Finished, raw: DatasetDict) -> None:
     """Two epochs from scratch beat by far what a majority guess reaches, which is said."""
     guess = np.bincount(raw["train"]["label"]).argmax()
@@ -248,6 +251,7 @@ def test_evaluate_only_reproduces_figures(learned: Finished, runner: Runner) -> 
     assert again.config["config"]["dataset"] == learned.config["config"]["dataset"]
 
 
+@pytest.mark.slow
 def test_bert_model_folder_loads_with_transformers(
     learned_bert: Finished, raw: DatasetDict
 ) -> None:
@@ -278,9 +282,12 @@ def test_run_repeats_for_others(learned_mlp: Finished) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} in {path}")
 
+    names = set()
     for path in learned_mlp.directory.rglob("*.json*"):
+        names.add(path.name)
         for line in [path.read_text()] if path.suffix == ".json" else path.open():
             json.loads(line, parse_constant=refuse)
+    assert names >= {"config.json", "metrics.jsonl", "summary.json", "status.json", "model.json"}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from benchmarks.link import ADDRESSES, Link, LinkError
 from benchmarks.scaling_options import Options
 from benchmarks.scaling_rank import shares_of_communication
 from benchmarks.step_time import Job, StepTime, buckets_of, error, fit
-from tests.launch import REPOSITORY, clean_environment, run_command
+from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
 TRUTH = StepTime(0.004, 6e-5, 8e8, 0.95, 2e-4, 0.3, 5e5, 1.3)
 RATES, DELAYS = (6e6, 25e6, 1e8), (0.0, 0.004)
@@ -184,12 +184,12 @@ def test_link_is_as_slow_as_it_is_asked_to_be() -> None:
 
 
 @pytest.mark.slow
-def test_script_measures_fits_and_tells(tmp_path: Path) -> None:
+def test_script_measures_fits_and_tells(runner: Runner, tmp_path: Path) -> None:
     """From processes to tables and a picture; without namespaces it says why, and goes on."""
     words = ["benchmarks/scaling.py", "--output", str(tmp_path / "found"), "--batch", "64"]
     words += ["--updates", "2", "--rounds", "1", "--fit-links", "400:0", "--check-links", "200:2"]
-    environment = clean_environment(tmp_path) | {"TMPDIR": str(tmp_path)}
-    command = [sys.executable, *words]
+    environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
+    command = [str(runner.python), *words]
     status, said, errors = run_command(command, environment, REPOSITORY, 300, one_core=False)
     assert status == 0, said + errors
     found = json.loads((tmp_path / "found" / "scaling.json").read_text())

@@ -79,7 +79,8 @@ def test_four_shards_are_the_mlp(
     assert_same_run(accumulated_mlp, four, weights_within=1e-5)
 
 
-@pytest.mark.parametrize("checkpointing", first(1, [(), ("--gradient-checkpointing",)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [(), ("--gradient-checkpointing",)])
 def test_bert_in_shards_is_the_bert(
     checkpointing: tuple[str, ...], runner: Runner, distributed_bert: Finished
 ) -> None:
@@ -192,9 +193,10 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
 COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "copy",
-    first(1, [copy for copy in COPIES if copy.name in COPIED]),
+    [copy for copy in COPIES if copy.name in COPIED],
     ids=lambda copy: copy.name,
 )
 def test_copy_in_shards_is_the_copy(

@@ -47,14 +47,16 @@ if [[ $1 == show ]]; then echo 127.0.0.1; else echo "$@" >> "$FAKES/requeued"; f
 class Cluster:
     """Starts the script as Slurm would, again and again under one job number."""
 
-    def __init__(self, runner: Runner, folder: Path, nodes: int = 1) -> None:
-        self.folder, self.runner = folder, runner
+    def __init__(self, runner: Runner, folder: Path, python: Path, nodes: int = 1) -> None:
+        """Make Slurm's commands in `folder`; the script takes `python` and what lies beside it."""
+        self.folder = folder
+        self.runner = runner
         self.directory = folder / "run"
         for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         self.environment = clean_environment(runner.folder) | {
-            "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{folder}:{python.parent}:{os.environ['PATH']}",
             "FAKES": str(folder),
             "RUN_DIRECTORY": str(self.directory),
             "SLURM_JOB_ID": str(free_port() - 10000),  # of which the port is made
@@ -114,8 +116,8 @@ def whole(runner: Runner) -> Finished:
 
 @pytest.fixture
 def cluster(runner: Runner, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of one node."""
-    cluster = Cluster(runner, tmp_path)
+    """A cluster of one node, whose processes are forks."""
+    cluster = Cluster(runner, tmp_path, runner.python)
     yield cluster
     if cluster.process.poll() is None:
         os.killpg(cluster.process.pid, signal.SIGKILL)
@@ -146,8 +148,11 @@ def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: F
 
 @pytest.mark.slow
 def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path) -> None:
-    """SIGUSR1 to what srun started, as Slurm sends it: all ranks of both nodes save."""
-    cluster = Cluster(runner, tmp_path, nodes=2)
+    """SIGUSR1 to what srun started, as Slurm sends it: all ranks of both nodes save.
+
+    The launchers are real ones here.
+    """
+    cluster = Cluster(runner, tmp_path, Path(sys.executable), nodes=2)
     cluster.start(*FLAGS, "--epochs", 2000)
     cluster.train_until_saved()
     os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)

@@ -6,14 +6,25 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.conftest import first
 from tests.jobs import MLP, final_weights, learned
-from tests.launch import CONFIGS, Finished, Launcher, Runner
+from tests.launch import (
+    CONFIGS,
+    Finished,
+    Launcher,
+    Runner,
+    clean_environment,
+    free_port,
+    staying_on_one_core,
+)
 from tests.template import OF_TWO
 
 SEEN = """
@@ -65,6 +76,144 @@ def test_script_sees_what_a_fresh_interpreter_shows(runner: Runner, tmp_path: Pa
     assert seen[0] == seen[1]
     assert seen[0]["words"] == [str(tmp_path / "script.py"), "--flag", "a value"]
     assert seen[0]["path"][0] == str(tmp_path)
+
+
+def command(runner: Runner, *words: object, **options: Any) -> subprocess.Popen[str]:
+    """Start Python as a command, in a fork."""
+    environment = clean_environment(runner.folder) | options.pop("environment", {})
+    return subprocess.Popen(
+        [str(runner.python), *map(str, words)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+# It tells whether it is a fork: only those have torch imported at the beginning.
+IS_FORK = "import sys; print('torch' in sys.modules, sys.argv[1:], sys.stdin.read())\n"
+
+
+@pytest.mark.parametrize("words", first(1, [("script.py", "-m", "a b"), ("-m", "script", "a")]))
+def test_command_sees_what_a_fresh_interpreter_shows(
+    words: tuple[str, ...], runner: Runner, tmp_path: Path
+) -> None:
+    """All but the name of the interpreter, which is this command, so that it is handed on."""
+    (tmp_path / "script.py").write_text(SEEN)
+    seen = []
+    core = staying_on_one_core()
+    for python in (runner.python, sys.executable):
+        run = subprocess.run(
+            [python, *words],
+            env=clean_environment(runner.folder) | {"RANK": "0", "ACCELERATE_USE_CPU": "yes"},
+            cwd=tmp_path,
+            input="typed",
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            preexec_fn=core,
+            timeout=60,
+        )
+        assert (run.returncode, run.stderr) == (0, "said\n")
+        seen.append(json.loads(run.stdout))
+    assert seen[0].pop("executable") == str(runner.python)
+    assert seen[1].pop("executable") == sys.executable
+    assert seen[0] == seen[1]
+    assert seen[0]["input"] == "typed"
+
+
+def test_command_forks_unless_imports_would_differ(runner: Runner, tmp_path: Path) -> None:
+    """Libraries read some variables once; a script must not see what others read."""
+    script = tmp_path / "script.py"
+    script.write_text(IS_FORK)
+    for variables, is_fork in (
+        ({}, True),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_RANK": "1", "TMPDIR": "/tmp"}, True),
+        ({"TORCH_COMPILE_DISABLE": "1"}, False),
+        ({"HF_HUB_OFFLINE": "0"}, False),
+        ({"PYTHONPATH": "/tmp"}, False),
+    ):
+        with command(runner, script, environment=variables, stdin=subprocess.DEVNULL) as process:
+            assert process.communicate(timeout=60) == (f"{is_fork} [] \n", ""), variables
+    with command(runner, "-c", IS_FORK, "x", stdin=subprocess.DEVNULL) as process:
+        assert process.communicate(timeout=60) == ("False ['x'] \n", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("sys.exit(75)", 75),
+        ("raise SystemExit('error: a sentence')", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_command_ends_as_the_script_does(
+    runner: Runner, tmp_path: Path, end: str, status: int
+) -> None:
+    """With its status, or by its signal."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, signal, sys\n{end}")
+    with command(runner, script) as process:
+        assert process.wait(60) == status
+
+
+WAIT = """
+import os, signal, time
+def note(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    raise SystemExit(3)
+signal.signal(signal.SIGTERM, note)
+print(os.getpid(), signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_to_the_command_reach_the_script(
+    runner: Runner, tmp_path: Path, number: signal.Signals
+) -> None:
+    """One that is ignored stays ignored; a kill of the command is one of the script, too."""
+    script = tmp_path / "script.py"
+    script.write_text(WAIT)
+
+    def ignore() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    with command(runner, script, preexec_fn=ignore) as process:
+        assert process.stdout is not None
+        pid, is_ignored = process.stdout.readline().split()
+        assert is_ignored == "True"
+        fork = psutil.Process(int(pid))
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(number)
+        was_told = number == signal.SIGTERM
+        assert process.wait(30) == (3 if was_told else -number)
+        assert process.stdout.read() == ("SIGTERM\n" if was_told else "")
+        assert not psutil.wait_procs([fork], timeout=30)[1]
+
+
+def test_launchers_run_and_start_workers_as_forks(runner: Runner, tmp_path: Path) -> None:
+    """`accelerate launch` and `torchrun` of the folder, with their own code."""
+    script = tmp_path / "script.py"
+    script.write_text("import os; " + IS_FORK.replace("print(", "print(os.environ['RANK'], "))
+    multi_cpu = ("--config_file", CONFIGS / "multi_cpu.yaml", "--main_process_port", free_port())
+    for name, words in (
+        ("accelerate", ("launch", *multi_cpu)),
+        ("torchrun", ("--nproc-per-node", 2, "--master-port", free_port())),
+    ):
+        run = subprocess.run(
+            [str(runner.python.with_name(name)), *map(str, (*words, script, "--flag"))],
+            env=clean_environment(runner.folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert run.returncode == 0, run.stderr
+        lines = sorted(run.stdout.split("\n")[:-1])
+        assert [line.strip() for line in lines] == [f"{n} True ['--flag']" for n in range(2)]
 
 
 @pytest.mark.parametrize("launcher", ["python", "fresh"])

@@ -342,6 +342,7 @@ def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> 
     assert not (run.directory / "memory.json").exists()
 
 
+@pytest.mark.slow
 def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished) -> None:
     """Tokens are turned back into the words that were read."""
     (folder,) = wandb_runs(learned_bert)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -122,9 +121,10 @@ def supervised(
     runner: Runner, copy: Path, folder: Path, flags: tuple[object, ...], *, processes: int
 ) -> tuple[int, str]:
     """Run README's supervisor line; return how often it started the recipe, and what it said."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    python = str(runner.python)
+    launch = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     launch += ["--master-port", str(free_port())] if processes > 1 else []
-    words = [*(launch if processes > 1 else [sys.executable]), str(copy), *map(str, flags)]
+    words = [*(launch if processes > 1 else [python]), str(copy), *map(str, flags)]
     run = folder / "run"
     line = f"echo started >> {folder}/starts; {' '.join(words)} --output-dir {run} --resume auto"
     loop = f"until {line}; do grep -q '\"resumable\": true' {run}/status.json || break; done"
@@ -189,7 +189,7 @@ def test_main_is_called_by_a_notebook(runner: Runner, tmp_path: Path) -> None:
     """By both of Accelerate's launchers for functions, twice in one process, and in a thread."""
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK.format(repository=str(REPOSITORY)))
-    command = [sys.executable, str(script), f"{tmp_path}/", str(free_port())]
+    command = [str(runner.python), str(script), f"{tmp_path}/", str(free_port())]
     environment = clean_environment(runner.folder)
     status, output, errors = run_command(command, environment, tmp_path, 240, one_core=False)
     assert status == 0, output[-2000:] + errors[-4000:]

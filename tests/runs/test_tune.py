@@ -6,7 +6,6 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def _signals() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_printed_command_gives_the_figures_of_the_best_trial(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forking_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bit for bit: it has each flag of the trial, also those that the search adds."""
     flags = ["--learning-rate", "0.003:0.03:log", "--hidden-sizes", "16", "--max-steps", "12"]
@@ -38,7 +37,7 @@ def test_printed_command_gives_the_figures_of_the_best_trial(
     assert python == "python"
     again = tmp_path / "again"
     words += ["--output-dir", str(again), "--tracker", "none"]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=300)
+    subprocess.run([forking_python, *words], check=True, capture_output=True, timeout=300)
     trial = tmp_path / "study" / best.split()[1].rstrip(",")
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (again, trial))
     names = [name for name in theirs if name.startswith(("val/", "test/", "train/"))]

@@ -48,6 +48,19 @@ def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: 
         for _ in range(3):
             console.say("x" * 10_000)
             console.CONSOLE.print("a table")
+    assert_output_fails(broken)
+
+
+def assert_output_fails(broken: str) -> None:
+    """Check that a plain file would have raised an error where the console's output did not."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if broken == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    plain = io.FileIO(writer, "w")
+    with plain, pytest.raises(OSError, match=r"Broken pipe|No space left"):
+        plain.write(b"x")
 
 
 def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,4 +96,5 @@ def test_what_reads_runs_does_not_wait_for_torch() -> None:
     """A comparison needs files, errors, flags and objectives, and starts at once."""
     names = "machine, errors, files, flags, objective, console"
     code = f"import sys; from common import {names}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")

@@ -72,8 +72,10 @@ def test_roles_are_as_agreed(owner: type[TrainingConfig], name: str) -> None:
 
 @pytest.mark.parametrize("owner", CLASSES)
 def test_defaults_are_within_their_limits(owner: type[TrainingConfig]) -> None:
-    """None is, wherever it is the default."""
+    """None is, wherever it is the default; other values are refused."""
     check_limits(owner())
+    with pytest.raises(UserError, match="--batch-size 0 can't work"):
+        check_limits(owner(batch_size=0))
 
 
 @dataclass

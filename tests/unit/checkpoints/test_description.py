@@ -75,7 +75,18 @@ def identity(parts: Parts) -> dict[str, Any]:
 
 
 def resumed(folder: Path, parts: Parts) -> None:
+    """Restore the newest checkpoint into the parts."""
     restore_newest(Checkpoints(folder, 0, 1, 2, 5.0), None, parts, identity(parts))
+
+
+def assert_same_tensors(first: Parts, second: Parts) -> None:
+    """Check that a checkpoint of either would have the same tensors."""
+    files, others = first.collect().files, second.collect().files
+    assert files.keys() == others.keys()
+    for file, tensors in files.items():
+        assert tensors.keys() == others[file].keys()
+        for name, value in tensors.items():
+            assert torch.equal(value, others[file][name]), f"{name} in {file}"
 
 
 @pytest.mark.parametrize(
@@ -142,12 +153,14 @@ def test_what_a_schedule_changes_is_no_difference(tmp_path: Path, schedule: Any)
             is_plateau = isinstance(self.inner, lr_scheduler.ReduceLROnPlateau)
             self.inner.step(*[1.0] * is_plateau)
 
-    saved(tmp_path, parts_of(schedule=lambda optimizer: Plateau(schedule(optimizer))))
+    first = parts_of(schedule=lambda optimizer: Plateau(schedule(optimizer)))
+    saved(tmp_path, first)
     again = parts_of(
         schedule=lambda optimizer: Plateau(schedule(optimizer)),
         optimizer=lambda groups: adamw(groups, foreach=True),
     )
     resumed(tmp_path, again)
+    assert_same_tensors(again, first)
 
 
 def test_checkpoint_of_an_older_version_is_gone_on_from(tmp_path: Path) -> None:
@@ -156,4 +169,6 @@ def test_checkpoint_of_an_older_version_is_gone_on_from(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 0, 1, 2, 5.0)
     checkpoints.save(1, parts.collect(), {"data": DATA})
     checkpoints.wait()
-    resumed(tmp_path, parts_of())
+    again = parts_of()
+    resumed(tmp_path, again)
+    assert_same_tensors(again, parts)

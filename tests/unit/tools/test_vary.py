@@ -14,6 +14,8 @@ from common.tools.vary.command import main
 from common.tools.vary.variants import name_of
 from tests.unit.tools.tune.test_search import STUB
 
+pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
+
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:

@@ -471,7 +471,10 @@ def test_what_is_no_place_of_a_run_is_named(source: str, tmp_path: Path) -> None
 def test_json_has_no_nan(tmp_path: Path) -> None:
     """Values that JSON has no word for are left out."""
     source = write_run(tmp_path / "run", logged=[rows([0.5])[0] | {"perf/mfu": float("nan")}])
-    json.dumps(as_json(compare(read_runs([source]))), allow_nan=False)
+    written = json.dumps(as_json(compare(read_runs([source]))), allow_nan=False)
+    (figures,) = json.loads(written)["runs"]
+    assert figures["best"] == 0.5
+    assert figures["perf/mfu"] is None
 
 
 def test_comparing_waits_for_no_large_library(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from tests.launch import CONFIGS, REPOSITORY
 STUB = Path(__file__).with_name("stub_recipe.py")
 RATES = ("--learning-rate", "0.0001:0.1:log")
 
+pytestmark = pytest.mark.usefixtures("forking_python")  # for the trials
+
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:

@@ -1,0 +1,120 @@
+"""A stand-in for the `python` command: it runs scripts as forks of the template process.
+
+`tests/launch.py` installs a copy of this file as `python`, `accelerate` and `torchrun` in a folder
+of the tests, and `tests/template.py` is the process that forks. A start costs 20 ms of processor
+time instead of the seconds that the imports of torch and the other libraries take. Everything
+else is as with the interpreter: words, environment, folder, cores, standard files, the network
+namespace, signals and the exit status. A launcher that runs this way starts its own workers
+this way too, because its `sys.executable` is this command.
+
+The real interpreter runs what a fork cannot do in the same way: `python -c`, options of the
+interpreter, and variables that the libraries read while they are imported.
+
+These differences remain:
+
+- The parent of a fork is the template, so a fork is not told when the process that started this
+  command dies. It ends when this command is killed.
+- Torch uses one thread until the script sets their number, as recipes do, because the template
+  has one core.
+- Whoever changes the cores of this command afterwards does not change those of the fork.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+# Variables that no library reads while it is imported: a fork may have other values than the
+# template has.
+READ_LATE = ("WANDB_", "COLUMNS", "TQDM_", "PYTEST_", "TMPDIR")
+# What shells, launchers and Slurm set. `multi_cpu.yaml` sets them for the forks of two ranks, too.
+SET_BY_LAUNCHERS = (
+    *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "XDG_CACHE_HOME", "RECIPE_TESTS_FOLDER"),
+    *("ACCELERATE_", "FSDP_", "MASTER_", "SLURM_", "TORCHELASTIC_", "GROUP_", "LOCAL_", "ROLE_"),
+    *("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    *("MAIN_ADDRESS", "MAIN_PORT", "PER_NODE", "RUN_DIRECTORY", "FAKES", "GLOO_SOCKET_IFNAME"),
+)
+MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "torchrun": "torch.distributed.run"}
+FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
+
+
+def has_same_imports(
+    environment: dict[str, str], clean: dict[str, str], read_late: tuple[str, ...]
+) -> bool:
+    """Whether libraries imported with the variables of `clean` are as with `environment`."""
+    names = {*environment, *clean}
+    changed = [name for name in names if environment.get(name) != clean.get(name)]
+    return all(name.startswith(read_late) for name in changed)
+
+
+def main() -> None:
+    """Run the command line of this process, in a fork or with the interpreter."""
+    command = os.path.abspath(sys.argv[0])
+    with open(os.path.join(os.path.dirname(command), "settings.json"), encoding="utf-8") as file:
+        settings = json.load(file)
+    words = sys.argv[1:]
+    name = os.path.basename(command)
+    if name in MODULES:
+        words = ["-m", MODULES[name], *words]
+    unbuffered = words[:1] == ["-u"]  # as launchers start their workers
+    if unbuffered:
+        words = words[1:]
+    is_script = bool(words) and os.path.isfile(words[0])
+    is_module = len(words) > 1 and words[0] == "-m"
+    read_late = READ_LATE + SET_BY_LAUNCHERS
+    same_imports = has_same_imports(dict(os.environ), settings["environment"], read_late)
+    if not same_imports or not (is_script or is_module):
+        options = ["-u"] if unbuffered else []
+        os.execv(settings["interpreter"], [settings["interpreter"], *options, *words])
+    executable = os.path.join(os.path.dirname(command), "python")
+    end_as(run_in_fork(words, unbuffered, executable, settings["socket"]))
+
+
+def run_in_fork(words: list[str], unbuffered: bool, executable: str, path: str) -> int:
+    """Have the template at the socket `path` run a command line; return the status of its end."""
+    signals = [getattr(signal, name) for name in FORWARDED]
+    ignored = [number for number in signals if signal.getsignal(number) == signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is somebody to pass them on to
+    request = {
+        "words": words,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "executable": executable,
+        "unbuffered": unbuffered,
+        "ignored_signals": [int(number) for number in ignored],
+    }
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.connect(path)
+    reader, writer = os.pipe()
+    network = os.open("/proc/self/ns/net", os.O_RDONLY)
+    socket.send_fds(control, [json.dumps(request).encode()], [0, 1, 2, writer, network])
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        process = int(answers.readline())
+        for number in signals:
+            if number not in ignored:
+                signal.signal(number, lambda received, _: send(process, received))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        return int(answers.readline())
+
+
+def send(process: int, number: int) -> None:
+    """Pass a signal on, unless the process has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def end_as(status: int) -> None:
+    """End with a status; below 0 it is the signal that ended the fork."""
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
