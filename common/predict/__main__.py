@@ -24,10 +24,10 @@ from PIL import Image
 
 from common.command_line import tool_parser
 from common.config import TrainingConfig
+from common.devices import device_name
 from common.errors import UserError
 from common.files import plain, reading
 from common.flags import spelled
-from common.machine import device_name
 from common.predict.predictor import Predictor
 
 MOST = 2**16  # inputs of a batch

@@ -13,8 +13,8 @@ import torch
 
 from common.config import TrainingConfig
 from common.data.batch import Data
+from common.devices import device_name
 from common.flags import role_of
-from common.machine import device_name
 from common.track.card import flags_given
 from common.track.names import Facts
 from common.training.accelerator import running_precision
