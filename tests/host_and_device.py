@@ -121,8 +121,9 @@ def device_asked_for(function: Any, arguments: Any, named: Any) -> torch.device 
     if function is torch.Tensor.cpu:
         return HOST
     device = named.get("device")
-    if device is None and function is torch.Tensor.to:
-        device = next((word for word in arguments[1:2] if isinstance(word, str | torch.device)), None)
+    if device is None and function is torch.Tensor.to and len(arguments) > 1:
+        target = arguments[1]  # a device, a dtype, or another tensor
+        device = target if isinstance(target, str | torch.device) else None
     return None if device is None else torch.device(device)
 
 
