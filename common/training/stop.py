@@ -150,7 +150,7 @@ class Agreement:
         """
         failure = self.failure()
         age = time.perf_counter() - self.saved_at
-        is_old = is_main_rank() and age >= CHECKPOINT_SECONDS
+        is_old = age >= CHECKPOINT_SECONDS and is_main_rank()
         flags = [self.request.reason is not None, failure is not None, is_old]
         if self.accelerator.num_processes > 1:
             flags = self.ask_all(flags, global_step)
