@@ -57,11 +57,11 @@ class TrainingConfig:
     data_placement: Literal["auto", "device", "workers"] = pace("auto")  # Where batches are made.
 
     output_dir: str | None = once(None)  # Directory of the run (default: runs/RECIPE-TIMESTAMP).
-    # Updates between checkpoints, besides each epoch's end.
+    # Updates between checkpoints, besides the ends of epochs (not more often than every 30 s).
     checkpoint_every: int | None = count(None, role="pace")
     keep_checkpoints: int = count(2, role="record")  # Newest checkpoints to keep.
     resume: str | None = once(None)  # auto, a run or a checkpoint: go on where it stopped.
-    # Updates between log lines (default: by the run's length, at most 50).
+    # Updates between log lines (default: by the run's length, at most 1,000 lines).
     log_every: int | None = count(None, role="pace")
     # Updates between evaluations (default: whole epochs, at most 20 a run).
     eval_every: int | None = count(None, role="pace")

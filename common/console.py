@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -135,6 +136,28 @@ def tell(line: str) -> None:
         keep(line)
 
 
+# Log lines that a run prints at once, and then each second. A run may have more updates a second
+# than anybody reads.
+LINES_AT_ONCE = 100
+LINES_PER_SECOND = 5
+
+
+class LineLimit:
+    """Lets through some lines at once, and then so many each second."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.lines = 0
+
+    def allows(self) -> bool:
+        """Whether another line may be printed now; if so, it is counted."""
+        seconds = time.monotonic() - self.began
+        if self.lines >= LINES_AT_ONCE + LINES_PER_SECOND * seconds:
+            return False
+        self.lines += 1
+        return True
+
+
 class Display:
     """Where a run stands: on a terminal a line that a thread draws, elsewhere one an interval."""
 
@@ -143,6 +166,7 @@ class Display:
         self.doing = ""  # besides training; while it loads, the library is named
         self.text = ""  # the figures of the last interval
         self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
+        self.limit = LineLimit()
 
     def begin(self, doing: str = "") -> None:
         """Show the line, where it is not shown yet; the end of the process takes it away."""
@@ -172,12 +196,22 @@ class Display:
     def start(self, total_steps: int, position: Callable[[], tuple[int, float]]) -> None:
         """Show from now on where the run stands: `position` is asked at each redrawing."""
         self.total_steps, self.position, self.doing = total_steps, position, ""
+        self.limit = LineLimit()
         if self.live is not None:
             self.bar.update(self.bar.task_ids[0], total=total_steps, completed=position()[0])
 
     def interval(self, text: str) -> None:
+        """Show the figures of an interval: on a terminal in its bar, elsewhere as a line.
+
+        The line of the last update is always printed. Others are left out where there are very
+        many a second.
+        """
         self.text = text
-        (say if self.live is None else tell)(f"{self.place()}  {text}")
+        is_last = self.position is not None and self.position()[0] == self.total_steps
+        if not (self.limit.allows() or is_last):
+            return
+        print_line = say if self.live is None else tell
+        print_line(f"{self.place()}  {text}")
 
     def place(self) -> str:
         if self.position is None:

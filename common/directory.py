@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import os
 import platform
 import secrets
@@ -72,6 +73,7 @@ class RunDirectory:
         self.named_by_clock = asked is None
         self.lock = contextlib.ExitStack()
         self.has_config = False  # whether this process has written it
+        self.seen_at = -math.inf  # clock of the last look at whose directory it is
 
         def take() -> Taken:
             self.path = make_directory(asked, recipe, resume)
@@ -117,14 +119,18 @@ class RunDirectory:
             write_json(self.path / name, signed_config(value) if name == CONFIG else value)
         self.has_config = self.has_config or name == CONFIG
 
-    def insist_on_own(self) -> None:
+    def insist_on_own(self, max_age: float = 0.0) -> None:
         """Raise a `UserError` if the directory was removed, or holds another run by now.
 
         Whatever is written then would make a folder that looks like a run and is none, or would
         damage the other run.
+
+        Args:
+            max_age: the seconds for which an earlier look is enough.
         """
-        if not self.has_config:
+        if not self.has_config or time.monotonic() - self.seen_at < max_age:
             return
+        self.seen_at = time.monotonic()
         if is_main_rank():
             is_own = read_run_id(self.path / CONFIG) == self.run_id
         else:  # on a shared file system what another machine wrote may be seen later

@@ -8,7 +8,6 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 # What asks a process to stop: Slurm's --signal=USR1, a cluster, a Ctrl-C, a terminal that closes.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -74,18 +73,16 @@ def cpu_threads(asked: int | None = None) -> int:
     return asked or max(1, usable_cores() // local_world_size())
 
 
-def device_name(device: Any) -> str:
-    """Return the name of the hardware behind a torch device, such as "NVIDIA H100 80GB HBM3"."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.get_device_name(device)
+def processor_name() -> str:
+    """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {usable_cores()} cores" if device.type == "cpu" else name
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def signal_when_parent_ends(number: int) -> None:

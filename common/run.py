@@ -507,7 +507,7 @@ class Run:
         return None if self.logs.tracker is None else self.logs.tracker.native
 
     def log_training(self) -> None:
-        self.directory.insist_on_own()
+        self.directory.insist_on_own(max_age=1.0)
         values = self.meters.interval()
         self.guard.check(self.progress.global_step, values.get("train/loss", 0.0))
         own = {**self.guard.figures(), **learning_rates(self.optimizers)}
@@ -572,9 +572,11 @@ class Run:
     @property
     def should_save(self) -> bool:
         """Whether a checkpoint is due, by the plan or because of a request to stop."""
-        return self.accelerator.sync_gradients and (
-            self.agreement.stopping or self.plan.saves(self.progress.global_step)
-        )
+        if not self.accelerator.sync_gradients:
+            return False
+        is_checkpoint_old = self.agreement.is_checkpoint_old
+        is_planned = self.plan.saves(self.progress.global_step, is_checkpoint_old)
+        return self.agreement.stopping or is_planned
 
     def save(self) -> None:
         """Save a checkpoint: copy the state now, and write it in the background."""
@@ -585,6 +587,7 @@ class Run:
             self.guard.check(step)
             self.insist_on_equal_weights()
             self.checkpoints.save(step, self.parts.collect(), self.identity())
+            self.agreement.note_checkpoint()
         DISPLAY.doing = ""
 
     def insist_on_equal_weights(self) -> None:
@@ -637,6 +640,7 @@ class Run:
         )
         if manifest is None:
             return None
+        self.agreement.note_checkpoint()
         if manifest["lost_best"]:
             no_best = Best(self.objective, self.best.is_kept)
             self.best.load_state_dict(no_best.state_dict())

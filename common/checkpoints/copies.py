@@ -1,12 +1,24 @@
-"""Copies of a run's state in the host's memory: on CUDA made while the training goes on."""
+"""Copies of a run's state in the host's memory, made while the training goes on where possible."""
 
 from collections.abc import Callable
 
 import torch
 
 from common.checkpoints.pack import Tensors
+from common.devices import (
+    current_stream,
+    has_pinned_memory,
+    has_streams,
+    memory_room,
+    new_stream,
+    use,
+)
 
 Files = dict[str, Tensors]  # tensors by name of the file
+
+# Torch rounds an allocation of pinned memory up to a power of two, so this is one.
+PIECE_BYTES = 64 * 2**20
+ALIGNMENT = 64  # bytes, enough for any dtype
 
 
 def copied(tensors: Tensors) -> Tensors:
@@ -15,38 +27,103 @@ def copied(tensors: Tensors) -> Tensors:
     return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
-def begun(files: Files, device: torch.device) -> tuple[Files, Callable[[], None]]:
-    """Return what `copied` does of each file, and what waits until it is there.
+class PinnedMemory:
+    """Pinned memory of the host, in a few large pieces that each checkpoint uses again.
 
-    On CUDA the tensors are copied on the device first, which takes no time, and from there into
-    pinned memory on a stream of their own. Where the device has no room for that, beside what
-    training holds of it, they are copied from where they lie, and waited for.
+    Pinning takes about as long as writing the memory once, and some time for each call. A piece for
+    each tensor would hold up the training for as long as hundreds of updates.
     """
-    if device.type != "cuda":
-        return {name: copied(tensors) for name, tensors in files.items()}, lambda: None
-    sources = changed(files, torch.detach)
-    size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
-    if has_room := size < torch.cuda.mem_get_info(device)[0]:
-        sources = changed(sources, torch.clone)
-    copying = torch.cuda.Stream(device)
-    copying.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(copying):
-        copies = changed(sources, into_pinned_memory)
-        done = copying.record_event()
 
-    def wait() -> None:
-        done.synchronize()
-        sources.clear()  # which were to stay until now
+    def __init__(self) -> None:
+        self.pieces: list[torch.Tensor] = []  # uint8 [bytes] each
+        self.position = 0  # of the piece that is filled now
+        self.offset = 0  # bytes of it that are taken
 
-    if not has_room:
-        wait()
-    return copies, wait
+    def use_again(self) -> None:
+        """Hand all memory out anew; what was handed out before is overwritten."""
+        self.position = 0
+        self.offset = 0
+
+    def empty_like(self, value: torch.Tensor) -> torch.Tensor:
+        """Return memory with the shape, dtype and layout of `value`."""
+        size = value.nbytes
+        while self.position < len(self.pieces):
+            if self.offset + size <= self.pieces[self.position].nbytes:
+                break
+            self.position += 1
+            self.offset = 0
+        else:
+            piece_size = max(size, PIECE_BYTES)
+            self.pieces.append(torch.empty(piece_size, dtype=torch.uint8, pin_memory=True))
+        memory = self.pieces[self.position][self.offset : self.offset + size]
+        self.offset += -(-size // ALIGNMENT) * ALIGNMENT
+        strides = torch.empty_like(value, device="meta").stride()
+        return memory.view(value.dtype).as_strided(value.shape, strides)
+
+
+class HostCopies:
+    """Copies of one checkpoint after the other, from a device to the host's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pinned = PinnedMemory()
+        self.is_asynchronous = has_streams(device) and has_pinned_memory(device)
+
+    def begin(self, files: Files) -> tuple[Files, Callable[[], None]]:
+        """Copy tensors as they are now.
+
+        On a device with streams and pinned memory the tensors are copied on the device, behind the
+        work that training has queued. From there another thread fetches them, on a stream of its
+        own. If the device has no room for that, they are fetched from where they lie before this
+        returns.
+
+        Returns:
+            The copies, and a function that waits until they are there, for any thread to call. The
+            memory of the copies is used again by the next call.
+        """
+        if not self.is_asynchronous:
+            return {name: copied(tensors) for name, tensors in files.items()}, lambda: None
+        sources = changed(files, torch.detach)
+        size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
+        room = memory_room(self.device)
+        has_room = room is not None and size < room[0]
+        if has_room:
+            sources = changed(sources, torch.clone)
+        is_made = current_stream(self.device).record_event()
+        copies: Files = {name: {} for name in files}
+        targets = dict(copies)  # the caller may take files out of `copies`
+
+        def fetch() -> None:
+            self.fetch(sources, targets, is_made)
+
+        if has_room:
+            return copies, fetch
+        fetch()
+        return copies, lambda: None
+
+    def fetch(self, sources: Files, targets: Files, is_made: torch.Event) -> None:
+        """Copy `sources` to the host, into the empty `targets`, and wait for that.
+
+        Args:
+            is_made: the event by which training has made the sources.
+        """
+        use(self.device)
+        self.pinned.use_again()
+        stream = new_stream(self.device)
+        stream.wait_event(is_made)
+        with stream:
+            for name, tensors in sources.items():
+                for key, value in tensors.items():
+                    copy = self.pinned.empty_like(value)
+                    targets[name][key] = copy.copy_(value, non_blocking=True)
+        # By an event: a wait for a stream counts as a mistake where waits in the loop are errors.
+        stream.record_event().synchronize()
+        sources.clear()  # the device's memory was in use until now
 
 
 def changed(files: Files, change: Callable[[torch.Tensor], torch.Tensor]) -> Files:
-    return {name: {k: change(v) for k, v in held.items()} for name, held in files.items()}
-
-
-def into_pinned_memory(value: torch.Tensor) -> torch.Tensor:
-    pinned = torch.empty_like(value, device="cpu", pin_memory=True)
-    return pinned.copy_(value, non_blocking=True)
+    """Return the same files with each tensor changed."""
+    changed_files = {}
+    for name, tensors in files.items():
+        changed_files[name] = {key: change(value) for key, value in tensors.items()}
+    return changed_files

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from common.checkpoints.copies import begun
+from common.checkpoints.copies import HostCopies
 from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
@@ -62,6 +62,9 @@ class Checkpoints:
     # Raises a `UserError` where the run's directory is not that of this run any more.
     insist_on_own: Callable[[], None] = lambda: None
 
+    def __post_init__(self) -> None:
+        self.host_copies = HostCopies(self.device)
+
     def save(self, step: int, contents: Contents, facts: Mapping[str, Any]) -> None:
         """Copy this rank's state, and write it in the background; `facts` go into the manifest."""
         self.wait()
@@ -86,7 +89,7 @@ class Checkpoints:
 
     def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
         once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}
-        copies, wait = begun({**contents.files, **once}, self.device)
+        copies, wait = self.host_copies.begin({**contents.files, **once})
         once = {name: copies.pop(name) for name in once}
         arguments = (step, replace(contents, files=copies, once=once), json_safe(facts), wait)
         self.writer = threading.Thread(target=self.write_or_fail, args=arguments)

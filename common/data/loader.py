@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import psutil
@@ -159,7 +160,9 @@ class Loader:
         else:
             batches = self.workers.batches(micro_batches, epoch)
         for samples, batch in zip(micro_batches, batches, strict=True):
-            yield batch, self.samples.count(samples)
+            is_short = epoch is None and len(samples) < self.order.batch_size
+            with without_tuning() if is_short else nullcontext():
+                yield batch, self.samples.count(samples)
 
     def gathered(
         self, micro_batches: MicroBatches, epoch: int | None, first: int
@@ -182,6 +185,20 @@ class Loader:
             for number, parts in enumerate(split, start):
                 if number >= first:
                     yield tree.tree_unflatten(parts, structure)
+
+
+@contextmanager
+def without_tuning() -> Iterator[None]:
+    """Have cuDNN take kernels that it has tried before, or that it expects to be fast.
+
+    Otherwise it would try all its kernels for a batch size that comes once in an evaluation.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def make_loaders(

@@ -241,11 +241,15 @@ def cpu_has_bf16() -> bool:
 
 
 def set_kernels(precision: str, deterministic: bool) -> None:
+    """Choose the kernels for a precision, as reproducible ones as asked for."""
     # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where the
     # newer one has been written to. cuDNN's default is TF32: fp32 has to be asked for.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = not deterministic
+    # On Hopper GPUs torch 2.11 prefers cuDNN's attention. That builds a plan for each batch size
+    # and length, half a second each, and texts come in many. It also rounds the dropout rate.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

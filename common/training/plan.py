@@ -15,6 +15,9 @@ from common.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 
 MOST_EVALUATIONS = 20  # of a run, where `--eval-every` does not say
+# The same for `--log-every`. A row takes about a millisecond, in which an accelerator may idle.
+MOST_ROWS = 1000
+LONGEST_LOG_INTERVAL = 50  # of a run that has fewer rows than that
 
 
 class Plan:
@@ -30,12 +33,13 @@ class Plan:
             config.epochs = epochs_by_default(dataset, default_epochs)
         total_steps = config.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
-        # A short run has a curve all the same, and many short epochs no line for each.
-        self.log_every = config.log_every or min(50, max(1, self.total_steps // 50))
+        self.log_every = config.log_every or log_interval_by_default(self.total_steps)
+        # Many short epochs do not have an evaluation each.
         epochs = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
         self.eval_every = config.eval_every or epochs * self.updates_per_epoch
         self.logs_first = config.log_every is None
-        self.save_every = config.checkpoint_every or self.updates_per_epoch
+        # Without the flag, the ends of epochs and of the run are left.
+        self.save_every = config.checkpoint_every or self.total_steps
         self.config = config
         base = config.base_batch_size or type(config).batch_size  # the default of the recipe
         self.scale_to_apply = SCALES[config.scale_learning_rate](self.samples_per_update / base)
@@ -73,10 +77,15 @@ class Plan:
     def evaluates(self, step: int) -> bool:
         return step > 0 and step % self.eval_every == 0
 
-    def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due: by updates, at an epoch's end, or at that of the run."""
-        by_updates = step % self.save_every == 0 or step % self.updates_per_epoch == 0
-        return by_updates or self.ends(step)
+    def saves(self, step: int, is_checkpoint_old: bool = True) -> bool:
+        """Whether a checkpoint is due: by updates, at an epoch's end, or at that of the run.
+
+        Args:
+            is_checkpoint_old: whether the last one is so old that an epoch's end has another one.
+        """
+        if self.ends(step) or step % self.save_every == 0:
+            return True
+        return is_checkpoint_old and step % self.updates_per_epoch == 0
 
     def facts(self) -> PlanFacts:
         """Return the entry of the plan in `config.json`."""
@@ -96,6 +105,17 @@ class Plan:
             "progress/epoch": step / self.updates_per_epoch,
             "progress/samples": step * self.samples_per_update,
         }
+
+
+def log_interval_by_default(total_steps: int) -> int:
+    """Return the updates between two rows: a short run has a curve, and a long one few rows.
+
+    The number of updates alone decides. If time did as well, a resumed run would have other rows
+    than one that was never interrupted.
+    """
+    if total_steps > MOST_ROWS * LONGEST_LOG_INTERVAL:
+        return math.ceil(total_steps / MOST_ROWS)
+    return min(LONGEST_LOG_INTERVAL, max(1, total_steps // 50))
 
 
 def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:

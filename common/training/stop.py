@@ -1,5 +1,6 @@
 """Requests to stop: received at any time, agreed on by all ranks, obeyed between two updates."""
 
+import math
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from common.errors import (
     advice_for,
     is_of_disk,
 )
-from common.machine import STOP_SIGNALS, signal_when_parent_ends
+from common.machine import STOP_SIGNALS, is_main_rank, signal_when_parent_ends
 
 # The kernel sends this when `accelerate launch` dies. With one process, the launcher itself passes
 # no signal on.
@@ -32,6 +33,9 @@ LAUNCHER_DIED = signal.SIGUSR2
 # the first is taken for the same request.
 SAME_REQUEST_SECONDS = 1.0
 LOOK_EVERY = 1.0  # seconds between two looks into the store for other ranks' announcements
+# The end of an epoch has a checkpoint if the last one is at least as old. Epochs may last
+# milliseconds, and a checkpoint takes longer.
+CHECKPOINT_SECONDS = 30.0
 ANNOUNCEMENT = "stop-requested"
 OTHERS_PART = "could not write its part"  # from the message of `Checkpoints` about another rank
 
@@ -114,7 +118,10 @@ def is_orphan() -> bool:
 
 @dataclass
 class Agreement:
-    """Lets all ranks agree on stopping: about once a second, after the same update on each."""
+    """Lets all ranks agree on what depends on time: about once a second, after the same update.
+
+    They agree on whether to stop, and on whether the last checkpoint is old, by rank 0's clock.
+    """
 
     accelerator: Accelerator
     directory: Path
@@ -125,18 +132,29 @@ class Agreement:
     asked_at: tuple[int, float] | None = None  # update and clock of the last check
     announced: bool = False  # whether a rank announced a request in the process group's store
     next_look: float = 0.0
+    is_checkpoint_old: bool = True  # the same on all ranks; true where there is no checkpoint yet
+    saved_at: float = -math.inf  # clock of the last checkpoint
+
+    def note_checkpoint(self) -> None:
+        """Count the age of the last checkpoint from now on; called on all ranks."""
+        self.saved_at = time.perf_counter()
+        self.is_checkpoint_old = False
 
     def check(self, global_step: int) -> None:
         """Set `stopping` on all ranks if any of them was asked to stop; called on all ranks.
+
+        Also set `is_checkpoint_old` on all of them.
 
         Raises:
             TrainingError: on all ranks, if one could not write its last checkpoint.
         """
         failure = self.failure()
-        flags = [self.request.reason is not None, failure is not None]
+        age = time.perf_counter() - self.saved_at
+        is_old = age >= CHECKPOINT_SECONDS and is_main_rank()
+        flags = [self.request.reason is not None, failure is not None, is_old]
         if self.accelerator.num_processes > 1:
             flags = self.ask_all(flags, global_step)
-        self.stopping, failed = flags
+        self.stopping, failed, self.is_checkpoint_old = flags
         if failed:
             self.raise_failure(failure)
 

@@ -37,19 +37,26 @@ def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
     tensors = tensors_of_many_shapes(default_device())
     expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
     checkpoints = Checkpoints(tmp_path, 0, 1, 2, 60.0, default_device())
-    pinned_before = torch.cuda.host_memory_stats() if HAS_GPU else {}
-    checkpoints.save(1, Contents(files={"model.safetensors": tensors}), {})
-    for tensor in tensors.values():
-        tensor.fill_(-1)
-    checkpoints.wait()
-    assert checkpoints.failure is None
-    if HAS_GPU:
-        assert torch.cuda.host_memory_stats() != pinned_before, "no pinned memory was used"
-    saved = load_file(tmp_path / "step-00000001" / "model.safetensors")
-    assert saved.keys() == expected.keys()
-    for name, tensor in saved.items():
-        assert tensor.dtype == expected[name].dtype
-        assert torch.equal(tensor, expected[name]), name
+    assert checkpoints.host_copies.is_asynchronous == HAS_GPU
+    pieces: list[torch.Tensor] = []
+    for step in (1, 2):
+        for name, tensor in tensors.items():
+            tensor.copy_(expected[name])
+        checkpoints.save(step, Contents(files={"model.safetensors": tensors}), {})
+        for tensor in tensors.values():
+            tensor.fill_(-1)
+        checkpoints.wait()
+        assert checkpoints.failure is None
+        pinned = checkpoints.host_copies.pinned.pieces
+        assert all(piece.is_pinned() for piece in pinned)
+        assert bool(pinned) == HAS_GPU, "the copies did not go through pinned memory"
+        assert step == 1 or len(pinned) == len(pieces), "the memory was not used again"
+        pieces = [*pinned]
+        saved = load_file(tmp_path / f"step-{step:08d}" / "model.safetensors")
+        assert saved.keys() == expected.keys()
+        for name, tensor in saved.items():
+            assert tensor.dtype == expected[name].dtype
+            assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

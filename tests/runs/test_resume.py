@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints.finished import step_folders
+from common.checkpoints.finished import step_folders, step_of
+from common.training.stop import CHECKPOINT_SECONDS
 from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
-from tests.launch import REPOSITORY, Launcher, Runner
+from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
 UPDATES = 11  # in an epoch of `MLP`
@@ -47,6 +48,14 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
         assert order not in orders[:number]
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
+
+
+def test_short_epochs_have_few_checkpoints(whole_mlp: Finished) -> None:
+    """The first of three has one, and the end of the run; where that took no half minute."""
+    plan = whole_mlp.config["plan"]
+    steps = [step_of(path) for path in step_folders(whole_mlp.directory / "checkpoints")]
+    if whole_mlp.summary["time/total_seconds"] < CHECKPOINT_SECONDS:
+        assert steps == [plan["updates_per_epoch"], plan["total_steps"]]
 
 
 # Evaluations of 23 batches on one process and 12 on two.

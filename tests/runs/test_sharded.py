@@ -286,6 +286,21 @@ def test_networks_in_shards(runner: Runner) -> None:
     assert run.output.count("a network in shards can't be called with other weights") == 2
 
 
+@pytest.mark.parametrize("launcher", first(1, [*reversed(LAUNCHERS)]))
+def test_collectives_get_tensors_of_the_device_only(
+    launcher: Launcher, runner: Runner, odd_images: Path
+) -> None:
+    """NCCL refuses those of the host: DDP and shards, evaluations, checkpoints and logs."""
+    script = REPOSITORY / "tests" / "host_and_device.py"
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    flags = ("--dataset", odd_images, "--tracker", "none", "--batch-size", 16, "--epochs", 9)
+    every = ("--log-every", 1, "--eval-every", 2, "--checkpoint-every", 2)
+    run = runner.run(script, recipe, *flags, *every, "--max-steps", 4, launcher=launcher)
+    collectives = {"shards": "broadcast from common.training.sharding"}
+    expected = collectives.get(launcher, "all_reduce from common.training.drift")
+    assert expected in run.output, "the collectives were not looked at"
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

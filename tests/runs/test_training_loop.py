@@ -45,7 +45,7 @@ def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bo
     freeze_body = "        model.body.requires_grad_(False)\n" if frozen_first else ""
     copy = edited(tmp_path, (STEP, FREEZE + STEP), (prepare, freeze_body + prepare))
     common = (*FLAGS, "--epochs", 3, "--mixed-precision", "no", "--keep", "last", "--seed", 1)
-    common += ("--keep-checkpoints", 5)
+    common += ("--keep-checkpoints", 9, "--checkpoint-every", 2)
     two = runner.run(copy, *common, "--batch-size", 64, launcher="two")
     one = runner.run(copy, *common, "--batch-size", 64, "--gradient-accumulation-steps", 2)
     for name, value in one.weights().items():

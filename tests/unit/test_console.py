@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -32,6 +33,26 @@ def test_log_has_a_line_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
     display.interval("loss 0.1234  [rmse] 3.2")
     display.close()
     assert capsys.readouterr().out == "epoch 0.50  step 20/40  loss 0.1234  [rmse] 3.2\n"
+
+
+def test_log_has_few_lines_a_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones, then some a second, and in any case the last."""
+    clock = 0.0
+    step = 0
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock))
+    display = console.Display()
+    display.begin("starting")
+    display.start(2000, lambda: (step, 0.5))
+    for step in range(1, 2001):  # noqa: B007
+        clock += 0.01
+        display.interval("loss 0.1")
+    display.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert all(f"step {number}/" in lines[number - 1] for number in range(1, 101))
+    assert "step 2000/2000" in lines[-1]
+    assert len(lines) == pytest.approx(console.LINES_AT_ONCE + 20 * console.LINES_PER_SECOND, abs=2)
 
 
 @pytest.mark.parametrize("broken", ["full", "closed"])

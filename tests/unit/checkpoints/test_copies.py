@@ -2,18 +2,100 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from common.checkpoints.copies import begun
+from common.checkpoints import copies as copies_module
+from common.checkpoints.copies import PIECE_BYTES, HostCopies, PinnedMemory
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors
 from tests.cuda_stand_in import Cuda
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+OTHER_GPU = torch.device("cuda", 3)
+COPY, EMPTY = torch.Tensor.copy_, torch.empty
+
+
+class Stream:
+    """A stream that does what it is given when somebody waits for it, and not before."""
+
+    def __init__(self, device: StandIn) -> None:
+        self.device = device
+        self.late: list[Callable[[], Any]] = []
+
+    def __enter__(self) -> None:
+        self.device.active = self
+
+    def __exit__(self, *unused: object) -> None:
+        self.device.active = None
+
+    def record_event(self) -> Stream:
+        """Return this stream: what waits for the event waits for all that it was given."""
+        return self
+
+    def wait_event(self, event: Stream) -> None:
+        """Do what the other stream was given before what this one is given later."""
+        self.device.waits.append("training" if event is self.device.training else "copying")
+
+    def synchronize(self) -> None:
+        """Do what is left."""
+        late, self.late = self.late, []
+        for work in late:
+            work()
+
+
+class StandIn:
+    """A device with streams and pinned memory, whose tensors lie on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free: int | None = 2**40
+        self.training = Stream(self)
+        self.active: Stream | None = None
+        self.waits: list[str] = []
+        self.pinned: list[int] = []  # bytes of each allocation
+        self.used: dict[str, torch.device] = {}  # by name of the thread
+        answers: dict[str, Callable[..., Any]] = {
+            "has_streams": lambda device: device.type == "cuda",
+            "has_pinned_memory": lambda device: device.type == "cuda",
+            "current_stream": lambda device: self.training,
+            "new_stream": lambda device: Stream(self),
+            "memory_room": lambda device: None if self.free is None else (self.free, 2**40),
+            "use": lambda device: self.used.update({threading.current_thread().name: device}),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(copies_module, name, answer)
+        monkeypatch.setattr(
+            torch.Tensor, "copy_", lambda *given, **named: self.copy_(*given, **named)
+        )
+        monkeypatch.setattr(torch, "empty", self.empty)
+
+    def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+        """Stand for `Tensor.copy_`, which without blocking happens later on a stream."""
+        if non_blocking and self.active is not None:
+            self.active.late.append(lambda: COPY(target, source))
+            return target
+        return COPY(target, source)
+
+    def empty(self, *size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        """Stand for `torch.empty`: pinned memory holds something else."""
+        made = EMPTY(*size, **options)
+        if pin_memory:
+            self.pinned.append(made.nbytes)
+            made.fill_(77)
+        return made
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Return a device that is none."""
+    return StandIn(monkeypatch)
 
 
 def state() -> dict[str, dict[str, torch.Tensor]]:
@@ -21,48 +103,91 @@ def state() -> dict[str, dict[str, torch.Tensor]]:
     images = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     weights = {"a": torch.arange(6.0).view(2, 3), "b": images, "none": torch.empty(0)}
     weights["p"] = torch.nn.Parameter(torch.ones(2))
+    weights |= {"t": torch.arange(6.0).view(2, 3).t(), "flag": torch.tensor([True, False, True])}
+    weights |= {"scalar": torch.tensor(3), "half": torch.ones(3, dtype=torch.float16)}
     return {"weights": weights, "rank": {"random": torch.arange(9, dtype=torch.uint8)}}
 
 
-@pytest.mark.parametrize("free", [2**30, 8])
-@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_copies_are_of_the_state_when_they_were_begun(
-    device: torch.device, free: int, cuda: Cuda
-) -> None:
-    """Training goes on at once; where a GPU has no room for a copy, once they are made."""
-    cuda.free = free
-    files = state()
-    copies, wait = begun(files, device)
+def change(files: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Train on: change all tensors in place."""
     with torch.no_grad():
         for tensors in files.values():
             for value in tensors.values():
-                value.add_(1)
-    is_late = device == GPU and free == 2**30
-    assert torch.equal(copies["weights"]["a"], state()["weights"]["a"]) != is_late
-    wait()
+                value.logical_not_() if value.dtype is torch.bool else value.add_(1)
+
+
+def assert_copies(copies: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Check that copies are of `state()`, in its types and layouts."""
     for name, tensors in state().items():
+        assert copies[name].keys() == tensors.keys()
         for key, value in tensors.items():
             copy = copies[name][key]
             assert torch.equal(copy, value), key
-            assert (copy.dtype, copy.stride()) == (value.dtype, value.stride())
+            assert (copy.dtype, copy.stride()) == (value.dtype, value.stride()), key
             assert not copy.requires_grad
-    expected = 0 if device == CPU else sum(map(len, files.values()))
-    assert len([event for event in cuda.events if event[0] == "pinned"]) == expected
 
 
-def test_copying_waits_for_what_training_has_still_to_do(cuda: Cuda) -> None:
-    """The side stream follows that of training, and writing follows the side stream."""
+@pytest.mark.parametrize("free", [2**40, 8, None])
+@pytest.mark.parametrize("kind", [CPU, GPU], ids=str)
+def test_copies_are_of_the_state_when_they_were_begun(
+    kind: torch.device, free: int | None, device: StandIn
+) -> None:
+    """Training goes on at once; where a GPU has no room for a copy, once they are made."""
+    device.free = free
     files = state()
-    _, wait = begun(files, GPU)
-    waits = [number for event, number in cuda.events if event == "waited"]
-    assert waits == [0]
+    copies, wait = HostCopies(kind).begin(files)
+    is_late = kind == GPU and free == 2**40
+    assert bool(copies["weights"]) != is_late, "the training thread did not leave it to another"
+    change(files)
     wait()
-    waits = [number for event, number in cuda.events if event == "waited"]
-    assert waits == [0, 1]
+    assert_copies(copies)
+    assert device.pinned == ([] if kind == CPU else [PIECE_BYTES]), "one allocation for all"
+    assert device.waits == ([] if kind == CPU else ["training"])
+
+
+def test_pinned_memory_is_used_again(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next checkpoint, also where that has other tensors in between."""
+    monkeypatch.setattr(copies_module, "PIECE_BYTES", 2048)  # room for one state and no second
+    copies_to_host = HostCopies(GPU)
+    for number in range(3):
+        files = state()
+        if number == 1:
+            files = {"best": files["weights"]}
+        copies, wait = copies_to_host.begin(files)
+        wait()
+        assert torch.equal(copies[next(iter(files))]["a"], state()["weights"]["a"])
+    assert device.pinned == [2048]
+
+
+def test_pinned_memory_is_handed_out_once(device: StandIn) -> None:
+    """No tensor overlaps another; one that is larger than a piece gets a piece of its own."""
+    pinned = PinnedMemory()
+    sizes = [PIECE_BYTES // 2, 5, PIECE_BYTES // 2 - 1, 2 * PIECE_BYTES, 7]
+    for _ in range(2):
+        pinned.use_again()
+        places = []
+        for size in sizes:
+            memory = pinned.empty_like(EMPTY(size, dtype=torch.uint8, device="meta"))
+            assert memory.nbytes == size
+            places.append((memory.data_ptr(), memory.data_ptr() + size))
+        for (_, end), (start, _) in pairwise(sorted(places)):
+            assert end <= start
+    assert device.pinned == [PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES, PIECE_BYTES]
+
+
+def test_writer_uses_the_device_of_its_rank(tmp_path: Path, device: StandIn) -> None:
+    """A new thread begins with GPU 0, where rank 3 would then take memory of rank 0."""
+    checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=OTHER_GPU)
+    checkpoints.save(1, Contents(files={"weights.safetensors": {"w": torch.ones(3)}}), {})
+    checkpoints.wait()
+    assert checkpoints.failure is None
+    (thread,) = device.used
+    assert thread != threading.current_thread().name
+    assert device.used[thread] == OTHER_GPU
 
 
 def test_checkpoint_of_a_gpu_holds_what_training_has_since_changed(
-    tmp_path: Path, cuda: Cuda
+    tmp_path: Path, device: StandIn
 ) -> None:
     """The writer waits for the copies; what never changes is copied once."""
     checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=GPU)
@@ -71,13 +196,15 @@ def test_checkpoint_of_a_gpu_holds_what_training_has_since_changed(
         named = {f"{name}.safetensors": tensors for name, tensors in files.items()}
         contents = Contents(files=named, once=once, shared={"model": None}, of_rank={})
         checkpoints.save(step, contents, {})
-        files["weights"]["a"].zero_()
+        change(files)
         once["frozen-model.safetensors"]["f"].zero_()
         checkpoints.wait()
         assert checkpoints.failure is None
         folder = tmp_path / f"step-{step:08d}"
-        saved = read_tensors(folder / "weights.safetensors")
-        assert torch.equal(saved["a"], state()["weights"]["a"])
+        saved = {name: read_tensors(folder / f"{name}.safetensors") for name in files}
+        for name, tensors in state().items():
+            for key, value in tensors.items():
+                assert torch.equal(saved[name][key], value), key
     assert read_tensors(tmp_path / "frozen-model.safetensors")["f"].tolist() == [5, 5, 5]
 
 

@@ -51,6 +51,22 @@ def assert_same(first: list[Batch], second: list[Batch]) -> None:
         assert all(torch.equal(batch[name], other[name]) for name in batch)
 
 
+@pytest.mark.parametrize("size", [103, 7])
+def test_kernels_are_not_tuned_for_the_last_batch_of_an_evaluation(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is smaller than the others and comes once; each sample counts once all the same."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    loader = Loader(samples(size), EvaluationOrder(size, 10, 1, 0), CPU, "device")
+    for _ in range(2):
+        tuned = [(len(batch["labels"]), torch.backends.cudnn.benchmark) for batch in loader]
+        assert tuned == [(10, True)] * (size // 10) + [(size % 10, False)]
+        assert torch.backends.cudnn.benchmark
+    for _ in loader:
+        break
+    assert torch.backends.cudnn.benchmark
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_make_the_batches_of_the_device(workers: int) -> None:
     """Where a batch is made changes nothing in it, augmentation included."""

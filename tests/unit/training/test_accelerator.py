@@ -105,6 +105,7 @@ def test_fp32_is_fp32_and_tf32_is_asked_for(
         # Both raise where the old and the new settings contradict each other.
         assert torch.backends.cuda.matmul.allow_tf32 is is_tf32
         assert torch.backends.cudnn.allow_tf32 is is_tf32
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         accelerator.set_kernels("no", deterministic=False)
         torch.use_deterministic_algorithms(False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.training.plan import MOST_EVALUATIONS, Plan
+from common.training.plan import MOST_EVALUATIONS, MOST_ROWS, Plan
 from recipes.mnist_mlp import Config
 
 
@@ -37,6 +37,23 @@ def test_short_runs_have_a_curve(epochs: int, updates: int, least: int, most: in
     assert rows[-1] == plan.total_steps
     assert max(after - before for before, after in pairwise(rows)) <= 50
     assert plan.facts().log_every == plan.log_every
+
+
+@pytest.mark.parametrize("epochs", [500, 10_000])
+def test_long_runs_have_few_rows(epochs: int) -> None:
+    """About a thousand, however many updates they make."""
+    plan = plan_of(epochs, 390)
+    assert 900 <= plan.total_steps / plan.log_every <= MOST_ROWS
+
+
+def test_epochs_end_has_a_checkpoint_where_the_last_one_is_old() -> None:
+    """What a flag asks for does not depend on that, nor does the end of the run."""
+    plan = plan_of(4, 10, checkpoint_every=7)
+    assert steps(plan, plan.saves) == [7, 10, 14, 20, 21, 28, 30, 35, 40]
+    assert steps(plan, lambda step: plan.saves(step, False)) == [7, 14, 21, 28, 35, 40]
+    by_epoch = plan_of(4, 10)
+    assert steps(by_epoch, by_epoch.saves) == [10, 20, 30, 40]
+    assert steps(by_epoch, lambda step: by_epoch.saves(step, False)) == [40]
 
 
 def test_asked_interval_is_kept() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from common.errors import TrainingError
+from common.training import stop
 from common.training.stop import Agreement, StopRequest
 
 
@@ -38,6 +39,45 @@ def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(gaps) > 0.1
     assert max(gaps) < 10
     assert not agreement.stopping
+
+
+def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of rank 0, in the row that they exchange anyway."""
+    clock = 0.0
+    sent: list[torch.Tensor] = []  # the row of rank 0
+    monkeypatch.setattr(stop, "time", SimpleNamespace(perf_counter=lambda: clock))
+
+    def reduce_on_rank_zero(row: torch.Tensor, reduction: str) -> torch.Tensor:
+        sent[:] = [row]
+        return row
+
+    def reduce_on_rank_one(row: torch.Tensor, reduction: str) -> torch.Tensor:
+        return sent[0] + row
+
+    agreements = [
+        Agreement(
+            SimpleNamespace(num_processes=2, device=torch.device("cpu"), reduce=reduce),  # type: ignore[arg-type]
+            Path(),
+            failure=lambda: None,
+        )
+        for reduce in (reduce_on_rank_zero, reduce_on_rank_one)
+    ]
+
+    def check(step: int) -> list[bool]:
+        for rank, agreement in enumerate(agreements):
+            monkeypatch.setattr(stop, "is_main_rank", lambda rank=rank: rank == 0)
+            agreement.check(step)
+        return [agreement.is_checkpoint_old for agreement in agreements]
+
+    assert check(1) == [True, True]
+    for agreement in agreements:
+        agreement.note_checkpoint()
+    agreements[1].saved_at = -1000.0  # another clock
+    assert check(2) == [False, False]
+    clock = stop.CHECKPOINT_SECONDS - 1
+    assert check(3) == [False, False]
+    clock += 2
+    assert check(4) == [True, True]
 
 
 @pytest.mark.parametrize(
