@@ -360,9 +360,11 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
 def has_pinned_memory(device: torch.device) -> bool:
     """Whether memory of the host can be pinned for copies to `device` that the host need not await.
 
-    Without it, a copy with ``non_blocking=True`` may read memory that has changed since.
+    Without it, a copy with ``non_blocking=True`` may read memory that has changed since. A device
+    without streams of its own, such as Apple's, is taken to lack it: its host memory allocator may
+    hand pinned memory out again before a copy has read it.
     """
-    if not is_accelerator(device):
+    if not has_streams(device):
         return False
     try:
         pinned = torch.ones(2).pin_memory()
