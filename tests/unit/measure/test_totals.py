@@ -21,7 +21,7 @@ from common.training.accelerator import SharedScaler
 
 CPU = torch.device("cpu")
 ACCURACY = 1e-13  # of a total, relative to the sum of absolute values
-SINGLE = np.finfo(np.float32).eps
+SINGLE = float(np.finfo(np.float32).eps)
 
 floats = st.floats(-1e6, 1e6, width=32)
 
