@@ -10,10 +10,10 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch.optim import Optimizer
@@ -23,6 +23,23 @@ from common import machine
 # What torch raises where a device lacks something: besides errors of the kinds that say so,
 # a RuntimeError or an assertion of the backend, or a TypeError as for float64 on MPS.
 LACKING = (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+# What was tried, by the name of the function and its arguments.
+ANSWERS: dict[tuple[Any, ...], bool] = {}
+Arguments = ParamSpec("Arguments")
+
+
+def tried_once(function: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
+    """Remember what a function answered for the same arguments, which are positional."""
+
+    @functools.wraps(function)
+    def answer(*arguments: Arguments.args, **named: Arguments.kwargs) -> bool:
+        key = (function.__name__, *arguments)
+        if key not in ANSWERS:
+            ANSWERS[key] = function(*arguments, **named)
+        return ANSWERS[key]
+
+    return answer
 
 
 # --- which device
@@ -35,10 +52,9 @@ def is_accelerator(device: torch.device) -> bool:
 
 def default_device() -> torch.device:
     """Return the accelerator of this process, by its number, or the CPU where there is none."""
-    if not torch.accelerator.is_available():
-        return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
+    if accelerator is None or not torch.accelerator.is_available():
+        return torch.device("cpu")
     return indexed(accelerator)
 
 
@@ -106,7 +122,7 @@ def device_count(device: torch.device) -> int:
 # --- numbers
 
 
-@functools.cache
+@tried_once
 def has_float64(device: torch.device) -> bool:
     """Whether float64 tensors can be made and added up on `device`."""
     try:
@@ -116,7 +132,7 @@ def has_float64(device: torch.device) -> bool:
         return False
 
 
-@functools.cache
+@tried_once
 def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a matrix product under autocast to `dtype` (fp16 or bf16) really runs in it.
 
@@ -145,7 +161,28 @@ def has_native_bf16(device: torch.device) -> bool:
         return bool(is_supported())
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether fp32 matrix products on `device` can run in TF32."""
+    is_supported = function_of(device, "is_tf32_supported")
+    return is_supported is not None and bool(is_supported())
+
+
 # --- optimizers
+
+
+@tried_once
+def has_loss_scaling(device: torch.device) -> bool:
+    """Whether `device` has what fp16's loss scale takes: to unscale gradients, and to adapt it."""
+    try:
+        gradient = torch.full((2,), 8.0, device=device)
+        overflow = torch.zeros((), device=device)
+        scale = torch.full((), 4.0, device=device)
+        tracker = torch.zeros((), dtype=torch.int32, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], overflow, scale.reciprocal())
+        torch._amp_update_scale_(scale, tracker, overflow, 2.0, 0.5, 1)
+        return float(gradient[0]) == 2.0 and float(scale) == 8.0 and float(overflow) == 0.0
+    except LACKING:
+        return False
 
 
 def honours_scaling(optimizer: Optimizer, device: torch.device) -> bool:
@@ -165,7 +202,7 @@ def honours_scaling(optimizer: Optimizer, device: torch.device) -> bool:
     return fused_step_honours_scaling(kind, indexed(device), options)
 
 
-@functools.cache
+@tried_once
 def fused_step_honours_scaling(
     kind: type[Optimizer], device: torch.device, options: tuple[tuple[str, Any], ...] = ()
 ) -> bool:
@@ -204,10 +241,30 @@ def after_fused_steps(
     return float(parameter.detach()[0])
 
 
+@tried_once
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile's Inductor makes kernels for `device`."""
+    try:
+        from torch._inductor.codegen import common as codegen
+
+        codegen.init_backend_registration()
+        return codegen.get_scheduling_for_device(device.type) is not None
+    except (AttributeError, ImportError):
+        return True  # another version of torch, which says itself what it can't compile
+
+
+def has_compiled_graphs(device: torch.device) -> bool:
+    """Whether torch.compile records a model's kernels on `device` to launch them as one graph.
+
+    It does so with CUDA graphs alone.
+    """
+    return device.type == "cuda"
+
+
 # --- streams, events and copies
 
 
-@functools.cache
+@tried_once
 def has_streams(device: torch.device) -> bool:
     """Whether work can be queued on a second stream of `device`, and waited for by an event."""
     if not is_accelerator(device):
@@ -216,11 +273,12 @@ def has_streams(device: torch.device) -> bool:
         current = current_stream(device)
         stream = new_stream(device)
         stream.wait_stream(current)
-        with stream:
+        with on_stream(stream):
             event = stream.record_event()
         current.wait_event(event)
         event.synchronize()
         stream.synchronize()
+        torch.ones(1, device=device).record_stream(stream)
     except LACKING:
         return False
     # A device with one stream may hand that out as a new one.
@@ -228,15 +286,20 @@ def has_streams(device: torch.device) -> bool:
 
 
 def new_stream(device: torch.device) -> torch.Stream:
-    """Return a new stream of a device that `has_streams`; use it as ``with stream: ...``."""
+    """Return a new stream of a device that `has_streams`."""
     return torch.Stream(device=device)
+
+
+def on_stream(stream: torch.Stream) -> AbstractContextManager[Any]:
+    """Return a context in which work is queued on `stream`."""
+    return stream
 
 
 def current_stream(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(indexed(device))
 
 
-@functools.cache
+@tried_once
 def has_timed_events(device: torch.device) -> bool:
     """Whether events on the stream of `device` tell the milliseconds between them."""
     if not is_accelerator(device):
@@ -258,17 +321,31 @@ def recorded_event(device: torch.device) -> torch.Event:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work on all streams of `device`."""
+    """Wait for all work on all streams of `device`.
+
+    A device that offers no way to wait for it is taken to have done its work when it was called.
+    """
     if not is_accelerator(device):
         return
     wait = function_of(device, "synchronize")
     if wait is None:
-        torch.accelerator.synchronize(indexed(device))
+        if can_be_awaited(device):
+            torch.accelerator.synchronize(indexed(device))
     elif device_count(device) > 1:
         with current_device(device):
             wait()
     else:
         wait()
+
+
+@tried_once
+def can_be_awaited(device: torch.device) -> bool:
+    """Whether ``torch.accelerator`` can wait for `device`."""
+    try:
+        torch.accelerator.synchronize(indexed(device))
+    except LACKING:
+        return False
+    return True
 
 
 def synchronize_stream(device: torch.device) -> None:
@@ -291,13 +368,15 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-@functools.cache
+@tried_once
 def has_pinned_memory(device: torch.device) -> bool:
     """Whether memory of the host can be pinned for copies to `device` that the host need not await.
 
-    Without it, a copy with ``non_blocking=True`` may read memory that has changed since.
+    Without it, a copy with ``non_blocking=True`` may read memory that has changed since. A device
+    without streams of its own, such as Apple's, is taken to lack it: its host memory allocator may
+    hand pinned memory out again before a copy has read it.
     """
-    if not is_accelerator(device):
+    if not has_streams(device):
         return False
     try:
         pinned = torch.ones(2).pin_memory()
@@ -314,6 +393,17 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not has_pinned_memory(device):
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def profiler_activity(device: torch.device) -> torch.profiler.ProfilerActivity | None:
+    """Return what has torch's profiler time the kernels of `device`; None if it can't.
+
+    The profiler takes any backend from outside of torch, whether or not it can time its kernels.
+    """
+    if not is_accelerator(device) or device.type == torch._C._get_privateuse1_backend_name():
+        return None
+    activity = torch.profiler.ProfilerActivity.__members__.get(device.type.upper())
+    return activity if activity in torch.profiler.supported_activities() else None
 
 
 # --- memory
@@ -437,7 +527,7 @@ def asked_without_device(device: torch.device, name: str) -> Any:
 # --- random numbers
 
 
-@functools.cache
+@tried_once
 def has_generator(device: torch.device) -> bool:
     """Whether `device` has a generator of random numbers whose state can be saved and restored."""
     if not is_accelerator(device):
@@ -474,24 +564,3 @@ def seed_generator(device: torch.device, seed: int) -> None:
 def function_named(device: torch.device, name: str) -> Callable[..., Any]:
     """Return a function of the device's module; an AttributeError if there is none."""
     return getattr(device_module(device), name)
-
-
-@contextmanager
-def forgotten_answers() -> Iterator[None]:
-    """Forget what was tried, before and after a block that changes what a device can do."""
-    remembered = (
-        has_float64,
-        has_autocast,
-        fused_step_honours_scaling,
-        has_streams,
-        has_timed_events,
-        has_pinned_memory,
-        has_generator,
-    )
-    for function in remembered:
-        function.cache_clear()
-    try:
-        yield
-    finally:
-        for function in remembered:
-            function.cache_clear()
