@@ -1,17 +1,13 @@
 """Which process this is of its job, and what the machine under it has."""
 
-import ctypes
 import os
 import platform
-import signal
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# What asks a process to stop: Slurm's --signal=USR1, a cluster, a Ctrl-C, a terminal that closes.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+from common.platforms import usable_cores
 
 
 def count_of(name: str, default: int) -> int:
@@ -57,10 +53,6 @@ def name_interface() -> None:
                 os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cpu_threads(asked: int | None = None) -> int:
     """Return the threads of a process: `--num-threads`, or its share of the cores.
 
@@ -81,14 +73,8 @@ def device_name(device: Any) -> str:
 
         return torch.cuda.get_device_name(device)
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"{name}, {usable_cores()} cores" if device.type == "cpu" else name
-
-
-def signal_when_parent_ends(number: int) -> None:
-    """Ask Linux to send this process a signal when its parent is gone, even by a kill."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG

@@ -1,11 +1,10 @@
 """The present status of a run: its `status.json`, corrected if the job that wrote it is gone."""
 
-import fcntl
-import os
 from pathlib import Path
 from typing import Any
 
 from common.directory import LOCK, read_status
+from common.platforms import is_lock_free, quoted
 
 STOPPED = "stopped"  # the job of the run was killed before it could change the status
 
@@ -16,28 +15,9 @@ def present_status(directory: Path) -> dict[str, Any]:
     A job that is killed leaves the status ``running`` behind, but the system releases its lock.
     """
     status = read_status(directory)
-    if status.get("status") == "running" and is_released(directory / LOCK):
+    if status.get("status") == "running" and is_lock_free(directory / LOCK):
         return {**status, "status": STOPPED, "reason": "its process ended without a word"}
     return status
-
-
-def is_released(lock_file: Path) -> bool:
-    """Whether a lock file exists and no process holds the lock; False if that can't be found out.
-
-    The file is opened for reading only. A shared lock is tried without waiting, and released at
-    once.
-    """
-    try:
-        descriptor = os.open(lock_file, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def advice_to_go_on(directory: Path) -> str:
@@ -48,4 +28,4 @@ def advice_to_go_on(directory: Path) -> str:
     if status.get("resumable") is False:
         reason = str(status.get("reason") or "its status.json does not say why")
         return f"it would end so again ({reason}): start another"
-    return f"go on with it by --resume {directory}"
+    return f"go on with it by --resume {quoted(directory)}"

@@ -29,6 +29,7 @@ from common.compare.table import arranged, markdown_table, print_table, shown, w
 from common.console import CONSOLE, say, spare_output
 from common.errors import UserError
 from common.files import read_json_if_there, write_json, write_text
+from common.platforms import shown_path
 from common.recipe import load_recipe
 from common.standing import present_status
 from common.track.names import precision_name
@@ -64,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if kept != {"asked": all_words} and {*os.listdir(directory)} - {".lock"}:
             raise UserError(f"{directory} holds something else: name another --output-dir")
         write_json(directory / "vary.json", {"asked": all_words})
-        say(f"variants: {len(grid)}, of each {given.seeds} seeds, in {os.path.relpath(directory)}")
+        say(f"variants: {len(grid)}, of each {given.seeds} seeds, in {shown_path(directory)}")
         for seed, (name, (count, chosen)) in itertools.product(range(given.seeds), grid.items()):
             place = directory / (f"{name}-seed-{seed}" if seed else name)
             variant = [*command_words(space, chosen), *shared]
@@ -141,7 +142,7 @@ def report(directory: Path, done: dict[str, list[str]]) -> None:
         own = [[row[0], row[column].partition(" (")[0]] for row in rows]
         add_to_cards(places, "\n".join(markdown_table(own)))
     plot_comparison(comparisons[0], directory / "picture.png")
-    say(f"table: {os.path.relpath(directory / 'table.md')}, with picture.png beside it")
+    say(f"table: {shown_path(directory / 'table.md')}, with picture.png beside it")
 
 
 def add_to_cards(places: list[str], table: str) -> None:

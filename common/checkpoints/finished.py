@@ -12,6 +12,7 @@ from common.checkpoints.tensors import read_metadata
 from common.console import say, warn
 from common.errors import UserError
 from common.files import SUPERSEDED, UNFINISHED, read_json, receipt_of, remove, signed, writing
+from common.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.
@@ -144,7 +145,7 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
         problem = problems[0] if problems else "none"
         raise UserError(
             f"no checkpoint up to {named} is whole ({problem}): "
-            f"go on with the newest one by --resume {folder.parent}"
+            f"go on with the newest one by --resume {quoted(folder.parent)}"
         )
     for problem in problems:
         warn(f"checkpoint passed over: {problem}")
@@ -166,7 +167,7 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
             aside = checkpoint.with_name(checkpoint.name + SUPERSEDED)
             say(f"put aside, until another checkpoint is whole: {aside}")
             remove(aside)
-            os.rename(checkpoint, aside)
+            rename_path(checkpoint, aside)
 
 
 def undo_renaming(folder: Path) -> None:
@@ -179,14 +180,14 @@ def undo_renaming(folder: Path) -> None:
             original = folder / f"step-{step:08d}"
             if original != checkpoint and not os.path.lexists(original):
                 say(f"{checkpoint} is of update {step}: renamed to {original.name}")
-                os.rename(checkpoint, original)
+                rename_path(checkpoint, original)
 
 
 def put_all_aside(folder: Path) -> None:
     """Rename a folder whose checkpoints are all unusable."""
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
     say(f"put aside, and kept: {aside}")
-    os.rename(folder, aside)
+    rename_path(folder, aside)
 
 
 def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
@@ -201,7 +202,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
     aside.mkdir()
     for path in foreign:
         say(f"put aside, because another run wrote it: {aside / path.name}")
-        os.rename(path, aside / path.name)
+        rename_path(path, aside / path.name)
 
 
 def free_name(path: Path) -> Path:

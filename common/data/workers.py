@@ -30,7 +30,7 @@ from common.data.transport import (
 )
 from common.data.watch import Watch
 from common.errors import LostProcessError, UserError, is_out_of_memory
-from common.machine import STOP_SIGNALS
+from common.platforms import CHILD_ENDED, STOP_SIGNALS, worker_start_method
 
 # How torch's DataLoader begins the error for a worker that was killed or has exited.
 GONE = "DataLoader worker (pid"
@@ -101,6 +101,7 @@ class Workers:
             batch_size=None,
             sampler=self.requests,
             num_workers=self.count,
+            multiprocessing_context=worker_start_method() if self.count > 0 else None,
             persistent_workers=self.count > 0,
             prefetch_factor=PREFETCHED if self.count > 0 else None,
             collate_fn=return_unchanged,
@@ -266,14 +267,14 @@ def without_child_handler() -> Iterator[None]:
 
     The handler is not needed: the wait for a batch notices within seconds that a worker is gone.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if CHILD_ENDED is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.getsignal(signal.SIGCHLD)
+    handler = signal.getsignal(CHILD_ENDED)
     try:
         yield
     finally:
-        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+        signal.signal(CHILD_ENDED, handler or signal.SIG_DFL)
 
 
 def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:

@@ -9,6 +9,7 @@ from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
+from common.platforms import limits
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
 OF_THE_RUN = (
@@ -25,6 +26,7 @@ def show_plan(facts: Facts, logs: str) -> None:
     classes = f"; {data['classes']} classes" if "classes" in data else ""
     precision = environment["mixed_precision"]
     count = f"{processes} process{'es' if processes > 1 else ''}"
+    lacking = limits()
     cut = f", cut at {config['max_steps']:,}" if config["max_steps"] else ""
     training = (
         f"batch   {config['batch_size']} × {config['gradient_accumulation_steps']} accumulated × "
@@ -40,6 +42,7 @@ def show_plan(facts: Facts, logs: str) -> None:
         f"data    {data['name']} ({data['reason']}): {sizes}{classes}",
         *(f"        {note}" for note in data["notes"]),
         f"device  {environment['device']}; {count}; {precision_name(precision)}",
+        *(() if lacking is None else (f"system  {lacking}",)),
         *(() if config["evaluate_only"] else training),
         f"logs    {logs}",
     ):

@@ -22,6 +22,7 @@ from common.compare.table import show
 from common.console import say, spare_output
 from common.errors import UserError
 from common.files import write_json
+from common.platforms import quoted, shown_path
 from common.recipe import Recipe, load_recipe
 from common.track.names import describe
 from common.tune.search import (
@@ -43,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
     directory, settings = read_command_line(list(sys.argv[1:] if words is None else words))
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
-    again = f"python -m common.tune --study {os.path.relpath(directory)}"
+    again = f"python -m common.tune --study {quoted(shown_path(directory))}"
     with working_in(directory, "--study", again), usable(directory / "study.db"):
         study = open_study(directory, recipe.objective, settings.prune, space)
         study = reconciled(directory, study, recipe, settings.prune, space, shared)
@@ -101,7 +102,7 @@ def report(search: Search, recipe: Recipe) -> None:
     metric = describe(f"val/{search.objective.metric}")
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
-    say(f"picture: {os.path.relpath(picture)}")
+    say(f"picture: {shown_path(picture)}")
     value = metric.text(ranked[0].value)
     say(f"best: {search.place(ranked[0]).name}, validation {metric.label} {value}")
     say(search.best_command(ranked[0], recipe))

@@ -1,8 +1,6 @@
 """Hold a study to its trials' own directories, which decide what each result is credited to."""
 
 import itertools
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +17,7 @@ from common.config import parse_config
 from common.errors import UserError
 from common.files import SUPERSEDED
 from common.flags import role_of, spelled
+from common.platforms import rename_path, split_words
 from common.recipe import Recipe
 from common.track.names import Facts
 from common.tune.space import Space, command_words
@@ -148,7 +147,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
 def means(choice: str, value: Any) -> bool:
     """Whether a choice on the command line is a flag's value, as JSON has it."""
     if isinstance(value, list | tuple):
-        words = shlex.split(choice)
+        words = split_words(choice)
         return len(words) == len(value) and all(map(means, words, value))
     if isinstance(value, bool):
         return choice == str(value).lower()
@@ -198,7 +197,7 @@ def put_aside(file: Path) -> Path:
     for number in itertools.count(1):
         aside = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
         if not aside.exists():
-            os.rename(file, aside)
+            rename_path(file, aside)
             return aside
     raise AssertionError("a number is always free")
 

@@ -1,7 +1,5 @@
 """A search: asks Optuna what to try, carries out one trial after another, and can be killed."""
 
-import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,6 +19,7 @@ from common.errors import UserError
 from common.files import read_json_if_there, writing
 from common.flags import from_json
 from common.objective import Objective
+from common.platforms import command_line, quoted, shown_path
 from common.recipe import Recipe
 from common.track.names import describe, duration
 from common.tune.recovery import (
@@ -149,7 +148,7 @@ class Search:
                 state, value, said = self.watch(trial, run)
             self.study.tell(trial, value, state)
             took, total = duration(time.monotonic() - began), self.settings.trials
-            say(f"{directory.name} of {total}  {shlex.join(words)}  {said}  {took}")
+            say(f"{directory.name} of {total}  {command_line(words)}  {said}  {took}")
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(f"no trial succeeds; {directory.name} {said}")
@@ -195,7 +194,7 @@ class Search:
                 return TrialState.PRUNED, None, f"{said} {metric.text(values[max(new)])}"
         status = read_status(run.directory).get("status")
         if status == "preempted":
-            again = f"python -m common.tune --study {os.path.relpath(self.directory)}"
+            again = f"python -m common.tune --study {quoted(shown_path(self.directory))}"
             raise UserError(f"{run.directory} was stopped from outside: go on with {again}")
         if record is None or status != "finished":
             trial.set_user_attr("reason", reason := run.reason())
@@ -223,7 +222,7 @@ class Search:
             start = ["accelerate", "launch", "--config_file", file]
         words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
         words += settled_words(recipe, read_directory(self.place(best)))
-        return shlex.join([*start, self.settings.recipe, *words])
+        return command_line([*start, self.settings.recipe, *words])
 
 
 def with_defaults(shared: Sequence[str]) -> list[str]:

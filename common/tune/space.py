@@ -1,6 +1,5 @@
 """What a search tries: ranges and choices, written where a recipe's flags have their values."""
 
-import shlex
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from common.config import parse_config
 from common.errors import UserError
 from common.flags import role_of, spelled
+from common.platforms import split_words
 from common.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -102,5 +102,5 @@ def command_words(space: Space, values: Mapping[str, Any]) -> list[str]:
         if value in ("true", "false"):
             words.append(f"--{name}" if value == "true" else f"--no-{name}")
         else:  # of a choice in quotes, each word is one
-            words += [f"--{name}", *shlex.split(str(value))]
+            words += [f"--{name}", *split_words(str(value))]
     return words

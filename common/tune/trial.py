@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,7 @@ from common.console import say
 from common.directory import read_status
 from common.errors import UserError
 from common.files import open_to_append, writing
-from common.machine import signal_when_parent_ends
+from common.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 120.0  # in which a recipe finishes its update and saves; then it is killed
@@ -62,12 +61,12 @@ class TrialRun:
         with open_to_append(self.log) as log:
             self.process = psutil.Popen(
                 command,
-                env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ},
+                env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ, **watch_for_parent()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is for the search, which passes it on
-                preexec_fn=partial(signal_when_parent_ends, signal.SIGTERM),
+                # A Ctrl-C is for the search, which passes it on.
+                **start_in_own_group(ends_with_parent=True),
             )
 
     def is_running(self) -> bool:
@@ -89,7 +88,7 @@ class TrialRun:
             return
         # A launcher may end before the recipe that it launched.
         tree = [self.process, *self.process.children(recursive=True)]
-        self.process.terminate()
+        self.process.send_signal(polite_stop_signal())
         for left in psutil.wait_procs(tree, STOP_SECONDS)[1]:
             left.kill()
 
@@ -100,7 +99,7 @@ class TrialRun:
             return str(status["reason"])
         code = self.process.returncode if self.process is not None else 0
         ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         printed = [text for line in lines if (text := line.strip(" │╭╮╰╯─"))]
         errors = [line for line in printed if line.startswith("error: ")]
         said = (errors or printed or ["it printed nothing"])[-1]
