@@ -143,7 +143,7 @@ def read_offline(file: Path) -> RunRecord:
     printed = []
     for flags in (["--summary"], []):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
         if answer.returncode or not answer.stdout.strip():
             said = answer.stderr.strip().splitlines() or ["it is empty"]
             raise UserError(f"{file} can't be read as a W&B run: {said[-1]}")
