@@ -76,7 +76,7 @@ def signal_after_parent(number: int) -> None:
         parent = starting_process()
         while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
             time.sleep(PARENT_LOOK_SECONDS)
-    _thread.interrupt_main(number)
+    _thread.interrupt_main(signal.Signals(number))
 
 
 def starting_process() -> "psutil.Process":

@@ -53,7 +53,10 @@ ABSENT_SIGNALS = {
     "macos": ("SIGPWR", "SIGSTKFLT", "SIGPOLL"),
 }
 SYSTEM_NAMES = {"windows": "win32", "macos": "darwin"}
-HIDDEN_FOLDERS = {"windows": ("/proc/", "/dev/shm", "/dev/fd", "/sys/"), "macos": ("/proc/", "/sys/")}
+HIDDEN_FOLDERS = {
+    "windows": ("/proc/", "/dev/shm", "/dev/fd", "/sys/"),
+    "macos": ("/proc/", "/sys/"),
+}
 WINDOWS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGUSR1}
 
 
@@ -120,9 +123,9 @@ def hide_folders(folders):
 
     def refuse(path):
         """Raise an error if our code asks for a path in a hidden folder."""
-        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(folders):
-            if is_ours(3):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        is_path = isinstance(path, (str, os.PathLike))
+        if is_path and os.fspath(path).startswith(folders) and is_ours(3):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
     def open_file(file, mode="r", buffering=-1, encoding=None, *arguments, **options):
         refuse(file)
@@ -205,6 +208,8 @@ def limit_signals():
     real_signal, real_kill = signal.signal, os.kill
 
     def set_handler(number, handler):
+        if number == REAL_SIGCHLD:  # which torch sets, as it does not on Windows
+            return signal.SIG_DFL
         if is_ours(2) and number not in WINDOWS_SIGNALS:
             raise ValueError("invalid signal value")
         return real_signal(number, handler)
@@ -217,7 +222,7 @@ def limit_signals():
 
 
 REAL_RENAME, REAL_LISTDIR, REAL_OPEN, REAL_STAT = os.rename, os.listdir, io.open, os.stat
-REAL_SIGKILL = signal.SIGKILL
+REAL_SIGKILL, REAL_SIGCHLD = signal.SIGKILL, signal.SIGCHLD
 
 if PLATFORM:
     sys.meta_path.insert(0, Renamed())
