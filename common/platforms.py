@@ -76,7 +76,10 @@ def signal_after_parent(number: int) -> None:
         parent = starting_process()
         while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
             time.sleep(PARENT_LOOK_SECONDS)
-    _thread.interrupt_main(signal.Signals(number))
+    if hasattr(signal, "pthread_kill"):  # which also ends a wait of the main thread
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def starting_process() -> "psutil.Process":

@@ -218,7 +218,9 @@ def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> 
     expected: dict[str, Any] = {}
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
-        with tempfile.TemporaryDirectory() as cache, reading(f"{description}: its file {file}"):
+        # What datasets has mapped can't be removed on Windows; the system cleans up there.
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        with folder as cache, reading(f"{description}: its file {file}"):
             features = features_of(builder.name, file, cache, options)
         expected = expected or features
         names = {**expected, **features}

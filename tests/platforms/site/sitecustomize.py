@@ -60,6 +60,11 @@ HIDDEN_FOLDERS = {
 WINDOWS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGUSR1}
 
 
+def is_direct(depth: int) -> bool:
+    """Whether a function of this repository called, itself."""
+    return str(sys._getframe(depth).f_globals.get("__name__")).partition(".")[0] in OURS
+
+
 def is_ours(depth: int) -> bool:
     """Whether a function of this repository called, past Python's own modules for files."""
     frame = sys._getframe(depth)
@@ -76,7 +81,7 @@ def hide(module, names):
     kept = {name: vars(module).pop(name) for name in names if name in vars(module)}
 
     def find(name):
-        if name in kept and not is_ours(2):
+        if name in kept and not is_direct(2):
             return kept[name]
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
