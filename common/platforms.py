@@ -62,19 +62,20 @@ def signal_when_parent_ends(number: int = PARENT_ENDED) -> None:
 
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(number))
     else:
-        watch = threading.Thread(target=signal_after_parent, args=(number,), daemon=True)
-        watch.start()
+        # Before the thread begins: after its end, another process would be taken for the parent.
+        parent = starting_process()
+        arguments = (parent, number)
+        threading.Thread(target=signal_after_end, args=arguments, daemon=True).start()
 
 
-def signal_after_parent(number: int) -> None:
-    """Wait for the end of the process that started this one, then signal the main thread."""
+def signal_after_end(process: "psutil.Process", number: int) -> None:
+    """Wait for the end of a process, then signal the main thread of this one."""
     import _thread
 
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        parent = starting_process()
-        while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(PARENT_LOOK_SECONDS)
     if hasattr(signal, "pthread_kill"):  # which also ends a wait of the main thread
         signal.pthread_kill(threading.main_thread().ident or 0, number)
@@ -83,25 +84,26 @@ def signal_after_parent(number: int) -> None:
 
 
 def starting_process() -> "psutil.Process":
-    """Return the process that started this one.
-
-    Raises:
-        psutil.NoSuchProcess: it is gone.
-    """
+    """Return the process that started this one; this one itself if that is gone."""
     import psutil
 
-    parent = psutil.Process(os.getppid())
-    # In a virtual environment on Windows, python.exe starts the real interpreter, and waits for it.
-    is_redirected = IS_WINDOWS and sys.executable != getattr(sys, "_base_executable", None)
-    return (parent.parent() if is_redirected else parent) or parent
+    try:
+        parent = psutil.Process(os.getppid())
+        # In a virtual environment on Windows, python.exe starts the real interpreter and waits.
+        is_redirected = IS_WINDOWS and sys.executable != getattr(sys, "_base_executable", None)
+        return (parent.parent() if is_redirected else parent) or psutil.Process()
+    except psutil.NoSuchProcess:
+        return psutil.Process()
 
 
 def is_orphan() -> bool:
     """Whether the launcher, a Python process, is gone; whoever adopts an orphan is none."""
     import psutil
 
+    parent = starting_process()
     try:
-        return "python" not in " ".join(starting_process().cmdline()).lower()
+        is_gone = parent.pid == os.getpid()
+        return is_gone or "python" not in " ".join(parent.cmdline()).lower()
     except psutil.AccessDenied:
         return False
     except (OSError, psutil.Error):
