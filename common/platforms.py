@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,23 @@ def worker_start_method() -> str:
     if chosen is not None:
         return chosen
     return "fork" if IS_LINUX and hasattr(os, "fork") else "spawn"
+
+
+@contextmanager
+def stop_signals_held_back() -> Iterator[None]:
+    """Have requests to stop wait, and processes that start meanwhile never receive any.
+
+    A process that is spawned takes seconds until it can ignore a Ctrl-C by itself, and would end by
+    a traceback. A fork has its parent's handlers.
+    """
+    if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def raise_descriptor_limit(few: int, enough: int) -> None:

@@ -30,7 +30,12 @@ from common.data.transport import (
 )
 from common.data.watch import Watch
 from common.errors import LostProcessError, UserError, is_out_of_memory
-from common.platforms import CHILD_ENDED, STOP_SIGNALS, worker_start_method
+from common.platforms import (
+    CHILD_ENDED,
+    STOP_SIGNALS,
+    stop_signals_held_back,
+    worker_start_method,
+)
 
 # How torch's DataLoader begins the error for a worker that was killed or has exited.
 GONE = "DataLoader worker (pid"
@@ -168,7 +173,7 @@ class Workers:
         self.free_memory = free_shared_memory()
         earlier_children = multiprocessing.active_children()
         try:
-            with without_child_handler():
+            with without_child_handler(), stop_signals_held_back():
                 batches = iter(self.processes)
         except (OSError, RuntimeError) as error:
             if not isinstance(error, OSError) and not is_out_of_memory(error):

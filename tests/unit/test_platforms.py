@@ -11,6 +11,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,6 +240,26 @@ def test_workers_start_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> 
     assert platforms.worker_start_method() == "forkserver"
 
 
+@pytest.mark.parametrize(("method", "is_held_back"), [("spawn", True), ("fork", False)])
+def test_spawned_process_receives_no_request_to_stop(
+    method: str, is_held_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't ignore one yet; this process receives it as soon as the other has started."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    monkeypatch.setattr(platforms, "worker_start_method", lambda: method)
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    try:
+        with platforms.stop_signals_held_back():
+            answer = subprocess.check_output([sys.executable, "-c", code], encoding="utf-8")
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            assert received == ([] if is_held_back else [signal.SIGTERM])
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert answer.strip() == str(is_held_back)
+
+
 def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None:
     """By a thread that looks at it."""
     child = (
@@ -264,8 +286,6 @@ def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None
 
 def wait_until_written(path: Path) -> None:
     """Wait for the contents of a file."""
-    import time
-
     deadline = time.monotonic() + 30
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < deadline
