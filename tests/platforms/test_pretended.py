@@ -21,8 +21,8 @@ TINY_OF = {
 }
 # Long enough to be stopped, with dropout, checkpoints in mid-epoch, and a worker process.
 LONG = (
-    *("--dataset", "digits", "--tracker", "none", "--epochs", 12, "--batch-size", 32),
-    *("--dropout", 0.2, "--log-every", 3, "--checkpoint-every", 20, "--hidden-sizes", 64, 48),
+    *("--dataset", "digits", "--tracker", "none", "--epochs", 4, "--batch-size", 32),
+    *("--dropout", 0.2, "--log-every", 3, "--checkpoint-every", 25, "--hidden-sizes", 64, 48),
     *("--data-placement", "workers", "--num-workers", 1),
 )
 # A Ctrl-C; what stands for Windows's Ctrl-Break; a terminal that closes on macOS.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import codecs
 import errno
+import functools
 import io
 import os
 import shlex
@@ -42,10 +43,17 @@ ON_ALL_SYSTEMS = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 
 
 def nodes(sources: dict[Path, str]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each node of the syntax of some files, with where it is."""
+    """Yield each call, attribute, import and constant in some files, with where it is."""
     for path, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
-            yield f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', '?')}", node
+        for node in nodes_of(text):
+            yield f"{path.relative_to(REPOSITORY)}:{node.lineno}", node
+
+
+@functools.cache
+def nodes_of(text: str) -> list[Any]:
+    """Return what the tests below look at in a file."""
+    kinds = (ast.Call, ast.Attribute, ast.Import, ast.Constant)
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
 
 
 def dotted(node: ast.AST) -> str:
