@@ -46,8 +46,8 @@ def launch(
     succeeds: bool = True,
     output_directory: bool = True,
 ) -> Finished:
-    """Run a recipe in a fresh interpreter, and wait for its end."""
-    return runner.run(
+    """Return what a recipe in a fresh interpreter left, which no test may change."""
+    return runner.shared(
         recipe,
         *flags,
         launcher="fresh",

@@ -71,7 +71,7 @@ def test_stopped_run_resumes_to_the_same_bits(
 @pytest.mark.slow
 def test_pretended_platforms_train_to_the_bits_of_this_one(runner: Runner) -> None:
     """Workers that are spawned make the batches that forked ones make."""
-    here = runner.run("mnist_mlp", *LONG, launcher="fresh")
+    here = runner.shared("mnist_mlp", *LONG, launcher="fresh")
     there = launch(runner, "windows", "mnist_mlp", *LONG)
     assert final_weights(there.directory) == final_weights(here.directory)
 

@@ -12,7 +12,8 @@ other systems). What is different:
 - Windows: ``fcntl`` and ``resource`` can't be imported; ``signal`` has the signals of Windows, with
   SIGBREAK at the number of SIGUSR1; `os` has no ``fork``, ``O_DIRECTORY`` and the like;
   folders can't be opened, nor what is open for reading alone be synced; a file that is open or
-  mapped in this process can't be renamed, replaced or removed, nor can a folder around it;
+  mapped in this process can't be renamed, replaced or removed, nor can a folder around it; names
+  of new files have none of the characters that Windows forbids;
   `os.kill` ends a process at once; text files without an encoding are errors, where Windows would
   take cp1252.
 - macOS: no core affinity, no death signal, no /dev/shm.
@@ -123,6 +124,13 @@ class Renamed(importlib.abc.MetaPathFinder):
         return spec
 
 
+def refuse_name(path):
+    """Raise an error for a name that no file of Windows can have."""
+    name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else ""
+    if set('<>:"|?*\\') & set(name) or name.endswith((" ", ".")):
+        raise OSError(errno.EINVAL, "[WinError 123] the name is incorrect", str(path))
+
+
 def hide_folders(folders):
     """Have our code find nothing in folders of Linux."""
 
@@ -134,6 +142,8 @@ def hide_folders(folders):
 
     def open_file(file, mode="r", buffering=-1, encoding=None, *arguments, **options):
         refuse(file)
+        if PLATFORM == "windows" and mode[:1] in "wax" and is_ours(2):
+            refuse_name(file)
         if encoding is None and "b" not in mode and is_ours(2) and not isinstance(file, int):
             raise EncodingWarning(f"{file} is opened without an encoding")
         return REAL_OPEN(file, mode, buffering, encoding, *arguments, **options)
