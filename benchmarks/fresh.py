@@ -35,7 +35,7 @@ def run_fresh(command: Sequence[str], marker: str) -> FreshProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
+            encoding="utf-8",
             env=environment,
         )
         assert process.stdout is not None
@@ -61,7 +61,7 @@ def peak_of(process_id: int) -> float:
     Not `ru_maxrss`: that counts what this process held when it started the other.
     """
     try:
-        status = Path(f"/proc/{process_id}/status").read_text()
+        status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
     except OSError:
         return float("nan")
     return float(status.split("VmHWM:")[1].split()[0]) / 1024

@@ -40,7 +40,7 @@ class LazyImports(dict[str, Any]):
 
 def build(path: str, class_name: str, arguments: dict[str, Any]) -> Any:
     """Build a recipe's model from its classes, with only those imports that they need."""
-    tree = ast.parse(Path(path).read_text())
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     names = LazyImports(tree)
     kinds = (ast.ClassDef, ast.FunctionDef)
     tree.body = [

@@ -40,7 +40,7 @@ def command(*words: str) -> None:
     """
     if shutil.which(words[0]) is None:
         raise LinkError(f"there is no {words[0]}: install iproute2")
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise LinkError(f"{' '.join(words)}: {done.stderr.strip()}")
 

@@ -136,5 +136,5 @@ def long_texts(rows: int) -> Path:
 
 def describe_checkpoint(folder: Path) -> str:
     """Return a checkpoint's size, for the results: its folder's name may say nothing."""
-    facts = json.loads((folder / "config.json").read_text())
+    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return f"BERT, {facts['num_hidden_layers']} layers, {facts['hidden_size']} wide"

@@ -96,7 +96,7 @@ def draw(command: str, written: str, file: Path) -> None:
     shown = screen_of(written).splitlines()[-(HEIGHT - 2) :]
     console.print(f"$ {command}", markup=False, highlight=False, style="bold")
     console.print(Text.from_ansi("\n".join(shown)), highlight=False)
-    file.write_text(console.export_svg(title="Accelerate Recipes"))
+    file.write_text(console.export_svg(title="Accelerate Recipes"), encoding="utf-8")
     print(f"written: {file}")
 
 

@@ -223,7 +223,7 @@ class DistributedSuite(Suite):
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 check=True,
             )
-            measured = json.loads(output.read_text())
+            measured = json.loads(output.read_text(encoding="utf-8"))
         self.measurements = {
             name: [Measurement(**one) for one in values] for name, values in measured.items()
         }

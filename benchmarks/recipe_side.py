@@ -103,14 +103,14 @@ def train_recipe(
         metrics = output / "metrics.jsonl"
         loss = mean_training_loss(metrics) if metrics.exists() else float("nan")
         file = output / "summary.json"  # of the first rank
-        summary = json.loads(file.read_text()) if file.exists() else {}
+        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return Training(seconds, samples, loss, models[-1], summary)
 
 
 def mean_training_loss(path: Path) -> float:
     """Return the mean training loss of a whole run, from its `metrics.jsonl`."""
     total, logged = 0.0, 0
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
         if "train/loss" in values:
             step = values["progress/global_step"]

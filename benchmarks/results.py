@@ -139,13 +139,13 @@ def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Su
     origin = {**machine, "options": asked}
     kept: dict[str, Any] = {}
     if file.exists():
-        earlier = json.loads(file.read_text())["suites"]
+        earlier = json.loads(file.read_text(encoding="utf-8"))["suites"]
         same = ("versions", "options")
         kept = {n: one for n, one in earlier.items() if all(one[k] == origin[k] for k in same)}
     measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
     file.parent.mkdir(parents=True, exist_ok=True)
     content = {"suites": kept | measured}
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def show(suite: Suite) -> None:

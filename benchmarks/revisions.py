@@ -68,7 +68,7 @@ def samples_per_second(checkout: Path, case: str, options: Options) -> float:
         env=os.environ | {"PYTHONPATH": str(checkout.resolve())},
         cwd=checkout,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("rate ")]

@@ -118,7 +118,7 @@ def measure(recipe: str, rounds: int) -> None:
     ]
     runpy.run_path(script, run_name="__main__")
     facts |= {name: values[WARM_UP:] for name, values in times.items()}
-    (folder / "times.json").write_text(json.dumps(facts))
+    (folder / "times.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def main(options: Options) -> None:
@@ -135,7 +135,7 @@ def main(options: Options) -> None:
                 stdout=subprocess.DEVNULL,
                 check=True,
             )
-            facts = json.loads(Path(folder, "times.json").read_text())
+            facts = json.loads(Path(folder, "times.json").read_text(encoding="utf-8"))
         cells = [
             f"{median(facts[name]):,.1f} ({min(facts[name]):,.1f}–{max(facts[name]):,.1f})"
             for name in SHOWN

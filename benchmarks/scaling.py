@@ -112,9 +112,9 @@ def main(options: Options) -> None:
     }
     options.output.mkdir(parents=True, exist_ok=True)
     written = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    options.output.joinpath("scaling.json").write_text(written)
+    options.output.joinpath("scaling.json").write_text(written, encoding="utf-8")
     text = report(content, found)
-    options.output.joinpath("scaling.md").write_text(text)
+    options.output.joinpath("scaling.md").write_text(text, encoding="utf-8")
     draw(options.output / "scaling.png", found, content["clusters"])
     print(text)
 

@@ -106,7 +106,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer all requests; what the recipe prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         on_gpu = torch.cuda.is_available()

@@ -84,7 +84,7 @@ class Processes:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.log,
-                text=True,
+                encoding="utf-8",
             )
             self.members.append(member)
             if on_cpu:

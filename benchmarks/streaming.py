@@ -56,7 +56,7 @@ def write_shards(folder: Path, gigabytes: float, links: int) -> int:
 
 def watch(command: list[str], until: float, log: Path, memory: list[float]) -> int | None:
     """Run until an epoch's share `until`, then kill all of it; note the largest process's MiB."""
-    with log.open("a") as said:
+    with log.open("a", encoding="utf-8") as said:
         job = psutil.Popen(command, stdout=said, stderr=said, cwd=REPOSITORY)
     metrics = log.parent / "run" / "metrics.jsonl"
     while job.poll() is None:
@@ -69,7 +69,7 @@ def watch(command: list[str], until: float, log: Path, memory: list[float]) -> i
             except psutil.Error:
                 continue
         memory.append(max(sizes, default=0.0))
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
         if lines and lines[-1].endswith("}") and json.loads(lines[-1])["progress/epoch"] >= until:
             for process in tree:
                 if process.is_running():
@@ -111,17 +111,17 @@ def main() -> None:
         end = "killed" if status is None else f"ended with {status}"
         print(f"attempt {attempt + 1}, {end}: MiB of the largest process {quarters}", flush=True)
     if status:
-        print((folder / "log.txt").read_text()[-3000:])
+        print((folder / "log.txt").read_text(encoding="utf-8")[-3000:])
         raise SystemExit(status)
     seen: dict[tuple[int, int, int, int], list[int]] = {}
     for path in samples.glob("*-rank-*.jsonl"):
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             if line.endswith("]"):
                 epoch, update, part, numbers = json.loads(line)
                 key = epoch, update, part, int(path.stem.rpartition("-")[2])
                 assert seen.setdefault(key, numbers) == numbers, key
     found = [sample for numbers in seen.values() for sample in numbers]
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     print(f"{len(found):,} samples, {len({*found}):,} of them different, of {max(found) + 1:,}")
     print(f"{summary['perf/samples_per_second']:,.0f} samples/s; {time.monotonic() - began:.0f} s")
     shutil.rmtree(folder)

@@ -60,4 +60,4 @@ def shown(ratio: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())))
+    print(markdown(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

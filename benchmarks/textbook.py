@@ -50,7 +50,7 @@ class ImageArrays:
     @classmethod
     def read(cls, folder: Path) -> ImageArrays:
         """Read decoded arrays whole, as torchvision reads its data sets' files."""
-        facts = json.loads((folder / "facts.json").read_text())
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         images = torch.from_numpy(np.load(folder / "train_images.npy")).permute(0, 3, 1, 2)
         labels = torch.from_numpy(np.load(folder / "train_labels.npy"))
         return cls(images.contiguous(), labels, facts["mean"], facts["std"])

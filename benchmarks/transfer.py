@@ -124,7 +124,7 @@ def main(options: Options) -> None:
     """Measure, print a table, and write what is asked for."""
     measured = measure_all(options.largest, options.repeats)
     if options.output is not None:
-        options.output.write_text(json.dumps(measured, indent=1) + "\n")
+        options.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     sizes = [f"{row['megabytes']:g} MB" for row in next(iter(measured.values()))]
     table = Table("GB/s (the call returns after, ms)", *sizes)
     for name, rows in measured.items():

@@ -140,7 +140,9 @@ def main(request: dict[str, Any]) -> None:
     )
     suite.run(request["rounds"], announce=lambda line: None)
     if torch.distributed.get_rank() == 0:
-        Path(request["output"]).write_text(json.dumps(measurements_as_json(suite)))
+        Path(request["output"]).write_text(
+            json.dumps(measurements_as_json(suite)), encoding="utf-8"
+        )
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from common.errors import advice_for
 from common.machine import is_main_rank, rank
-from common.printable import printable
+from common.printable import PLAIN, printable
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
@@ -67,7 +67,7 @@ class ToolOutput(io.TextIOWrapper):
 
 
 def spare_output() -> None:
-    """Have a run outlive its terminal, and letters that it has not be written as escapes."""
+    """Have a run outlive its terminal, and print lookalikes of symbols that this one has not."""
     open_closed_streams()
     replace_output(Output, by_line=False)
 
@@ -87,9 +87,9 @@ def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> No
     stdout = sys.stdout
     if type(stdout) is io.TextIOWrapper:
         encoding, line_buffering = stdout.encoding, stdout.line_buffering or by_line
-        sys.stdout = output_class(
-            stdout.detach(), encoding, "backslashreplace", line_buffering=line_buffering
-        )
+        sys.stdout = output_class(stdout.detach(), encoding, PLAIN, line_buffering=line_buffering)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors=PLAIN)
 
 
 def open_closed_streams() -> None:

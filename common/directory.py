@@ -168,6 +168,7 @@ class RunDirectory:
         """Remove a directory that was named by the clock, if the run ended before it began."""
         names = {path.name for path in self.path.glob("*")}
         if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
+            self.release()  # Windows removes no file that is open
             shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:

@@ -1,12 +1,12 @@
 """Ways in which a run ends early: by a mistake, by request, or by what a restart mends."""
 
 import errno
-import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from common.machine import is_main_rank
+from common.platforms import words_for
 from common.printable import printable
 
 # Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
@@ -15,14 +15,16 @@ LETTING_GO = 0.2
 LOST = (
     *("gloo", "nccl", "peer", "timed out", "timeout", "not connected"),
     *("killed by signal", "exited unexpectedly"),
-    *map(os.strerror, (errno.EPIPE, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)),
+    *words_for(errno.EPIPE, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH),
 )
 NO_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
     "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
 )
 # What a system says of a disk that is full or fails, and of no mistake of the user's.
-NO_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EIO)))
+OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+FULL_ON_WINDOWS = "not enough space on the disk"  # in the words of its own errors, not of C's
+NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
 
 # What to do about an error of a file system, by how the system words it. Else: mend what it says.
 ADVICE = {
@@ -109,14 +111,16 @@ def is_loss(error: BaseException) -> bool:
 def advice_for(problem: str) -> str:
     """Return what to do about an error of a file system, from its text."""
     for numbers, advice in ADVICE.items():
-        if any(os.strerror(number) in problem for number in numbers):
+        is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
+        if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
             return advice
     return "mend that"
 
 
 def is_of_disk(error: BaseException) -> bool:
     """Whether an error of Python's or of a library's says that a disk is full or fails."""
-    return any(text in str(error) for text in NO_DISK)
+    is_numbered = isinstance(error, OSError) and error.errno in OF_DISK
+    return is_numbered or any(text in str(error) for text in NO_DISK)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

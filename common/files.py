@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from common.errors import UserError, is_of_disk
+from common.platforms import rename_path, replace_file, sync
 
 MOST_WORDS = 300  # characters of a library's message that are repeated
 UNFINISHED = ".unfinished"
@@ -61,8 +62,8 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(str(path)):
         try:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            os.replace(temporary, path)
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            replace_file(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -89,7 +90,7 @@ def plain(path: Path) -> Path:
 
 def open_to_append(path: Path) -> TextIO:
     with writing(str(path)):
-        return plain(path).open("a", encoding="utf-8", errors="backslashreplace")
+        return plain(path).open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def has_moved(before: Any, now: Any) -> bool:
@@ -177,15 +178,6 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
         lock.release()
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -209,8 +201,8 @@ def replacing(folder: Path) -> Iterator[Path]:
             sync(path)
         remove(superseded)
         if folder.exists():
-            folder.rename(superseded)
-        unfinished.rename(folder)
+            rename_path(folder, superseded)
+        rename_path(unfinished, folder)
         sync(folder.parent)
         remove(superseded)
     finally:

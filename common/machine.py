@@ -1,16 +1,12 @@
 """Which process this is of its job, and what the machine under it has."""
 
-import ctypes
 import os
 import platform
-import signal
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-# What asks a process to stop: Slurm's --signal=USR1, a cluster, a Ctrl-C, a terminal that closes.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+from common.platforms import usable_cores
 
 
 def count_of(name: str, default: int) -> int:
@@ -56,10 +52,6 @@ def name_interface() -> None:
                 os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cpu_threads(asked: int | None = None) -> int:
     """Return the threads of a process: `--num-threads`, or its share of the cores.
 
@@ -76,16 +68,10 @@ def cpu_threads(asked: int | None = None) -> int:
 def processor_name() -> str:
     """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def signal_when_parent_ends(number: int) -> None:
-    """Ask Linux to send this process a signal when its parent is gone, even by a kill."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG

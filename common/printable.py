@@ -1,5 +1,6 @@
 """Text from outside, such as names, paths and answers of a server, made safe to print."""
 
+import codecs
 import re
 from collections.abc import Sequence
 
@@ -11,6 +12,29 @@ MOST_ITEMS = 5  # of a list that a sentence repeats
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# What is printed in place of a symbol by an output that has no such character: a Windows pipe has
+# 250 letters and signs, and an ASCII terminal fewer.
+LOOKALIKES = {
+    "×": "x",
+    "→": "->",
+    "★": "*",
+    "…": "...",
+    "–": "-",
+    "±": "+-",
+    "²": "^2",
+    "·": ".",
+    "─": "-",
+    "━": "-",
+    "│": "|",
+    "╭": "+",
+    "╮": "+",
+    "╰": "+",
+    "╯": "+",
+    "╸": "-",
+    "╺": "-",
+}
+FIRST_BRAILLE, LAST_BRAILLE = "\u2800", "\u28ff"  # of which spinners are made
+PLAIN = "lookalikes"  # the name of the error handler, as of `open(errors=...)`
 LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 
 
@@ -32,6 +56,28 @@ def with_letters(text: str) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeError:
         return text
+
+
+def look_alike(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that an output does not have: the handler of errors named `PLAIN`.
+
+    Raises:
+        UnicodeError: the one given, if it is not of writing.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end]
+    return "".join(map(look_alike_of, characters)), error.end
+
+
+def look_alike_of(character: str) -> str:
+    if FIRST_BRAILLE <= character <= LAST_BRAILLE:
+        return "*"
+    escaped = character.encode("ascii", "backslashreplace").decode("ascii")
+    return LOOKALIKES.get(character, escaped)
+
+
+codecs.register_error(PLAIN, look_alike)
 
 
 def escape(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Job:
         *flags: object,
         directory: Path,
         launcher: Launcher = "python",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it; the arguments are those of `Runner.run`."""
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
@@ -45,7 +46,7 @@ class Job:
             self.process = runner.start(
                 [self.script, *map(str, flags)],
                 launcher,
-                clean_environment(runner.folder),
+                {**clean_environment(runner.folder), **(environment or {})},
                 directory.parent,
                 log,
                 log,
@@ -53,7 +54,7 @@ class Job:
 
     def said(self) -> str:
         """Return what was printed so far."""
-        return self.log.read_text()
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that train, by rank: the recipe itself under plain Python."""

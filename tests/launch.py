@@ -443,10 +443,21 @@ def wait_or_kill(process: Forked | subprocess.Popen[str], timeout: float) -> int
     try:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_session(process.pid)
         process.wait(30)
         return None
+
+
+def end_session(process: int) -> None:
+    """Kill a process that began a session, and all in it; without sessions, what it started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(process)
+        for each in (*parent.children(recursive=True), parent):
+            each.kill()
 
 
 def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
@@ -507,7 +518,7 @@ def run_command(
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end_session(process.pid)
         output, errors = process.communicate()
         raise AssertionError(
             f"{' '.join(command)}\ntook longer than {timeout} s\n{output[-4000:]}\n{errors[-4000:]}"
@@ -536,13 +547,17 @@ def own_core() -> set[int]:
     return {mine if mine in idle or not idle else idle[0]}
 
 
-def staying_on_one_core() -> Callable[[], None]:
+def staying_on_one_core() -> Callable[[], None] | None:
     """Return what lets a process, once it is forked, and its children run on one core alone.
+
+    None where the system lets no process choose its cores, or knows no forks.
 
     The core is chosen by the parent: between fork and exec little may be done.
     """
+    if not hasattr(os, "sched_setaffinity"):
+        return None
     core = own_core()
-    return lambda: os.sched_setaffinity(0, core) if hasattr(os, "sched_setaffinity") else None
+    return lambda: os.sched_setaffinity(0, core)
 
 
 def plain(text: str) -> str:

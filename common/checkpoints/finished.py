@@ -12,6 +12,7 @@ from common.checkpoints.tensors import read_metadata
 from common.console import say, warn
 from common.errors import UserError
 from common.files import SUPERSEDED, UNFINISHED, read_json, receipt_of, remove, signed, writing
+from common.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.
@@ -166,8 +167,10 @@ def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: s
         reason = f"{folder} has no checkpoint up to {named}, and {first} is its first"
     newest, _ = newest_whole(folder, None, run_id)
     if newest is None:
-        return f"{reason}: put a whole copy back, or begin anew by --resume {folder.parent}"
-    return f"{reason}: go on with the newest one, {newest.name}, by --resume {folder.parent}"
+        return f"{reason}: put a whole copy back, or begin anew by --resume {quoted(folder.parent)}"
+    return (
+        f"{reason}: go on with the newest one, {newest.name}, by --resume {quoted(folder.parent)}"
+    )
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:
@@ -177,7 +180,7 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
             aside = checkpoint.with_name(checkpoint.name + SUPERSEDED)
             say(f"put aside, until another checkpoint is whole: {aside}")
             remove(aside)
-            os.rename(checkpoint, aside)
+            rename_path(checkpoint, aside)
 
 
 def undo_renaming(folder: Path) -> None:
@@ -190,17 +193,17 @@ def undo_renaming(folder: Path) -> None:
             original = folder / f"step-{step:08d}"
             if original != checkpoint and not os.path.lexists(original):
                 say(f"{checkpoint} is of update {step}: renamed to {original.name}")
-                os.rename(checkpoint, original)
+                rename_path(checkpoint, original)
 
 
 def put_all_aside(folder: Path) -> None:
     """Rename a folder whose checkpoints are all unusable, but leave other runs' files in place."""
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
     say(f"put aside, and kept: {aside}")
-    os.rename(folder, aside)
+    rename_path(folder, aside)
     for of_another_run in sorted(aside.glob(f"{OF_ANOTHER_RUN}*")):
         folder.mkdir(exist_ok=True)
-        os.rename(of_another_run, folder / of_another_run.name)
+        rename_path(of_another_run, folder / of_another_run.name)
 
 
 def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
@@ -215,7 +218,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
     aside.mkdir()
     for path in foreign:
         say(f"put aside, because another run wrote it: {aside / path.name}")
-        os.rename(path, aside / path.name)
+        rename_path(path, aside / path.name)
 
 
 def free_name(path: Path) -> Path:

@@ -9,7 +9,6 @@ part in the training's collectives. There is no pickle: safetensors and JSON alo
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,8 @@ from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
-from common.files import UNFINISHED, json_safe, read_json, signed, sync, write_json
+from common.files import UNFINISHED, json_safe, read_json, signed, write_json
+from common.platforms import rename_path, replace_file, sync
 
 HOST = torch.device("cpu")
 BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
@@ -140,7 +140,7 @@ class Checkpoints:
             unfinished = self.folder / f"{name}{UNFINISHED}"
             named = () if self.run_id is None else ({"run_id": self.run_id},)
             self.once[name] = write_tensors(unfinished, tensors, *named)
-            os.replace(unfinished, self.folder / name)
+            replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
     def write(self, unfinished: Path, contents: Contents, facts: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ class Checkpoints:
         write_json(unfinished / MANIFEST, signed(manifest))
         sync(unfinished / MANIFEST)
         sync(unfinished)
-        os.rename(unfinished, finished)
+        rename_path(unfinished, finished)
         sync(self.folder)
         remove_old(self.folder, self.keep, finished, self.run_id)
 

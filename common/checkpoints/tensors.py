@@ -10,7 +10,8 @@ import safetensors.torch
 from safetensors import safe_open
 
 from common.errors import UserError
-from common.files import plain, reading, receipt_of, sync
+from common.files import plain, reading, receipt_of
+from common.platforms import sync
 
 
 def write_tensors(

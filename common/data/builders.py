@@ -220,7 +220,9 @@ def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> 
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
         where = f"{description}: its file {file}"
-        with tempfile.TemporaryDirectory() as cache, reading(where, advice):
+        # What datasets has mapped can't be removed on Windows; the system cleans up there.
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        with folder as cache, reading(where, advice):
             features = features_of(builder.name, file, cache, options)
         expected = expected or features
         names = {**expected, **features}

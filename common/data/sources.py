@@ -176,7 +176,7 @@ def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") ->
         return HfApi().repo_info(hub_id, repo_type=kind.removesuffix("s"), timeout=3).sha
     folder = f"{kind}--{hub_id.replace('/', '--')}"
     reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
-    return reference.read_text().strip() if os.path.isfile(reference) else None
+    return reference.read_text(encoding="utf-8").strip() if os.path.isfile(reference) else None
 
 
 def short_digest(value: Any) -> str:

@@ -2,8 +2,6 @@
 
 import errno
 import multiprocessing
-import os
-import sys
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -13,6 +11,13 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data._utils.collate import default_collate_fn_map
+
+from common.platforms import (
+    descriptor_limit,
+    free_bytes,
+    open_descriptors,
+    raise_descriptor_limit,
+)
 
 SHARED_MEMORY = Path("/dev/shm")
 # Batches travel through pipes below this limit on open files: the process that receives them holds
@@ -85,7 +90,7 @@ def by_path(mapped: np.memmap) -> tuple[Any, ...]:
 
 def obstacle_to_workers(count: int) -> str | None:
     """Return why `count` worker processes can't start here; None if nothing is in their way."""
-    raise_descriptor_limit()
+    raise_descriptor_limit(FEW_DESCRIPTORS, 4 * FEW_DESCRIPTORS)
     try:
         # Each lock is a file in /dev/shm. Try to hold as many as the queues will need, all at once.
         locks = [multiprocessing.Lock() for _ in range(LOCKS_OF_A_QUEUE * (count + 1))]
@@ -99,39 +104,10 @@ def obstacle_to_workers(count: int) -> str | None:
     return None
 
 
-def raise_descriptor_limit() -> None:
-    """Raise a low soft limit on open files as far as needed and allowed by the hard limit."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard or soft >= FEW_DESCRIPTORS:
-        return
-    enough = 4 * FEW_DESCRIPTORS
-    raised = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-
-
-def descriptor_limit() -> int | None:
-    """Return how many files this process may open; None if there is no limit."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
 def free_descriptors() -> int | None:
     """Return how many more files this process can open; None if that is not known."""
-    limit = descriptor_limit()
-    if limit is None:
-        return None
-    try:
-        return limit - len(os.listdir("/proc/self/fd"))
-    except OSError:  # no /proc
-        return None
+    limit, used = descriptor_limit(), open_descriptors()
+    return None if limit is None or used is None else limit - used
 
 
 def has_descriptors_for_sharing() -> bool:
@@ -141,11 +117,7 @@ def has_descriptors_for_sharing() -> bool:
 
 def free_shared_memory() -> int | None:
     """Return the free bytes of shared memory; None if the system does not tell."""
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
+    return free_bytes(SHARED_MEMORY)
 
 
 def bytes_of(batch: Any) -> int:

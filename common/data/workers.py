@@ -31,7 +31,12 @@ from common.data.transport import (
 )
 from common.data.watch import Watch
 from common.errors import LostProcessError, UserError, is_out_of_memory
-from common.machine import STOP_SIGNALS
+from common.platforms import (
+    CHILD_ENDED,
+    STOP_SIGNALS,
+    stop_signals_held_back,
+    worker_start_method,
+)
 
 # How torch's DataLoader begins the error for a worker that was killed or has exited.
 GONE = "DataLoader worker (pid"
@@ -102,6 +107,7 @@ class Workers:
             batch_size=None,
             sampler=self.requests,
             num_workers=self.count,
+            multiprocessing_context=worker_start_method() if self.count > 0 else None,
             persistent_workers=self.count > 0,
             prefetch_factor=PREFETCHED if self.count > 0 else None,
             collate_fn=return_unchanged,
@@ -168,7 +174,7 @@ class Workers:
         self.free_memory = free_shared_memory()
         earlier_children = multiprocessing.active_children()
         try:
-            with without_child_handler():
+            with without_child_handler(), stop_signals_held_back():
                 batches = iter(self.processes)
         except (OSError, RuntimeError) as error:
             if not isinstance(error, OSError) and not is_out_of_memory(error):
@@ -273,14 +279,14 @@ def without_child_handler() -> Iterator[None]:
 
     The handler is not needed: the wait for a batch notices within seconds that a worker is gone.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if CHILD_ENDED is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.getsignal(signal.SIGCHLD)
+    handler = signal.getsignal(CHILD_ENDED)
     try:
         yield
     finally:
-        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+        signal.signal(CHILD_ENDED, handler or signal.SIG_DFL)
 
 
 def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:

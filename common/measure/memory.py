@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import psutil
 import torch
 
 from common import devices
+from common.platforms import IS_LINUX, resource
 
 MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -72,7 +72,7 @@ def container_limits() -> list[int]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
             try:
-                limits.append(int(root.joinpath(*parts[:depth], name).read_text()))
+                limits.append(int(root.joinpath(*parts[:depth], name).read_text(encoding="utf-8")))
             except (OSError, ValueError):  # no such level in this container, or "max": no limit
                 continue
     return limits
@@ -81,7 +81,7 @@ def container_limits() -> list[int]:
 def own_cgroups() -> Iterator[tuple[Path, str, str]]:
     """Yield (where they are mounted, path of this process's own, name of the file of its limit)."""
     try:
-        lines = OWN_CGROUPS.read_text().splitlines()
+        lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = ["0::/", "1:memory:/"]
     for line in lines:
@@ -95,9 +95,7 @@ def own_cgroups() -> Iterator[tuple[Path, str, str]]:
 
 def limit_memory() -> None:
     """Have what goes beyond all memory fail where it is asked for: Linux would kill the process."""
-    if sys.platform == "linux":
-        import resource
-
+    if IS_LINUX and resource is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         # The program's own data are for the most part never touched: threads' stacks.
         limit = own_data_bytes() + device_memory(torch.device("cpu"))
@@ -107,9 +105,7 @@ def limit_memory() -> None:
 
 def lift_limit() -> None:
     """Take back what `limit_memory` set, for what is still to do where it was met."""
-    if sys.platform == "linux":
-        import resource
-
+    if IS_LINUX and resource is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
@@ -139,7 +135,9 @@ def since_reset(device: torch.device) -> tuple[int, int]:
 def process_peak() -> tuple[int, int]:
     """Return the most bytes that the process had since the mark was last reset, and 0."""
     try:
-        status = Path("/proc/self/status").read_text()  # Linux keeps a high-water mark
+        status = Path("/proc/self/status").read_text(
+            encoding="utf-8"
+        )  # Linux keeps a high-water mark
     except OSError:
         status = ""
     marks = re.findall(r"VmHWM:\s+(\d+) kB", status)
@@ -176,8 +174,8 @@ def resident_bytes() -> int:
     process = own_process()
     if process is not None:
         return process.memory_info().rss
-    import resource
-
+    if resource is None:
+        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peak, in KiB
 
 
@@ -204,7 +202,7 @@ class MemoryTracker:
             self.is_reset = devices.reset_peaks(self.device)
         else:
             try:
-                CLEAR_REFS.write_text("5")
+                CLEAR_REFS.write_text("5", encoding="utf-8")
             except OSError:
                 self.is_reset = False
         self.before = memory_now(self.device)  # bytes

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
 from common.measure.sums import Metrics, TrainingSums
 from common.measure.totals import gathered
+from common.platforms import load_average
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
 SMALL_SHARE = 0.7  # of the CPU time that threads ask for; on an idle machine they get 0.9 or more
@@ -173,7 +173,7 @@ class Meters:
             cpu_now - cpu_before,
             torch.get_num_threads(),
             usable_cores(),
-            os.getloadavg()[0],
+            load_average(),
         )
         if sentence:
             self.is_warned = True

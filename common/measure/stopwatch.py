@@ -137,7 +137,7 @@ class RunClock:
 def boot_id() -> str | None:
     """Return what names the time since this machine was started, where the system tells it."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return None
 

@@ -39,7 +39,7 @@ def write_profile(
     key = "self_device_time_total" if is_timed else "self_cpu_time_total"
     averages = profile.key_averages(group_by_input_shape=by_shape)
     table = averages.table(sort_by=key, row_limit=40, max_name_column_width=80)
-    (folder / "top_operations.txt").write_text(table)
+    (folder / "top_operations.txt").write_text(table, encoding="utf-8")
     rows = sorted(averages, key=lambda row: -getattr(row, key))
     with (folder / "top_operations.csv").open("w", newline="", encoding="utf-8") as file:
         values = ([getattr(row, source) for source in COLUMNS.values()] for row in rows)

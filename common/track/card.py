@@ -1,6 +1,5 @@
 """The model card: `README.md` of a `model` folder, so that `hf upload` is all publishing takes."""
 
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from common.data.batch import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
 from common.objective import PREFIXES
+from common.platforms import command_line
 from common.records import Flags, RunConfig
 from common.track.names import PEAK, Facts, describe, precision_name
 
@@ -90,7 +90,7 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
             items = value if isinstance(value, list | tuple) else [value]
             shown = str if all_of_them else without_folder
             words += [spelled(field.name), *(shown(str(item)) for item in items)]
-    return shlex.join(words) or "none"
+    return command_line(words) or "none"
 
 
 def without_folder(text: str) -> str:

@@ -110,7 +110,7 @@ def git_commit() -> str | None:
     """Return the commit of the checkout that holds this module, or None outside of one."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5)
+        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None

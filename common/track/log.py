@@ -14,6 +14,7 @@ from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import Evaluation, gather_from_ranks, of_all_ranks
 from common.objective import PREFIXES, Objective
+from common.platforms import quoted
 from common.records import RunConfig
 from common.track import report
 from common.track.names import STEP, Facts
@@ -163,7 +164,9 @@ class Log:
             with contextlib.suppress(OSError):  # `close` tries to write again
                 self.file.close()
             self.file = None
-            advice = f"{advice_for(str(problem))}, then go on with --resume {self.directory}"
+            advice = (
+                f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
+            )
             raise TrainingError(
                 f"{self.directory}/metrics.jsonl can't be written ({problem}): {advice}",
                 every_rank=True,

@@ -9,6 +9,7 @@ from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
+from common.platforms import limits
 from common.printable import printable
 from common.records import RunConfig
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
@@ -34,6 +35,9 @@ def show_plan(run: RunConfig, logs: str) -> None:
         say(f"        {note}")
     precision = precision_name(environment.mixed_precision)
     say(f"device  {environment.device}; {processes}; {precision}")
+    missing = limits()
+    if missing is not None:
+        say(f"system  {missing}")
     if not run.config["evaluate_only"]:
         for line in training_lines(run):
             say(line)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.console import warn
 from common.objective import PREFIXES, Objective
+from common.platforms import quoted, shown_path
 from common.printable import with_letters
 from common.records import RunConfig
 from common.track import media
@@ -43,7 +43,7 @@ class TensorBoard:
         if not accelerator.trackers:
             raise ModuleNotFoundError("pip install tensorboard")
         self.accelerator = accelerator
-        self.commands = [f"tensorboard --logdir {shlex.quote(os.path.relpath(directory))}"]
+        self.commands = [f"tensorboard --logdir {quoted(shown_path(directory))}"]
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -126,7 +126,7 @@ class WandB:
         with self.limited():
             self.begin(accelerator, run_config, earlier)
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
-        folder = shlex.quote(os.path.relpath(Path(self.run.dir).parent))
+        folder = quoted(shown_path(Path(self.run.dir).parent))
         if self.run.offline:
             self.commands = [f"wandb leet {folder}", f"wandb sync {folder}"]
         else:

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +31,7 @@ from common.measure.flops import ComputeLoss
 from common.measure.stopwatch import synchronize
 from common.measure.totals import gathered
 from common.models.compile import as_written, is_compiled
+from common.platforms import command_line
 
 PAYS = 1.1  # times the samples a second is what a larger batch must give
 SECONDS = 0.3  # for which a size is timed at least, after a first pass
@@ -250,7 +250,7 @@ def out_of_memory_advice(
     half, twice = config.batch_size // 2, config.gradient_accumulation_steps * 2
     flags = f"--batch-size {half} --gradient-accumulation-steps {twice}"
     same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
-    command = f"accelerate launch {shlex.join(words)} {flags}"
+    command = f"accelerate launch {command_line(words)} {flags}"
     return f"{said} Either {less(config)}, or make {same} from half the batch: {command}"
 
 

@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +23,22 @@ from common.errors import (
     advice_for,
     is_of_disk,
 )
-from common.machine import STOP_SIGNALS, is_main_rank, signal_when_parent_ends
+from common.machine import is_main_rank
+from common.platforms import (
+    HANGUP,
+    PARENT_ENDED,
+    STOP_SIGNAL_NAMES,
+    STOP_SIGNALS,
+    WATCHES_PARENT,
+    is_orphan,
+    quoted,
+    signal_when_parent_ends,
+)
 
-# The kernel sends this when `accelerate launch` dies. With one process, the launcher itself passes
-# no signal on.
-LAUNCHER_DIED = signal.SIGUSR2
+# These variables are set by `accelerate launch`, by torchrun, and by a search for its trials where
+# no kernel tells a process of its parent's end. With one process, `accelerate launch` passes no
+# signal on.
+SET_BY_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID", WATCHES_PARENT}
 # The terminal and the launcher may both pass on the same Ctrl-C. A signal that comes so soon after
 # the first is taken for the same request.
 SAME_REQUEST_SECONDS = 1.0
@@ -53,22 +63,20 @@ class StopRequest:
         self.since = 0.0
         self.at_once = False  # whether a request ends the process where it stands, saving nothing
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-        self.handlers_before: dict[signal.Signals, Any] = {}
+        self.handlers_before: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return  # Python receives signals in its main thread only; a notebook may run another
         for number in STOP_SIGNALS:
             handler = signal.getsignal(number)
-            is_under_nohup = number == signal.SIGHUP and handler == signal.SIG_IGN
+            is_under_nohup = number == HANGUP and handler == signal.SIG_IGN
             if not is_under_nohup:
                 self.handlers_before[number] = handler
                 signal.signal(number, self.receive if heeded else signal.SIG_DFL)
-        # `accelerate launch` sets the first of these variables, and torchrun the second.
-        is_launched = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"} & {*os.environ}
-        if heeded and sys.platform == "linux" and is_launched:
-            signal.signal(LAUNCHER_DIED, self.receive)
-            signal_when_parent_ends(LAUNCHER_DIED)
+        if heeded and SET_BY_LAUNCHERS & {*os.environ}:
+            signal.signal(PARENT_ENDED, self.receive)
+            signal_when_parent_ends()
             if is_orphan():
-                self.receive(LAUNCHER_DIED, None)
+                self.receive(PARENT_ENDED, None)
 
     def release(self) -> None:
         """Give the signals back to their earlier handlers, for a notebook that goes on."""
@@ -79,15 +87,15 @@ class StopRequest:
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Remember a request to stop; obey a second one by ending the process."""
         now = time.monotonic()
-        launcher_died = number == LAUNCHER_DIED
-        if number == signal.SIGHUP:  # the terminal is gone, and printing to it would fail
+        launcher_died = number == PARENT_ENDED
+        if number == HANGUP:  # the terminal is gone, and printing to it would fail
             for terminal in self.terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
         if self.reason is None:
             if launcher_died:
                 self.reason = "the end of its launcher"
             else:
-                self.reason = signal.Signals(number).name
+                self.reason = STOP_SIGNAL_NAMES[number]
             self.since = now
             self.obey_at_once(self.at_once)
         elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
@@ -103,17 +111,6 @@ class StopRequest:
         self.at_once = at_once
         if at_once and self.reason is not None:
             raise Preempted(f"stopped by {self.reason} before the first update: start it again")
-
-
-def is_orphan() -> bool:
-    """Whether the launcher ended during the imports, before the kernel was asked to tell.
-
-    The launcher is a Python process; the process that adopts an orphan is none.
-    """
-    try:
-        return b"python" not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-    except OSError:
-        return True
 
 
 @dataclass
@@ -173,7 +170,7 @@ class Agreement:
             raise TrainingError(cause)
         raise TrainingError(
             f"a checkpoint could not be written ({cause}): {advice_for(cause)}, then go on from "
-            f"the one before with --resume {self.directory}",
+            f"the one before with --resume {quoted(self.directory)}",
             resumable=is_of_disk(OSError(cause)),
         )
 
@@ -224,7 +221,7 @@ class Agreement:
         reason = self.request.reason or "a signal to another rank"
         raise Preempted(
             f"stopped after update {global_step} by {reason}; everything is saved: "
-            f"go on with --resume {self.directory}"
+            f"go on with --resume {quoted(self.directory)}"
         )
 
 

@@ -15,7 +15,8 @@ MOST_LINES_OF_A_RECIPE = 240
 
 # From the ground up: a room may import those below it, and within a package its neighbours.
 LEVELS = (
-    ("machine", "printable"),
+    ("platforms", "printable"),
+    ("machine",),
     ("devices", "errors"),
     ("files", "console", "flag_uses", "flags", "objective"),
     ("records",),

@@ -168,7 +168,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
         UserError: it can't read the file.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     if answer.returncode or not answer.stdout.strip():
         lines = answer.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(f"{file} can't be read as a W&B run: {lines[-1]}")

@@ -1,8 +1,6 @@
 """Keep a study in agreement with the trials' directories, which decide what each trial tried."""
 
 import itertools
-import os
-import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from common.config import parse_config
 from common.errors import UserError
 from common.files import SUPERSEDED
 from common.flags import role_of, spelled
+from common.platforms import rename_path, split_words
 from common.recipe import Recipe
 from common.tools.compare.readers import RunRecord, read_directory
 from common.tools.tune.space import Space, command_line, command_words
@@ -152,7 +151,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
 def means(choice: str, value: Any) -> bool:
     """Return whether a choice, as typed, means a flag's value, as read from JSON."""
     if isinstance(value, list | tuple):
-        words = shlex.split(choice)
+        words = split_words(choice)
         return len(words) == len(value) and all(map(means, words, value))
     if isinstance(value, bool):
         return choice == str(value).lower()
@@ -202,7 +201,7 @@ def put_aside(file: Path) -> Path:
     for number in itertools.count(1):
         aside = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
         if not aside.exists():
-            os.rename(file, aside)
+            rename_path(file, aside)
             return aside
     raise AssertionError("a number is always free")
 

@@ -1,7 +1,5 @@
 """Run a search: ask Optuna for values, run one trial after another, survive being killed."""
 
-import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -17,6 +15,7 @@ from common.directory import read_status
 from common.errors import UserError
 from common.files import write_json
 from common.objective import Objective
+from common.platforms import command_line, quoted, shown_path
 from common.recipe import Recipe, load_recipe
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
@@ -69,7 +68,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
 
 
 def command_to_continue(directory: Path) -> str:
-    return f"recipes tune --study {os.path.relpath(directory)}"
+    return f"recipes tune --study {quoted(shown_path(directory))}"
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Search:
                 result = self.watch(trial, run)
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
-            say(f"{directory.name} of {total}  {shlex.join(words)}  {result.message}  {seconds}")
+            say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(f"no trial succeeds; {directory.name} {result.message}")
@@ -192,7 +191,7 @@ class Search:
             start = ["accelerate", "launch", "--config_file", config_file]
         words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
         words += settled_words(recipe, read_directory(self.directory_of(best)))
-        return shlex.join([*start, self.settings.recipe, *words])
+        return command_line([*start, self.settings.recipe, *words])
 
 
 def report(search: Search, recipe: Recipe) -> None:
@@ -208,7 +207,7 @@ def report(search: Search, recipe: Recipe) -> None:
     metric = describe(f"val/{search.objective.metric}")
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
-    say(f"picture: {os.path.relpath(picture)}")
+    say(f"picture: {shown_path(picture)}")
     best = ranked[0]
     value = metric.text(best.value)
     say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")

@@ -1,6 +1,5 @@
 """The values that a search tries: ranges and choices, typed in place of the flags' values."""
 
-import shlex
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from common.config import parse_config
 from common.errors import UserError
 from common.flags import role_of, spelled
+from common.platforms import split_words
 from common.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -174,5 +174,5 @@ def command_words(space: Space, values: Mapping[str, Any]) -> list[str]:
         elif value == "false":
             words.append(f"--no-{name}")
         else:  # a choice in quotes may hold several words
-            words += [f"--{name}", *shlex.split(str(value))]
+            words += [f"--{name}", *split_words(str(value))]
     return words

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,7 @@ from common.console import say
 from common.directory import read_status
 from common.errors import UserError
 from common.files import open_to_append, writing
-from common.machine import signal_when_parent_ends
+from common.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 from common.tools.compare.readers import RunRecord, read_directory
 
 POLL_SECONDS = 0.2
@@ -80,12 +79,12 @@ class TrialRun:
         with open_to_append(self.log) as log:
             self.process = psutil.Popen(
                 command,
-                env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ},
+                env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ, **watch_for_parent()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
-                preexec_fn=partial(signal_when_parent_ends, signal.SIGTERM),
+                # Ctrl-C reaches only this process, which passes it on.
+                **start_in_own_group(ends_with_parent=True),
             )
 
     def is_running(self) -> bool:
@@ -108,7 +107,7 @@ class TrialRun:
             return
         # A launcher may end before the recipe that it launched, so wait for all of them.
         processes = [self.process, *self.process.children(recursive=True)]
-        self.process.terminate()
+        self.process.send_signal(polite_stop_signal())
         _, remaining = psutil.wait_procs(processes, STOP_SECONDS)
         for process in remaining:
             process.kill()
@@ -121,7 +120,7 @@ class TrialRun:
         code = self.process.returncode if self.process is not None else 0
         end = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
         # Some messages are framed.
-        text = self.log.read_text(errors="replace")
+        text = self.log.read_text(encoding="utf-8", errors="replace")
         stripped = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
         lines = [line for line in stripped if line]
         errors = [line for line in lines if line.startswith("error: ")]

@@ -1,6 +1,5 @@
 """Report on variants: a table of means over seeds, a picture, and a note in the model cards."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -8,6 +7,7 @@ from statistics import mean, stdev
 from common.console import say
 from common.errors import UserError
 from common.files import write_text
+from common.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import (
@@ -51,7 +51,7 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]]) -> None:
             cells = [[row[0], row[column].partition(" (")[0]] for row in rows]
             add_to_cards(runs, "\n".join(markdown_table(cells)))
     plot_comparison(comparisons[0], directory / "picture.png")
-    say(f"table: {os.path.relpath(directory / 'table.md')}, with picture.png beside it")
+    say(f"table: {shown_path(directory / 'table.md')}, with picture.png beside it")
 
 
 def rows_of_means(comparisons: Sequence[Comparison]) -> list[list[str]]:

@@ -17,6 +17,7 @@ from optuna.distributions import CategoricalDistribution
 from common.console import CONSOLE, say
 from common.errors import UserError
 from common.files import read_json_if_there, write_json
+from common.platforms import shown_path
 from common.recipe import load_recipe
 from common.standing import present_status
 from common.tools.tune.space import Space, command_words, parse_space
@@ -86,7 +87,7 @@ def run_variants(
     finished: defaultdict[str, list[str]] = defaultdict(list)
     with working_in(directory, "--output-dir", "the same command"):
         claim(directory, command)
-        say(f"variants: {len(variants)}, with {seeds} seeds each, in {os.path.relpath(directory)}")
+        say(f"variants: {len(variants)}, with {seeds} seeds each, in {shown_path(directory)}")
         for seed, variant in itertools.product(range(seeds), variants):
             run_directory = variant.directory(directory, seed)
             if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.machine import STOP_SIGNALS
+from common.platforms import STOP_SIGNALS
 from common.training.stop import StopRequest
 
 

@@ -1,0 +1,380 @@
+"""What the operating system offers. This module alone knows which one it is; others ask it."""
+
+import contextlib
+import multiprocessing
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psutil
+
+fcntl: ModuleType | None
+resource: ModuleType | None
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows has neither
+    fcntl = resource = None
+
+SYSTEM = sys.platform
+IS_LINUX = SYSTEM == "linux"
+IS_WINDOWS = SYSTEM == "win32"
+
+# ------------------------------------------------------------------------------------ Signals
+
+# Who sends them: a cluster; Slurm with --signal=USR1; a Ctrl-C; a terminal that closes; and on
+# Windows a Ctrl-Break, which also is what one process can send to another there.
+NAMES_OF_STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGBREAK")
+
+
+def signals_named(names: Iterable[str]) -> dict[int, str]:
+    """Return the names of those signals that this system has, by their numbers."""
+    numbers = {name: getattr(signal, name, None) for name in names}
+    return {int(number): name for name, number in numbers.items() if number is not None}
+
+
+STOP_SIGNAL_NAMES = signals_named(NAMES_OF_STOP_SIGNALS)
+STOP_SIGNALS = tuple(STOP_SIGNAL_NAMES)
+HANGUP: int | None = getattr(signal, "SIGHUP", None)
+CHILD_ENDED: int | None = getattr(signal, "SIGCHLD", None)
+# What a process sends to itself, or the kernel to it, when its parent has ended. Windows has no
+# signals of the user's own, and there no other process can send SIGTERM.
+PARENT_ENDED = int(getattr(signal, "SIGUSR2", signal.SIGTERM))
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+# A process with this variable looks for the end of its parent itself, where no kernel does.
+WATCHES_PARENT = "ACCELERATE_RECIPES_WATCH_PARENT"
+PARENT_LOOK_SECONDS = 1.0
+
+
+def signal_when_parent_ends(number: int = PARENT_ENDED) -> None:
+    """Send this process a signal when its parent is gone, even by a kill."""
+    if IS_LINUX:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(number))
+    else:
+        # Before the thread begins: after its end, another process would be taken for the parent.
+        parent = starting_process()
+        arguments = (parent, number)
+        threading.Thread(target=signal_after_end, args=arguments, daemon=True).start()
+
+
+def signal_after_end(process: "psutil.Process", number: int) -> None:
+    """Wait for the end of a process, then signal the main thread of this one."""
+    import _thread
+
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(PARENT_LOOK_SECONDS)
+    if hasattr(signal, "pthread_kill"):  # which also ends a wait of the main thread
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))
+
+
+def starting_process() -> "psutil.Process":
+    """Return the process that started this one; this one itself if that is gone."""
+    import psutil
+
+    try:
+        parent = psutil.Process(os.getppid())
+        # In a virtual environment on Windows, python.exe starts the real interpreter and waits.
+        is_redirected = IS_WINDOWS and sys.executable != getattr(sys, "_base_executable", None)
+        return (parent.parent() if is_redirected else parent) or psutil.Process()
+    except psutil.NoSuchProcess:
+        return psutil.Process()
+
+
+def is_orphan() -> bool:
+    """Whether the launcher, a Python process, is gone; whoever adopts an orphan is none."""
+    import psutil
+
+    parent = starting_process()
+    try:
+        is_gone = parent.pid == os.getpid()
+        return is_gone or "python" not in " ".join(parent.cmdline()).lower()
+    except psutil.AccessDenied:
+        return False
+    except (OSError, psutil.Error):
+        return True
+
+
+def start_in_own_group(*, ends_with_parent: bool = False) -> dict[str, Any]:
+    """Return arguments of `subprocess.Popen` for a process that the terminal's Ctrl-C spares.
+
+    Args:
+        ends_with_parent: whether the kernel asks it to stop when this process ends. Where no
+            kernel does so, a recipe with the variables of `watch_for_parent` looks for itself.
+    """
+    if IS_WINDOWS:
+        return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    arguments: dict[str, Any] = {"start_new_session": True}
+    if ends_with_parent and IS_LINUX:
+        arguments["preexec_fn"] = ask_to_stop_with_parent
+    return arguments
+
+
+def watch_for_parent() -> dict[str, str]:
+    """Return the variables by which a recipe looks for its parent's end, where it has to."""
+    return {} if IS_LINUX else {WATCHES_PARENT: "1"}
+
+
+def ask_to_stop_with_parent() -> None:
+    signal_when_parent_ends(signal.SIGTERM)
+
+
+def polite_stop_signal() -> int:
+    """Return the signal by which a process of its own group is asked to stop.
+
+    On Windows SIGTERM would end it at once, with nothing saved.
+    """
+    return getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM) if IS_WINDOWS else signal.SIGTERM
+
+
+# ---------------------------------------------------------------------------------- Processes
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_average() -> float:
+    """Return how many threads wanted a core in the last minute, on average."""
+    if hasattr(os, "getloadavg"):
+        return os.getloadavg()[0]
+    import psutil
+
+    return psutil.getloadavg()[0]  # which counts from its first call on
+
+
+def worker_start_method() -> str:
+    """Return how the loader's workers start.
+
+    A fork starts at once and shares the data. Only Linux allows it in a process with threads, and
+    from Python 3.14 on it is not the default there. A method that the program has set is kept.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    if chosen is not None:
+        return chosen
+    return "fork" if IS_LINUX and hasattr(os, "fork") else "spawn"
+
+
+@contextmanager
+def stop_signals_held_back() -> Iterator[None]:
+    """Have requests to stop wait, and processes that start meanwhile never receive any.
+
+    A process that is spawned takes seconds until it can ignore a Ctrl-C by itself, and would end by
+    a traceback. A fork has its parent's handlers.
+    """
+    if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def raise_descriptor_limit(few: int, enough: int) -> None:
+    """Raise a soft limit on open files below `few` to `enough`, or as far as it is allowed."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard or soft >= few:
+        return
+    raised = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+
+
+def descriptor_limit() -> int | None:
+    """Return how many files this process may open; None if no limit is known."""
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def open_descriptors() -> int | None:
+    """Return how many files this process has open; None if the system does not tell."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return len(os.listdir(folder))
+    return None
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return the free bytes of a file system; None where it can't be asked, or is not there."""
+    if not hasattr(os, "statvfs"):
+        return None
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+# -------------------------------------------------------------------------------------- Files
+
+# Windows opens no folders. Its file systems write the names in them to their journals instead.
+CAN_SYNC_FOLDERS = hasattr(os, "O_DIRECTORY")
+# Windows syncs only what is open for writing.
+SYNC_MODE = os.O_RDWR if IS_WINDOWS else os.O_RDONLY
+# A file can be renamed, replaced and removed while a process has it open; not on Windows, where a
+# virus scanner or an indexer opens what was just written, for a moment.
+CAN_MOVE_OPEN_FILES = not IS_WINDOWS
+MOVE_PATIENCE_SECONDS = 5.0
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, as far as the system can."""
+    if not CAN_SYNC_FOLDERS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else SYNC_MODE)
+    try:
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):
+        # Apple's fsync stops at the drive's own memory. Not every file system knows this one.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def rename_path(source: Path, target: Path) -> None:
+    """Rename a file or folder to a name that is free; wait where another program has it open."""
+    patiently(lambda: os.rename(source, target))
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file over another one; wait where another program has either open."""
+    patiently(lambda: os.replace(source, target))
+
+
+def patiently(move: Callable[[], None]) -> None:
+    """Move files; where open files can't be moved, try again until nobody has them open.
+
+    Raises:
+        OSError: the system refuses, or refused for `MOVE_PATIENCE_SECONDS`.
+    """
+    deadline = time.monotonic() + (0 if CAN_MOVE_OPEN_FILES else MOVE_PATIENCE_SECONDS)
+    while True:
+        try:
+            return move()
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.05)
+
+
+def is_lock_free(lock_file: Path) -> bool:
+    """Whether a lock file exists and no process holds its lock; False if that can't be found out.
+
+    A look leaves the file as it is, and the lock free.
+    """
+    if fcntl is None:
+        return is_lock_free_by_taking_it(lock_file)
+    try:
+        # For reading only: the file may be another user's. A pipe in its place blocks nobody.
+        descriptor = os.open(lock_file, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def is_lock_free_by_taking_it(lock_file: Path) -> bool:
+    from filelock import FileLock, Timeout
+
+    if not lock_file.is_file():
+        return False
+    try:
+        FileLock(lock_file, timeout=0).acquire().lock.release()
+        lock_file.touch()  # on Windows the release removes it
+    except (Timeout, NotImplementedError, OSError):
+        return False
+    return True
+
+
+def words_for(*numbers: int) -> tuple[str, ...]:
+    """Return the system's words for error numbers, without those for which it has none.
+
+    Windows says "Unknown error" of all errors of the network.
+    """
+    return tuple(
+        words
+        for words in map(os.strerror, numbers)
+        if not words.lower().startswith("unknown error")
+    )
+
+
+# ----------------------------------------------------------------------------------- Commands
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Join words to a command that can be pasted into this system's shell."""
+    return subprocess.list2cmdline([*words]) if IS_WINDOWS else shlex.join(words)
+
+
+def quoted(word: object) -> str:
+    """Quote one word, such as a path, for a command that can be pasted."""
+    return command_line([str(word)])
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as seen from here; the whole of it where it lies on another Windows drive."""
+    try:
+        return os.path.relpath(path)
+    except ValueError:
+        return str(path)
+
+
+def split_words(text: str) -> list[str]:
+    """Split words as a shell does; a backslash is part of a path on Windows.
+
+    Raises:
+        ValueError: a quotation mark is not closed.
+    """
+    words = shlex.shlex(text, posix=True, punctuation_chars=False)
+    words.whitespace_split = True
+    words.commenters = ""
+    if IS_WINDOWS:
+        words.escape = ""
+    return [*words]
+
+
+# ------------------------------------------------------------------------------------- Limits
+
+
+def limits() -> str | None:
+    """Return, in one line, what a run can't do on this system and can on Linux."""
+    if IS_LINUX:
+        return None
+    sentences = ["the loader's workers take seconds to start"]
+    if not CAN_SYNC_FOLDERS:
+        sentences.append("after a loss of power the newest checkpoint may be missing")
+    if "SIGUSR1" not in STOP_SIGNAL_NAMES.values():
+        sentences.append("only Ctrl-C and Ctrl-Break stop a run with everything saved")
+    return "; ".join(sentences)

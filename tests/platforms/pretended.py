@@ -1,0 +1,89 @@
+"""Launches recipes in processes that pretend to run on another operating system.
+
+`site/sitecustomize.py` says what is taken away from them, and what is not simulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Literal
+
+from tests.jobs import Job
+from tests.launch import Finished, Runner
+
+SITE = Path(__file__).parent / "site"
+Platform = Literal["windows", "macos"]
+PLATFORMS: tuple[Platform, ...] = ("windows", "macos")
+# What a redirected output is encoded in: one of Windows has no arrows and stars.
+ENCODINGS: dict[Platform, str] = {"windows": "cp1252", "macos": "utf-8"}
+PATIENCE_SECONDS = 120.0
+
+
+def pretending(platform: Platform, encoding: str | None = None) -> dict[str, str]:
+    """Return the variables with which a Python process pretends to run on `platform`.
+
+    Args:
+        encoding: of standard output, strict as Python's own is; None for the platform's.
+    """
+    return {
+        "PYTHONPATH": str(SITE),
+        "PRETENDED_PLATFORM": platform,
+        "PYTHONIOENCODING": f"{encoding or ENCODINGS[platform]}:strict",
+        "PYTHONWARNDEFAULTENCODING": "1",
+    }
+
+
+def launch(
+    runner: Runner,
+    platform: Platform,
+    recipe: str,
+    *flags: object,
+    encoding: str | None = None,
+    succeeds: bool = True,
+    output_directory: bool = True,
+) -> Finished:
+    """Return what a recipe in a fresh interpreter left, which no test may change."""
+    return runner.shared(
+        recipe,
+        *flags,
+        launcher="fresh",
+        environment=pretending(platform, encoding),
+        succeeds=succeeds,
+        output_directory=output_directory,
+    )
+
+
+class PretendedJob(Job):
+    """A recipe in the background, on a pretended platform."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        platform: Platform,
+        recipe: str,
+        *flags: object,
+        directory: Path,
+    ) -> None:
+        """Start it in a fresh interpreter; the arguments are those of `Job`."""
+        super().__init__(
+            *(runner, recipe, *flags),
+            directory=directory,
+            launcher="fresh",
+            environment=pretending(platform),
+        )
+
+    def stop_after(self, line: str, number: int = signal.SIGINT) -> int:
+        """Send a signal once a line was printed; return the status of the process."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while line not in self.said() and self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+        self.process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(PATIENCE_SECONDS)
+        self.process.kill()
+        raise AssertionError(f"it did not stop:\n{self.said()}")

@@ -1,0 +1,96 @@
+"""The recipes on pretended platforms: they train, stop, resume and report mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import first
+from tests.jobs import final_weights, learned
+from tests.launch import RECIPES, Runner
+from tests.platforms.pretended import PLATFORMS, Platform, PretendedJob, launch
+
+TINY = ("--dataset", "digits", "--tracker", "none", "--max-steps", 4, "--log-every", 2)
+TINY_OF = {
+    "mnist_mlp": (*TINY, "--batch-size", 32),
+    "resnet": (*TINY, "--batch-size", 8),
+    "bert": (*TINY[2:], "--dataset", "docstrings", "--batch-size", 8, "--max-length", 16),
+}
+# Long enough to be stopped, with dropout, checkpoints in mid-epoch, and a worker process.
+LONG = (
+    *("--dataset", "digits", "--tracker", "none", "--epochs", 4, "--batch-size", 32),
+    *("--dropout", 0.2, "--log-every", 3, "--checkpoint-every", 25, "--hidden-sizes", 64, 48),
+    *("--data-placement", "workers", "--num-workers", 1),
+)
+# A Ctrl-C; what stands for Windows's Ctrl-Break; a terminal that closes on macOS.
+REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
+    ("windows", signal.SIGINT, "SIGINT"),
+    ("windows", signal.SIGUSR1, "SIGBREAK"),
+    ("macos", signal.SIGINT, "SIGINT"),
+)
+
+
+@pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, RECIPES)))
+def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -> None:
+    """And says in one line what the system lacks, with symbols that its output has."""
+    platform, recipe = pretended
+    run = launch(runner, platform, recipe, *TINY_OF[recipe])
+    assert run.summary["progress/global_step"] == 4
+    assert run.output.count("system  ") == 1, run.output
+    assert ("->" if platform == "windows" else "→") in run.output
+    assert "\\u" not in run.output
+    assert "Warning" not in run.errors
+    assert (run.directory / "model" / "model.safetensors").exists()
+    assert not [*run.directory.rglob("*.unfinished"), *run.directory.rglob("*.superseded")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platform", "number", "name"), REQUESTS)
+def test_stopped_run_resumes_to_the_same_bits(
+    platform: Platform, number: int, name: str, runner: Runner, tmp_path: Path
+) -> None:
+    """A request during training saves; the resumed run ends as one that nobody stopped."""
+    whole = launch(runner, platform, "mnist_mlp", *LONG)
+    directory = tmp_path / "run"
+    flags = (*LONG, "--output-dir", directory)
+    job = PretendedJob(runner, platform, "mnist_mlp", *flags, directory=directory)
+    assert job.stop_after("step 9/", number) == 75, job.said()
+    assert f"by {name}; everything is saved" in job.said()
+    assert job.read("status.json")["status"] == "preempted"
+    resumed = PretendedJob(
+        runner, platform, "mnist_mlp", "--resume", directory, directory=directory
+    )
+    assert resumed.end() == 0, resumed.said()
+    assert final_weights(directory) == final_weights(whole.directory)
+    assert learned(directory) == learned(whole.directory)
+
+
+@pytest.mark.slow
+def test_pretended_platforms_train_to_the_bits_of_this_one(runner: Runner) -> None:
+    """Workers that are spawned make the batches that forked ones make."""
+    here = runner.shared("mnist_mlp", *LONG, launcher="fresh")
+    there = launch(runner, "windows", "mnist_mlp", *LONG)
+    assert final_weights(there.directory) == final_weights(here.directory)
+
+
+@pytest.mark.parametrize("platform", first(0, PLATFORMS))
+def test_help_is_printed_in_ascii(platform: Platform, runner: Runner) -> None:
+    """Frames and signs have lookalikes there."""
+    run = launch(runner, platform, "resnet", "--help", encoding="ascii", output_directory=False)
+    assert "--learning-rate" in run.output
+    assert run.output.isascii()
+    assert "\\u" not in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_mistake_is_a_sentence(platform: Platform, runner: Runner) -> None:
+    """Not a traceback of what the system lacks."""
+    for flags in (("--dataset", "no/such/folder"), ("--batch-size", 0), ("--resume", "nothing")):
+        run = launch(runner, platform, "mnist_mlp", *flags, succeeds=False)
+        assert run.returncode == 1
+        assert "error: " in run.errors, run.explain()
+        assert "Traceback" not in run.errors, run.explain()

@@ -1,0 +1,372 @@
+"""What the operating system offers is asked of one module, and used as far as it goes."""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import errno
+import functools
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import platforms
+from common.errors import UserError, advice_for, is_of_disk
+from common.files import replacing, write_text
+from common.printable import PLAIN
+from tests.launch import REPOSITORY
+
+COMMON = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "common").rglob("*.py")}
+# These run on GPU machines with Linux.
+OF_GPU_MACHINES = ("gpu.py", "gpu_step.py", "gpu_steps.py", "bring.py", "bare_environment.py")
+PORTABLE = {
+    path: path.read_text(encoding="utf-8")
+    for folder in ("recipes", "benchmarks")
+    for path in (REPOSITORY / folder).glob("*.py")
+    if path.name not in OF_GPU_MACHINES
+} | COMMON
+ON_ALL_SYSTEMS = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN"}
+
+
+def nodes(sources: dict[Path, str]) -> Iterator[tuple[str, ast.AST]]:
+    """Yield each call, attribute, import and constant in some files, with where it is."""
+    for path, text in sources.items():
+        for node in nodes_of(text):
+            yield f"{path.relative_to(REPOSITORY)}:{node.lineno}", node
+
+
+@functools.cache
+def nodes_of(text: str) -> list[Any]:
+    """Return what the tests below look at in a file."""
+    kinds = (ast.Call, ast.Attribute, ast.Import, ast.Constant)
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+
+
+def dotted(node: ast.AST) -> str:
+    """Return ``a.b`` of an attribute of a name, else the last part alone."""
+    if isinstance(node, ast.Attribute):
+        return f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+# What may be written where.
+
+
+def test_one_module_knows_the_system() -> None:
+    """The others name neither it, nor what some systems lack."""
+    lacking = {
+        *("sys.platform", "os.name", "platform.system", "os.rename", "os.replace", "os.fsync"),
+        *("os.fork", "os.killpg", "os.setsid", "os.statvfs", "os.getloadavg", "os.getuid"),
+        *("os.sched_getaffinity", "os.O_NONBLOCK", "os.O_DIRECTORY", "shlex.quote", "shlex.split"),
+    }
+    for place, node in nodes(COMMON):
+        if place.startswith("common/platforms.py"):
+            continue
+        if isinstance(node, ast.Attribute):
+            name = dotted(node)
+            assert name not in lacking, place
+            is_signal = name.startswith("signal.SIG")
+            assert not is_signal or node.attr in ON_ALL_SYSTEMS, place
+        if isinstance(node, ast.Import):
+            assert not {alias.name for alias in node.names} & {"fcntl", "resource", "pty"}, place
+
+
+def test_text_files_name_their_encoding() -> None:
+    """Windows would read and write them in another one."""
+    for place, node in nodes(PORTABLE):
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func)
+        keywords = {keyword.arg for keyword in node.keywords}
+        words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        is_binary = any(isinstance(word, str) and "b" in word and len(word) < 4 for word in words)
+        is_text = (name == "open" and not is_binary) or name.endswith(("read_text", "write_text"))
+        opens_path = isinstance(node.func, ast.Attribute) and name.rpartition(".")[2] == "open"
+        has_mode = any(word in ("r", "w", "a", "x") for word in words)
+        if (is_text and name != "write_text") or (opens_path and has_mode):
+            is_stream = "closefd" in keywords  # of standard input or output
+            assert "encoding" in keywords or is_stream, place
+        if name in ("subprocess.run", "subprocess.Popen"):
+            assert "text" not in keywords, place
+
+
+def test_every_symbol_has_a_lookalike() -> None:
+    """So that a line reads well where its characters can't be printed."""
+    symbols = {
+        character
+        for _, node in nodes(COMMON)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for character in node.value
+        if not character.isascii() and character.isprintable()
+    }
+    assert "★" in symbols
+    for symbol in symbols | set("⠋⠙━╸"):
+        assert "\\" not in symbol.encode("ascii", PLAIN).decode(), symbol
+
+
+def test_other_letters_are_escaped() -> None:
+    """And what can be printed is left as it is; what can't be read is an error as before."""
+    file = io.TextIOWrapper(io.BytesIO(), "cp1252", PLAIN)
+    file.write("2 × 3 → é ж")
+    file.flush()
+    assert file.buffer.getvalue().decode("cp1252") == "2 × 3 -> é \\u0436"  # type: ignore[attr-defined]
+    with pytest.raises(UnicodeDecodeError):
+        codecs.decode(b"\xff", "utf-8", PLAIN)
+
+
+# Files.
+
+
+@pytest.mark.parametrize("move", [platforms.rename_path, platforms.replace_file])
+def test_open_file_is_waited_for(move: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Where the system moves no open file; elsewhere a refusal is one at once."""
+    real, refusals = os.rename, 3
+
+    def busy(source: Path, target: Path) -> None:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            raise PermissionError(errno.EACCES, "it is open")
+        real(source, target)
+
+    monkeypatch.setattr(platforms, "os", SimpleNamespace(rename=busy, replace=busy))
+    (tmp_path / "a").touch()
+    with pytest.raises(PermissionError):
+        move(tmp_path / "a", tmp_path / "b")
+    assert refusals == 2
+    monkeypatch.setattr(platforms, "CAN_MOVE_OPEN_FILES", False)
+    move(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").exists()
+
+
+def test_file_that_stays_open_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
+    """After some seconds; the file is as it was before."""
+    write_text(tmp_path / "status.json", "before")
+    monkeypatch.setattr(platforms, "CAN_MOVE_OPEN_FILES", False)
+    monkeypatch.setattr(platforms, "MOVE_PATIENCE_SECONDS", 0.1)
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EACCES, "it is open")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(UserError, match="it is open"):
+        write_text(tmp_path / "status.json", "after")
+    assert [*tmp_path.iterdir()] == [tmp_path / "status.json"]
+    assert (tmp_path / "status.json").read_text(encoding="utf-8") == "before"
+
+
+def test_folders_are_synced_where_they_can_be(tmp_path: Path, monkeypatch: Any) -> None:
+    """And files everywhere, opened for writing where only that can be synced."""
+    opened: list[tuple[Path, int]] = []
+    real = os.open
+
+    def opening(path: Path, flags: int) -> int:
+        opened.append((path, flags))
+        return real(path, flags)
+
+    own = {name: getattr(os, name) for name in ("O_RDONLY", "rename", "fsync", "close")}
+    monkeypatch.setattr(platforms, "os", SimpleNamespace(**own, open=opening))
+    with replacing(tmp_path / "whole") as unfinished:
+        (unfinished / "file").touch()
+    assert [path.name for path, _ in opened] == ["file", "whole.unfinished", tmp_path.name]
+    opened.clear()
+    monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", False)
+    monkeypatch.setattr(platforms, "SYNC_MODE", os.O_RDWR)
+    with replacing(tmp_path / "whole") as unfinished:
+        (unfinished / "file").touch()
+    assert [(path.name, flags) for path, flags in opened] == [("file", os.O_RDWR)]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_drive_is_asked_for_its_own_memory(
+    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Apple's systems; a file system that does not know this is synced as others are."""
+    asked: list[str] = []
+
+    def control(descriptor: int, command: int) -> None:
+        asked.append("full")
+        if is_refused:
+            raise OSError(errno.ENOTSUP, "not here")
+
+    monkeypatch.setattr(platforms, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=control))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
+    platforms.sync(tmp_path)
+    assert asked == (["full", "fsync"] if is_refused else ["full"])
+
+
+def test_text_has_the_same_bytes_everywhere(tmp_path: Path, monkeypatch: Any) -> None:
+    """Line ends too: what has a digest is compared on other systems."""
+    monkeypatch.setattr(os, "linesep", "\r\n")
+    write_text(tmp_path / "file", "a\nb\n")
+    assert (tmp_path / "file").read_bytes() == b"a\nb\n"
+
+
+def test_lock_is_looked_at_by_taking_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """Where no lock can be shared; a look leaves the file in place."""
+    monkeypatch.setattr(platforms, "fcntl", None)
+    lock_file = tmp_path / ".lock"
+    assert not platforms.is_lock_free(lock_file)
+    lock_file.touch()
+    assert platforms.is_lock_free(lock_file)
+    assert lock_file.exists()
+    with FileLock(lock_file):
+        assert not platforms.is_lock_free(lock_file)
+
+
+# Processes and signals.
+
+
+def test_signals_are_those_that_are_there() -> None:
+    """By number, with the name to print."""
+    assert platforms.signals_named(["SIGINT", "SIGNONE"]) == {signal.SIGINT: "SIGINT"}
+    assert platforms.STOP_SIGNAL_NAMES[signal.SIGTERM] == "SIGTERM"
+
+
+def test_workers_start_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fork on Linux alone, whatever Python's default is; and as a program has chosen."""
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
+    monkeypatch.setattr(platforms, "IS_LINUX", True)
+    assert platforms.worker_start_method() == "fork"
+    monkeypatch.setattr(platforms, "IS_LINUX", False)
+    assert platforms.worker_start_method() == "spawn"
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "forkserver")
+    assert platforms.worker_start_method() == "forkserver"
+
+
+@pytest.mark.parametrize(("method", "is_held_back"), [("spawn", True), ("fork", False)])
+def test_spawned_process_receives_no_request_to_stop(
+    method: str, is_held_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't ignore one yet; this process receives it as soon as the other has started."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    monkeypatch.setattr(platforms, "worker_start_method", lambda: method)
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    try:
+        with platforms.stop_signals_held_back():
+            answer = subprocess.check_output([sys.executable, "-c", code], encoding="utf-8")
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            assert received == ([] if is_held_back else [signal.SIGTERM])
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert answer.strip() == str(is_held_back)
+
+
+def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None:
+    """By a thread that looks at it."""
+    child = (
+        "import signal, sys, threading\n"
+        "from common import platforms\n"
+        "platforms.IS_LINUX, platforms.PARENT_LOOK_SECONDS = False, 0.05\n"
+        "came = threading.Event()\n"
+        "signal.signal(platforms.PARENT_ENDED, lambda *_: came.set())\n"
+        "platforms.signal_when_parent_ends()\n"
+        "print('ready', flush=True)\n"
+        "if came.wait(30):\n"
+        "    open(sys.argv[1], 'w', encoding='utf-8').write('noticed')\n"
+    )
+    parent = (
+        "import subprocess, sys\n"
+        "words = [sys.executable, '-c', sys.argv[1], sys.argv[2]]\n"
+        "subprocess.Popen(words, stdout=subprocess.PIPE).stdout.readline()\n"
+    )
+    told = tmp_path / "told"
+    subprocess.run([sys.executable, "-c", parent, child, str(told)], check=True, timeout=60)
+    wait_until_written(told)
+    assert told.read_text(encoding="utf-8") == "noticed"
+
+
+def wait_until_written(path: Path) -> None:
+    """Wait for the contents of a file."""
+    deadline = time.monotonic() + 30
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Commands.
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\x00", codec="utf-8"))))
+def test_posix_command_can_be_pasted(words: list[str]) -> None:
+    """Its words are the same again, as the shell and as `split_words` read it."""
+    assert shlex.split(platforms.command_line(words)) == words
+    assert platforms.split_words(platforms.command_line(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["python", r"recipes\bert.py"], r"python recipes\bert.py"),
+        (["--resume", r"C:\my runs\a"], '--resume "C:\\my runs\\a"'),
+        (["--choices", "8 16"], '--choices "8 16"'),
+    ],
+)
+def test_windows_command_can_be_pasted(
+    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backslashes are parts of paths, and single quotes mean nothing there."""
+    monkeypatch.setattr(platforms, "IS_WINDOWS", True)
+    assert platforms.command_line(words) == line
+    assert platforms.split_words(line) == words
+
+
+def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No way leads there from here."""
+
+    def refuse(path: object) -> str:
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+
+    monkeypatch.setattr(os.path, "relpath", refuse)
+    assert platforms.shown_path(Path("D:/runs")) == "D:/runs"
+
+
+# Words of errors.
+
+
+def test_words_that_say_nothing_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has the same words for all errors of the network, and others for a full disk."""
+    monkeypatch.setattr(os, "strerror", lambda number: "Unknown error")
+    assert platforms.words_for(errno.EPIPE, errno.EDQUOT) == ()
+    monkeypatch.undo()
+    full = "There is not enough space on the disk. (os error 112)"
+    assert is_of_disk(RuntimeError(full))
+    assert advice_for(full) == "free some space"
+    assert is_of_disk(OSError(errno.ENOSPC, "Nicht genug Speicherplatz"))
+    assert not is_of_disk(OSError(errno.ENOENT, "Unknown error"))
+
+
+@pytest.mark.parametrize(
+    ("is_linux", "can_sync", "names", "lacking"),
+    [
+        (True, True, ["SIGUSR1"], 0),
+        (False, True, ["SIGUSR1"], 1),
+        (False, False, ["SIGINT"], 3),
+    ],
+)
+def test_what_is_lacking_is_one_line(
+    is_linux: bool, can_sync: bool, names: list[str], lacking: int, monkeypatch: Any
+) -> None:
+    """And on Linux there is none."""
+    monkeypatch.setattr(platforms, "IS_LINUX", is_linux)
+    monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", can_sync)
+    monkeypatch.setattr(platforms, "STOP_SIGNAL_NAMES", dict(enumerate(names)))
+    line = platforms.limits()
+    assert (line is None) == (lacking == 0)
+    assert len([] if line is None else line.split("; ")) == lacking
