@@ -145,7 +145,28 @@ def has_native_bf16(device: torch.device) -> bool:
         return bool(is_supported())
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether fp32 matrix products on `device` can run in TF32."""
+    is_supported = function_of(device, "is_tf32_supported")
+    return is_supported is not None and bool(is_supported())
+
+
 # --- optimizers
+
+
+@functools.cache
+def has_loss_scaling(device: torch.device) -> bool:
+    """Whether `device` has what fp16's loss scale takes: to unscale gradients, and to adapt it."""
+    try:
+        gradient = torch.full((2,), 8.0, device=device)
+        overflow = torch.zeros((), device=device)
+        scale = torch.full((), 4.0, device=device)
+        tracker = torch.zeros((), dtype=torch.int32, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], overflow, scale.reciprocal())
+        torch._amp_update_scale_(scale, tracker, overflow, 2.0, 0.5, 1)
+        return float(gradient[0]) == 2.0 and float(scale) == 8.0 and float(overflow) == 0.0
+    except LACKING:
+        return False
 
 
 def honours_scaling(optimizer: Optimizer, device: torch.device) -> bool:
@@ -202,6 +223,14 @@ def after_fused_steps(
         optimizer.found_inf = torch.full((), found_inf, device=device)
         optimizer.step()
     return float(parameter.detach()[0])
+
+
+def has_compiled_graphs(device: torch.device) -> bool:
+    """Whether torch.compile records a model's kernels on `device` to launch them as one graph.
+
+    It does so with CUDA graphs alone.
+    """
+    return device.type == "cuda"
 
 
 # --- streams, events and copies
@@ -482,6 +511,7 @@ def forgotten_answers() -> Iterator[None]:
     remembered = (
         has_float64,
         has_autocast,
+        has_loss_scaling,
         fused_step_honours_scaling,
         has_streams,
         has_timed_events,

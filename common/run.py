@@ -68,7 +68,7 @@ from common.training.drift import insist_on_equal_weights, networks_of
 from common.training.evaluation import Best, Rehearsal, evaluation_mode, keep_buffers
 from common.training.gathering import Gatherer
 from common.training.guard import GradientGuard
-from common.training.optim import start_momentum
+from common.training.optim import leave_unfit_fused_path, start_momentum
 from common.training.plan import Plan, Progress
 from common.training.rates import learning_rates
 from common.training.stop import Agreement, StopRequest, end_collectives
@@ -232,7 +232,9 @@ class Run:
             name: part for name, part in parts.items() if hasattr(part, "param_groups")
         }
         for name, part in parts.items():
-            start_momentum(getattr(part, "optimizer", part))
+            bare_part = getattr(part, "optimizer", part)
+            leave_unfit_fused_path(bare_part, self.accelerator.device)
+            start_momentum(bare_part)
             self.parts.add(name, part)
         missing_part = left_out(self.accelerator, parts.values())
         if missing_part:

@@ -11,8 +11,11 @@ from torch import nn
 
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import fill, is_sharded, local
+from common.devices import generator_state, has_generator, set_generator_state
 from common.errors import UserError
 
+# Options of an optimizer that choose its kernels.
+KERNELS = ("fused", "foreach")
 # Integers as wide as an element, to look at its bits.
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -87,7 +90,15 @@ class OptimizerState:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
+        """Restore the state, but leave the choice of kernels, which depends on the device.
+
+        A run may go on with a device whose fused kernel can't be used, or the other way round.
+        """
+        groups = self.optimizer.param_groups
+        saved_groups = [dict(group) for group in state["param_groups"]]
+        for group, saved_group in zip(groups, saved_groups, strict=False):  # torch compares them
+            saved_group |= {name: group[name] for name in KERNELS if name in group}
+        self.optimizer.load_state_dict({**state, "param_groups": saved_groups})
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):  # as torch numbers them
@@ -107,23 +118,27 @@ class RandomState:
         self.device = device
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states, that of the device under the name of its kind, such as "cuda"."""
         version, words, gauss = random.getstate()
         state = {
             "torch": torch.get_rng_state(),
             "numpy": np.random.get_state(legacy=False),
             "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
         }
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        device_state = generator_state(self.device)
+        if device_state is not None:
+            state[self.device.type] = device_state
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the states; the device's only if they are from a device of the same kind."""
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
         python = state["python"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-        if self.device.type == "cuda" and "cuda" in state:
-            torch.cuda.set_rng_state(state["cuda"], self.device)
+        device_state = state.get(self.device.type)
+        if device_state is not None and has_generator(self.device):
+            set_generator_state(self.device, device_state)
 
     def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
         """Leave the generators alone: other ranks than these draw from the seed."""

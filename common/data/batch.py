@@ -18,6 +18,7 @@ from common.data.fingerprint import (
 )
 from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
+from common.devices import to_device
 from common.errors import UserError
 from common.flags import spelled, stated
 
@@ -218,15 +219,8 @@ class TensorSamples(Samples):
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch of rows of `tensors`, which must all be on one device."""
         (device,) = {values.device for values in tensors.values()}
-        samples = without_waiting(samples, device)
+        samples = to_device(samples, device)
         return {name: values.index_select(0, samples) for name, values in tensors.items()}
-
-
-def without_waiting(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy `values` to `device` without a wait of the host, which CUDA needs pinned memory for."""
-    if device.type == "cuda":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
 
 
 def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, TensorSamples, without_waiting
+from common.data.batch import Batch, Data, TensorSamples
 from common.data.decoding import LARGEST_DEFAULT_SIZE, NAMES_FILE, Decoder, prepare_images
 from common.data.labels import READS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.sources import DataSource
+from common.devices import to_device
 from common.files import reading
 from common.initial import initial_facts
 from common.machine import local_world_size, usable_cores
@@ -55,7 +56,7 @@ class ImageSamples(TensorSamples):
         images = batch["images"]
         if epoch is not None and (self.crop_padding or self.flip):
             bits = random_bits(self.seed, epoch, samples)
-            images = self.augmented(images, without_waiting(bits, images.device))
+            images = self.augmented(images, to_device(bits, images.device))
         shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
         images = images.to(self.dtype).sub_(shift).mul_(scale).permute(0, 3, 1, 2)
         return {"images": images, "labels": batch["labels"]}

@@ -16,13 +16,15 @@ from common.data.batch import Batch, Samples, Work
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.workers import MicroBatches, Workers
+from common.devices import is_accelerator, memory_room
 from common.errors import UserError
 from common.machine import local_world_size, usable_cores
 
 # Images are gathered this many bytes at a time and handed out in slices: one pass of few large
 # operations costs less than one of small ones for each micro-batch, as long as a CPU's cache holds
 # what they make. On a GPU the more the better; this much is a small part of its memory (not tried).
-GATHER_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
+GATHER_BYTES_OF_CPU = 2 * 2**20
+GATHER_BYTES_OF_ACCELERATOR = 32 * 2**20
 
 
 class Loader:
@@ -46,7 +48,7 @@ class Loader:
         """
         self.samples, self.order, self.device = samples, order, device
         size, free = samples.num_bytes, free_memory(device)
-        if placement == "device" and (size is None or (device.type == "cuda" and size > free)):
+        if placement == "device" and (size is None or (is_accelerator(device) and size > free)):
             what = "samples are made one by one and can't lie in the device's memory"
             if size is not None:
                 what = f"samples take {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} are free"
@@ -83,7 +85,8 @@ class Loader:
         size = self.samples.num_bytes
         if self.placement == "workers" or self.samples.lengths is not None or not size:
             return 1
-        most = GATHER_BYTES.get(self.device.type, 0)
+        on_accelerator = is_accelerator(self.device)
+        most = GATHER_BYTES_OF_ACCELERATOR if on_accelerator else GATHER_BYTES_OF_CPU
         return max(1, most * len(self.samples) // (size * self.order.batch_size))
 
     def batch_of(self, samples: torch.Tensor) -> Batch:
@@ -219,9 +222,13 @@ def make_loaders(
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of `device`, in bytes; for a CPU, what this process may still take."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    """Return the free memory of `device`, in bytes.
+
+    For a CPU, and for a device that doesn't say, it is what this process may still take.
+    """
+    room = memory_room(device)
+    if room is not None:
+        return room[0]
     try:
         return psutil.virtual_memory().available
     except (OSError, psutil.Error):  # without /proc

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, TensorSamples, Work, without_waiting
+from common.data.batch import Batch, Data, TensorSamples, Work
 from common.data.labels import READS
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.sources import DataSource
 from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
+from common.devices import to_device
 from common.errors import UserError
 from common.files import reading
 from common.initial import weights_file
@@ -57,8 +58,8 @@ class TextSamples(TensorSamples):
         extra = {}
         if self.token_positions is not None:
             positions = self.token_positions(lengths, length)
-            extra["token_positions"] = without_waiting(positions, device)
-        samples = without_waiting(samples, device)
+            extra["token_positions"] = to_device(positions, device)
+        samples = to_device(samples, device)
         start = arrays["offsets"][samples][:, None]
         end = arrays["offsets"][samples + 1][:, None]
         position = start + torch.arange(length, device=device)

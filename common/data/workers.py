@@ -29,6 +29,7 @@ from common.data.transport import (
     prepare_worker,
 )
 from common.data.watch import Watch
+from common.devices import current_stream, has_pinned_memory, has_streams, new_stream
 from common.errors import LostProcessError, UserError, is_out_of_memory
 from common.machine import STOP_SIGNALS
 
@@ -104,7 +105,7 @@ class Workers:
             persistent_workers=self.count > 0,
             prefetch_factor=PREFETCHED if self.count > 0 else None,
             collate_fn=return_unchanged,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=has_pinned_memory(self.device),
             worker_init_fn=begin_worker,
             # Each new iterator draws a seed. It must not come from the generator of dropout.
             generator=torch.Generator(),
@@ -130,7 +131,7 @@ class Workers:
             yield self.samples.finish(batch, samples, epoch)
 
     def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Yield the batches in order as they are made, in pinned memory for CUDA."""
+        """Yield the batches in order as they are made, pinned if the device has that."""
         self.requests.micro_batches = micro_batches
         self.requests.epoch = epoch
         count = 0
@@ -303,19 +304,22 @@ def kill_workers() -> None:
 
 
 def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on the device; on CUDA each is copied while the previous one is in use."""
-    if device.type != "cuda":
+    """Yield batches on the device; where it can, each is copied while the previous one is in use.
+
+    That takes a stream for the copies, and pinned memory, which nothing changes meanwhile.
+    """
+    if not (has_streams(device) and has_pinned_memory(device)):
         for batch in batches:
             yield send_to_device(batch, device)
         return
-    copying = torch.cuda.Stream(device)
-    training = torch.cuda.current_stream(device)
+    copying = new_stream(device)
+    training = current_stream(device)
     latest: list[Batch] = []  # the batch that was copied last, if any
     for batch in batches:
         # Before the next copy is queued, so that training waits for the previous copy alone.
         training.wait_stream(copying)
         ready = latest
-        with torch.cuda.stream(copying):
+        with copying:
             latest = [send_to_device(batch, device, non_blocking=True)]
         # The copying stream allocated this memory. It must not reuse it before training is done.
         recursively_apply(torch.Tensor.record_stream, latest, training)

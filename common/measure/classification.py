@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from common.devices import has_float64
 from common.errors import UserError
 from common.measure.sums import Evaluation, Metrics, Sums
 
@@ -75,17 +76,22 @@ class ClassificationSums(Sums):
         return len(self.class_names) <= self.MOST_CLASSES
 
     def count_classes(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Count a batch: float64 [classes²], or [3 × classes] where there is no matrix.
+        """Count a batch, in float64, or in fp32 where the device has no float64.
 
-        `bincount` would wait for a GPU.
+        A count of one batch is exact in both. `bincount` would wait for a GPU.
+
+        Returns:
+            [classes²], or [3 × classes] where there is no matrix.
         """
         size = len(self.class_names)
-        ones = torch.ones_like(labels, dtype=torch.float64)
+        device = labels.device
+        dtype = torch.float64 if has_float64(device) else torch.float32
+        ones = torch.ones_like(labels, dtype=dtype)
         if self.has_matrix:
-            counts = torch.zeros(size**2, device=labels.device, dtype=torch.float64)
+            counts = torch.zeros(size**2, device=device, dtype=dtype)
             return counts.scatter_add_(0, labels * size + predicted, ones)
-        counts = torch.zeros(3 * size, device=labels.device, dtype=torch.float64)
-        counts.scatter_add_(0, labels, (predicted == labels).double())
+        counts = torch.zeros(3 * size, device=device, dtype=dtype)
+        counts.scatter_add_(0, labels, (predicted == labels).to(dtype))
         counts.scatter_add_(0, size + predicted, ones)
         return counts.scatter_add_(0, 2 * size + labels, ones)
 

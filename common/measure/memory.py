@@ -1,4 +1,4 @@
-"""Memory that was really taken: on the device where there is one, of the process on a CPU."""
+"""Memory that was really taken: on the device where it says so, of the process elsewhere."""
 
 import functools
 import os
@@ -12,6 +12,8 @@ from typing import Self
 import psutil
 import torch
 
+from common import devices
+
 MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -21,22 +23,34 @@ EARLIER: defaultdict[torch.device, list[tuple[int, int]]] = defaultdict(lambda: 
 
 
 def memory_used(device: torch.device) -> dict[str, float]:
-    """Return this rank's ``memory/`` metrics, in MiB; those of a GPU are peaks."""
-    names = ("memory/peak_allocated_mib", "memory/peak_reserved_mib")
-    found = dict(zip(names, peaks(device), strict=True)) if device.type == "cuda" else {}
-    found["memory/host_rss_mib"] = resident_bytes()
-    return {name: size / MEBIBYTE for name, size in found.items()}
+    """Return this rank's ``memory/`` metrics, in MiB.
+
+    Those of a device are peaks. A device that keeps no peaks has ``memory/allocated_mib`` instead,
+    what is in use now, and one that says nothing has none.
+    """
+    sizes: dict[str, int] = {}
+    allocated = devices.allocated_bytes(device)
+    if devices.keeps_peaks(device):
+        sizes["memory/peak_allocated_mib"], sizes["memory/peak_reserved_mib"] = peaks(device)
+    elif allocated is not None:
+        sizes["memory/allocated_mib"] = allocated
+    sizes["memory/host_rss_mib"] = resident_bytes()
+    return {name: size / MEBIBYTE for name, size in sizes.items()}
 
 
 def peak_memory(figures: Mapping[str, float]) -> float:
-    """Return the peak memory to show, in MiB: the device's, or the host's on a CPU."""
+    """Return the peak memory to show, in MiB: the device's if it keeps one, or the host's."""
     return figures.get("memory/peak_allocated_mib") or figures["memory/host_rss_mib"]
 
 
 def device_memory(device: torch.device) -> int:
-    """Return all memory of `device` in bytes; on a CPU, what the process's container may take."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    """Return all memory of `device` in bytes.
+
+    On a CPU, and for a device that doesn't say, it is what the process's container may take.
+    """
+    room = devices.memory_room(device)
+    if room is not None:
+        return room[1]
     return min([total_memory(), *container_limits()])
 
 
@@ -102,17 +116,28 @@ def lift_limit() -> None:
 
 def memory_now(device: torch.device) -> int:
     """Return the bytes in use: of the device's allocator, or resident in the process."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    allocated = devices.allocated_bytes(device)
+    return resident_bytes() if allocated is None else allocated
 
 
 def peaks(device: torch.device) -> tuple[int, int]:
-    """Return the most bytes in use so far (see `memory_now`), and reserved on a GPU."""
-    return higher(EARLIER[indexed(device)][0], since_reset(device))
+    """Return the most bytes in use so far (see `memory_now`), and reserved on a GPU.
+
+    Of a device that keeps no peaks, it is what is in use now.
+    """
+    return higher(EARLIER[devices.indexed(device)][0], since_reset(device))
 
 
 def since_reset(device: torch.device) -> tuple[int, int]:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    device_peaks = devices.peak_bytes(device)
+    if device_peaks is not None:
+        return device_peaks
+    allocated = devices.allocated_bytes(device)
+    return process_peak() if allocated is None else (allocated, 0)
+
+
+def process_peak() -> tuple[int, int]:
+    """Return the most bytes that the process had since the mark was last reset, and 0."""
     try:
         status = Path("/proc/self/status").read_text()  # Linux keeps a high-water mark
     except OSError:
@@ -125,18 +150,11 @@ def forget_peaks(device: torch.device) -> None:
     """Count peaks from now on, outside of any `MemoryTracker`."""
     with MemoryTracker(device):  # which resets the system's
         pass
-    EARLIER[indexed(device)] = [(0, 0)]
+    EARLIER[devices.indexed(device)] = [(0, 0)]
 
 
 def higher(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return max(one[0], other[0]), max(one[1], other[1])
-
-
-def indexed(device: torch.device) -> torch.device:
-    """Return `device` by its number: ``cuda`` and ``cuda:0`` are one GPU, and unequal."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 @functools.cache
@@ -167,23 +185,23 @@ class MemoryTracker:
     """Measures the memory that a block of code takes: ``with MemoryTracker() as memory: ...``.
 
     In MiB, ``memory.peak_mib`` is then the most that was in use in the block, ``delta_mib`` how
-    far that is above its beginning, ``kept_mib`` how far its end is: of CUDA's allocator, or of the
-    process's resident pages. Trackers may be nested, in one thread. Where the system keeps no mark
-    of a process's peak that can be reset, only a peak above all earlier ones is seen.
+    far that is above its beginning, ``kept_mib`` how far its end is: of the device's allocator, or
+    of the process's resident pages. Trackers may be nested, in one thread. Where the device or the
+    system keeps no mark of a peak that can be reset, only a peak above all earlier ones is seen.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        """Measure `device`; None for the current GPU, or the CPU where there is none."""
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.device = indexed(torch.device(device))
+        """Measure `device`; None for the current accelerator, or the CPU where there is none."""
+        chosen = devices.default_device() if device is None else torch.device(device)
+        self.device = devices.indexed(chosen)
         self.peak_mib = self.delta_mib = self.kept_mib = 0.0
 
     def __enter__(self) -> Self:
         self.around, self.is_reset = since_reset(self.device), True
         earlier = EARLIER[self.device]
         earlier[:] = [*(higher(peak, self.around) for peak in earlier), (0, 0)]
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if devices.has_own_memory_figures(self.device):
+            self.is_reset = devices.reset_peaks(self.device)
         else:
             try:
                 CLEAR_REFS.write_text("5")

@@ -17,6 +17,7 @@ from common.checkpoints.shards import local
 from common.console import say
 from common.data.batch import Work
 from common.data.loader import Loader
+from common.devices import has_own_memory_figures
 from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
@@ -53,7 +54,7 @@ class MemoryPlan:
         gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
         # On a GPU the buckets exist, in which DDP's gradients will lie; on a CPU, as pages that
         # nobody has touched.
-        if isinstance(model, DistributedDataParallel) and self.device.type == "cuda":
+        if isinstance(model, DistributedDataParallel) and has_own_memory_figures(self.device):
             used -= gradients
         self.planned |= {"gradients": gradients, "other": max(0.0, used)}
         state = optimizer_state_bytes(self.optimizer)

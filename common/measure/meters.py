@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from common.console import warn
 from common.data.batch import Samples, Work
+from common.devices import has_own_memory_figures
 from common.machine import usable_cores
 from common.measure.flops import (
     ComputeLoss,
@@ -28,6 +29,7 @@ from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
 from common.measure.sums import Metrics, TrainingSums
+from common.measure.totals import gathered
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
 SMALL_SHARE = 0.7  # of the CPU time that threads ask for; on an idle machine they get 0.9 or more
@@ -144,8 +146,7 @@ class Meters:
 
     def gather_rows(self, row: list[float]) -> Tensor:
         """Return the rows of all ranks, float64 [world_size, n], on the host."""
-        local_row = torch.tensor([row], dtype=torch.float64)
-        return self.accelerator.gather(local_row.to(self.device)).cpu()
+        return gathered(self.accelerator, torch.tensor(row, dtype=torch.float64))
 
     def idle_sentence(self) -> str | None:
         """Return advice for GPUs that were idle for much of the time; None if they were not."""
@@ -185,7 +186,7 @@ class Meters:
             host: the memory of the process, in MiB.
         """
         memory = {"the process": host}
-        if self.device.type == "cuda":
+        if has_own_memory_figures(self.device):
             memory["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in memory.items():
             sizes = self.held.setdefault(owner, deque(maxlen=2 * RISES))

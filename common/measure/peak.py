@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from common.devices import device_name, is_accelerator
 from common.measure.stopwatch import synchronize
 
 # Dense matrix products in TFLOP/s, fp16 or bf16 with fp32 sums, then TF32 (fp32 where there is
@@ -35,13 +36,16 @@ PEAK_TFLOPS = {
 # Another chip under the same name, or a slice of one.
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
+SMALLEST_PRODUCT, LARGEST_PRODUCT = 512, 8192  # rows
+LONG_PRODUCT_SECONDS = 0.03
+
 UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
 SAMPLED_EVERY = 5  # seconds, in which the driver forgets none
 
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the peak of products in `dtype` (0: unknown; TF32's if fp32 is), and its source."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = device_name(device) if is_accelerator(device) else ""
     is_tf32 = torch.get_float32_matmul_precision() == "high"
     column = 0 if dtype != torch.float32 else 1 if is_tf32 else 2
     for known, figures in PEAK_TFLOPS.items():
@@ -54,22 +58,34 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    size = 512 if device.type == "cpu" else 8192
+    """Return the rate of square products of 512 rows; on an accelerator, of as many as it needs.
+
+    It needs up to 8192 rows to be busy, which may take a slow one minutes.
+    """
+    size = SMALLEST_PRODUCT
+    seconds = product_seconds(size, device, dtype)
+    while is_accelerator(device) and size < LARGEST_PRODUCT and seconds < LONG_PRODUCT_SECONDS:
+        size *= 2
+        seconds = product_seconds(size, device, dtype)
+    return 2 * size**3 / seconds / 1e12
+
+
+def product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the least time of a product of two matrices of `size` rows and columns."""
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
 
     def multiply() -> None:
         left @ right
         synchronize(device)
 
-    best = min(timeit.repeat(multiply, number=1, repeat=6))  # the first one chooses its kernel
-    return 2 * size**3 / best / 1e12
+    return min(timeit.repeat(multiply, number=1, repeat=6))  # the first one chooses its kernel
 
 
 class PowerMeter:
     """Reads a GPU's energy, power and utilisation through NVML; NaN where, or while, that fails."""
 
     def __init__(self, device: torch.device) -> None:
-        self.is_gpu = device.type == "cuda"
+        self.is_gpu = device.type == "cuda"  # NVML is NVIDIA's
         self.nvml: Any = None
         if self.is_gpu:
             with suppress(Exception):  # no driver, no permission: a figure less, never a stop

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from common.data.batch import Work
+from common.devices import synchronize_stream
 from common.measure.flops import TrainingFlops
 
 # Compilation, autotuning and allocation fall into the first updates: throughput starts after.
@@ -169,5 +170,4 @@ def throughput(
 
 def synchronize(device: torch.device) -> None:
     """Wait for training's work on `device`, not for streams that still copy a checkpoint."""
-    if device.type != "cpu":
-        torch.accelerator.current_stream(device).synchronize()
+    synchronize_stream(device)

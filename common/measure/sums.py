@@ -5,13 +5,25 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from common import devices
 from common.errors import UserError
+from common.measure.totals import (
+    Total,
+    as_total,
+    elements_total,
+    from_parts,
+    gathered,
+    mean_of,
+    on_host,
+    parts_on_host,
+    total_with,
+)
 from common.measure.values import Value, figure, measured_value
 
 Metrics = Mapping[str, Any]  # tensors of any shape, or plain numbers, by name
@@ -42,12 +54,14 @@ class TrainingSums:
     FOLD_EVERY = 32  # micro-batches that are summed together, in few and large operations
 
     def __init__(self, device: torch.device, accumulation: int) -> None:
-        self.zero = torch.zeros(2, device=device, dtype=torch.float64)
+        self.device = device
         self.last_update: deque[Value] = deque(maxlen=accumulation)
         self.held: list[dict[str, Value]] = []
-        # By metric, the sum of its elements and their number.
-        self.sums: Totals = {}  # of tensors, float64 [2] on the device
-        self.numbers: Taken = {}  # of plain numbers
+        # By metric, of tensors: the sum of all elements, on the device, and their number.
+        self.sums: dict[str, Total] = {}
+        self.sizes: dict[str, float] = {}
+        # By metric, of plain numbers and of tensors on the host.
+        self.numbers: Taken = {}
         self.agreed = ["loss"]  # the names of a row's columns, the same on all ranks
 
     def add(self, loss: Any, metrics: Metrics) -> None:
@@ -66,7 +80,7 @@ class TrainingSums:
             refuse_another_loss(mean_loss, values["loss"], "run.record")
         self.held.append(values)
         if isinstance(mean_loss, torch.Tensor) and mean_loss.ndim:
-            mean_loss = mean_loss.double().mean()
+            mean_loss = mean_of(mean_loss)
         self.last_update.append(mean_loss)
         if len(self.held) >= self.FOLD_EVERY:
             self.fold()
@@ -78,33 +92,45 @@ class TrainingSums:
             values = [metrics[name] for metrics in self.held if name in metrics]
             tensors = [value for value in values if isinstance(value, torch.Tensor)]
             numbers = [value for value in values if not isinstance(value, torch.Tensor)]
-            if tensors:
-                self.fold_tensors(name, tensors)
+            on_device = [tensor for tensor in tensors if not self.is_left_on_host(tensor)]
+            for tensor in tensors:
+                if self.is_left_on_host(tensor):
+                    numbers += tensor.double().flatten().tolist()
+            if on_device:
+                self.fold_tensors(name, on_device)
             if numbers:
                 total, count = self.numbers.get(name, (0.0, 0.0))
                 self.numbers[name] = total + math.fsum(numbers), count + len(numbers)
         self.held.clear()
 
+    def is_left_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the host's while the device is not, and is added up there."""
+        return tensor.device.type == "cpu" and devices.is_accelerator(self.device)
+
     def fold_tensors(self, name: str, tensors: list[torch.Tensor]) -> None:
-        device = self.zero.device
-        if len({tensor.dtype for tensor in tensors}) > 1:  # `cat` may promote integers to bf16
-            tensors = [tensor.double() for tensor in tensors]
-        elements = torch.cat([tensor.flatten().to(device) for tensor in tensors])
-        total = elements.sum(dtype=torch.float64)
-        pair = torch.stack([total, torch.full_like(total, elements.numel())])
-        self.sums[name] = self.sums.get(name, self.zero) + pair
+        """Add the elements of tensors, on any devices, to the sum of a metric."""
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.flatten().to(self.device))
+        # `cat` may promote integers to bf16.
+        for same_dtype in by_dtype.values():
+            elements = torch.cat(same_dtype)
+            total = elements_total(elements)
+            self.sums[name] = total_with(total, self.sums.get(name))
+            self.sizes[name] = self.sizes.get(name, 0.0) + elements.numel()
 
     def take(self) -> Taken:
         """Return the sum and the number of elements of each metric of this rank, and reset them."""
         self.fold()
-        pairs = torch.stack([*self.sums.values()]).tolist() if self.sums else []
         taken: Taken = {}
-        for name, (total, count) in zip(self.sums, pairs, strict=True):
-            taken[name] = total, count
+        parts_of_sums = parts_on_host([*self.sums.values()])
+        for name, parts in zip(self.sums, parts_of_sums, strict=True):
+            taken[name] = sum(parts), self.sizes[name]
         for name, (total, count) in self.numbers.items():
             total_before, count_before = taken.get(name, (0.0, 0.0))
             taken[name] = total_before + total, count_before + count
         self.sums = {}
+        self.sizes = {}
         self.numbers = {}
         return taken
 
@@ -134,8 +160,12 @@ class TrainingSums:
 
     def state_dict(self) -> dict[str, Any]:
         self.fold()
+        metrics = {}
+        parts_of_sums = parts_on_host([*self.sums.values()])
+        for name, (first, *rest) in zip(self.sums, parts_of_sums, strict=True):
+            metrics[name] = [first, self.sizes[name], *rest]
         return {
-            "metrics": {name: pair.tolist() for name, pair in self.sums.items()},
+            "metrics": metrics,
             "numbers": {name: [*pair] for name, pair in self.numbers.items()},
             "last_update": [float(loss) for loss in self.last_update],
         }
@@ -143,13 +173,18 @@ class TrainingSums:
     def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore the sums of one rank, or of several ranks added up."""
         for state in states:
-            for name, pair in state["metrics"].items():
-                self.sums[name] = self.sums.get(name, self.zero) + self.zero.new_tensor(pair)
-            for name, (total, count) in state.get("numbers", {}).items():
+            for name, (first, size, *rest) in state["metrics"].items():
+                total = from_parts([first, *rest], self.device)
+                self.sums[name] = total_with(total, self.sums.get(name))
+                self.sizes[name] = self.sizes.get(name, 0.0) + float(size)
+            for name, (total_of_numbers, count) in state.get("numbers", {}).items():
                 total_before, count_before = self.numbers.get(name, (0.0, 0.0))
-                self.numbers[name] = total_before + float(total), count_before + float(count)
+                self.numbers[name] = (
+                    total_before + float(total_of_numbers),
+                    count_before + float(count),
+                )
             losses = [*map(float, state["last_update"])]
-            self.last_update.extend(torch.tensor(losses, device=self.zero.device))
+            self.last_update.extend(torch.tensor(losses, device=self.device))
 
 
 @dataclass
@@ -162,7 +197,7 @@ class BatchTotals:
     def on_host(self) -> Totals:
         """Return the totals in the form that `finish` takes: float64, on the host."""
         values = {"count": self.count, **self.totals}
-        return {name: torch.as_tensor(value).double().cpu() for name, value in values.items()}
+        return {name: torch.as_tensor(value).cpu().double() for name, value in values.items()}
 
 
 class Evaluation(dict[str, float]):
@@ -232,9 +267,9 @@ class Sums:
         """
         self.accelerator, self.finish = accelerator, finish
         self.count: Value = 0  # samples given to `add`
-        self.totals: dict[str, Value] = {}
+        self.totals: dict[str, Total | float] = {}
         self.recorded_count: Value = 0  # samples given to `record`
-        self.recorded: dict[str, Value] = {}  # by name, the sum of all elements
+        self.recorded: dict[str, Total | float] = {}  # by name, the sum of all elements
         self.elements: dict[str, Value] = {}  # by name, their number
         self.first_batches: list[BatchTotals] = []
 
@@ -276,23 +311,28 @@ class Sums:
         size = measured_value("count", count, "sums.record")
         mean_loss = measured_value("loss", loss, "sums.record")
         if isinstance(mean_loss, torch.Tensor):
-            mean_loss = mean_loss.double().mean()
+            mean_loss = mean_of(mean_loss)
+        batch_loss = mean_loss * size
         self.recorded_count = self.recorded_count + size
-        self.add_recorded("loss", mean_loss * size, size)
+        if isinstance(batch_loss, torch.Tensor):
+            self.add_recorded("loss", as_total(batch_loss), size)
+        else:
+            self.add_recorded("loss", batch_loss, size)
         for name, metric in (metrics or {}).items():
             value = measured_value(name, metric, "sums.record")
             if name == "loss":
-                batch_loss = measured_value("loss", loss, "sums.record")
-                refuse_another_loss(batch_loss, value, "sums.record")
+                refuse_another_loss(
+                    measured_value("loss", loss, "sums.record"), value, "sums.record"
+                )
                 continue
             if isinstance(value, torch.Tensor):
-                self.add_recorded(name, value.sum(dtype=torch.float64), float(value.numel()))
+                self.add_recorded(name, elements_total(value), float(value.numel()))
             else:
                 self.add_recorded(name, value, 1.0)
 
-    def add_recorded(self, name: str, total: Value, elements: Value) -> None:
+    def add_recorded(self, name: str, total: Total | float, elements: Value) -> None:
         self.refuse_if_taken(name, self.totals)
-        self.recorded[name] = self.recorded.get(name, 0.0) + total
+        self.recorded[name] = total_with(total, self.recorded.get(name))
         self.elements[name] = self.elements.get(name, 0.0) + elements
 
     def refuse_if_taken(self, name: str, others: Mapping[str, Any]) -> None:
@@ -306,7 +346,7 @@ class Sums:
 
     def reduce(self) -> Reduced:
         """Return the sums of all ranks; any of them may lack names, or have had no batch at all."""
-        local_sums: dict[tuple[str, str], Value] = {
+        local_sums: dict[tuple[str, str], Total | float] = {
             ("count", "added"): self.count,
             ("count", "recorded"): self.recorded_count,
             **{("added", name): value for name, value in self.totals.items()},
@@ -360,12 +400,11 @@ def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
         )
 
 
-def added(name: str, before: Value | None, value: Value) -> Value:
-    """Return the sum of two totals, in float64; a `UserError` if their shapes differ."""
-    if isinstance(value, torch.Tensor):
-        value = value.double()
+def added(name: str, before: Total | float | None, value: Value) -> Total | float:
+    """Return the sum of two totals; a `UserError` if their shapes differ."""
+    total = as_total(value) if isinstance(value, torch.Tensor) else value
     if before is None:
-        return value
+        return total
     shape_before = tuple(getattr(before, "shape", ()))
     shape = tuple(getattr(value, "shape", ()))
     if shape_before != shape:
@@ -374,27 +413,42 @@ def added(name: str, before: Value | None, value: Value) -> Value:
             "a total has one shape, so add up over the batch first, as with .sum(0)",
             every_rank=True,
         )
-    return before + value
+    return total_with(total, before)
 
 
 def sum_over_ranks(
-    accelerator: Accelerator, local_sums: Mapping[tuple[str, str], Value]
+    accelerator: Accelerator, local_sums: Mapping[tuple[str, str], Total | float]
 ) -> dict[tuple[str, str], torch.Tensor]:
     """Return the sums over all ranks, float64 on the host; a name that a rank lacks counts as 0.
 
     Raises:
         UserError: a value has different shapes on two ranks.
     """
-    options: Any = {"device": accelerator.device, "dtype": torch.float64}
-    values = {key: torch.as_tensor(value, **options) for key, value in local_sums.items()}
+    if devices.has_float64(accelerator.device):
+        options: Any = {"device": accelerator.device, "dtype": torch.float64}
+        values = {key: torch.as_tensor(value, **options) for key, value in local_sums.items()}
+    else:
+        options = {"dtype": torch.float64}
+        values = on_host(local_sums)
     shapes = common_shapes(accelerator, {key: value.shape for key, value in values.items()})
     flat_values = [
         values.get(key, torch.zeros(shape, **options)).flatten() for key, shape in shapes.items()
     ]
     sizes = [len(flat) for flat in flat_values]
-    sums = accelerator.reduce(torch.cat(flat_values), "sum").cpu().split(sizes)  # one collective
+    sums = reduced(accelerator, torch.cat(flat_values), "sum").split(sizes)  # one collective
     shaped_sums = zip(shapes.items(), sums, strict=True)
     return {key: total.view(shape) for (key, shape), total in shaped_sums}
+
+
+def reduced(
+    accelerator: Accelerator, local_values: torch.Tensor, reduction: Literal["sum", "mean"]
+) -> torch.Tensor:
+    """Return the sum or mean over ranks of float64 values, on the host."""
+    if devices.has_float64(accelerator.device):
+        values = local_values.to(accelerator.device)
+        return accelerator.reduce(values, reduction).cpu()
+    rows = gathered(accelerator, local_values)
+    return rows.sum(0) if reduction == "sum" else rows.mean(0)
 
 
 def common_shapes(
@@ -424,12 +478,11 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Any]) -> Evalua
         return Evaluation(values)
     names_of_ranks = gather_from_ranks(accelerator, [*values])
     names = [*dict.fromkeys(chain.from_iterable(names_of_ranks))]
-    options: Any = {"device": accelerator.device, "dtype": torch.float64}
     if all(names == list(names_of_rank) for names_of_rank in names_of_ranks):
-        local_values = torch.tensor([values[name] for name in names], **options)
-        means = accelerator.reduce(local_values, "mean").tolist()
+        local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
+        means = reduced(accelerator, local_values, "mean").tolist()
         return Evaluation(zip(names, means, strict=True))
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
-    pairs = accelerator.reduce(torch.tensor(local_pairs, **options), "sum").tolist()
+    pairs = reduced(accelerator, torch.tensor(local_pairs, dtype=torch.float64), "sum").tolist()
     totals = zip(names, pairs, strict=True)
     return Evaluation({name: total / count for name, (total, count) in totals})

@@ -10,6 +10,7 @@ from torch import nn
 
 from common.config import TrainingConfig
 from common.console import say
+from common.devices import default_device, has_compiled_graphs
 from common.machine import world_size
 
 
@@ -21,8 +22,9 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     (https://github.com/pytorch/pytorch/issues/169545), and not under DDP, until that was tried.
     """
     accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
-    graphs = torch.cuda.is_available() and not accumulates and world_size() == 1
-    if torch.cuda.is_available() and not graphs:
+    device_has_graphs = has_compiled_graphs(default_device())
+    graphs = device_has_graphs and not accumulates and world_size() == 1
+    if device_has_graphs and not graphs:
         say("--compile: without CUDA graphs, which need one process and no accumulation")
     model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
 

@@ -14,11 +14,19 @@ from typing import Any
 import accelerate.optimizer
 import torch
 from accelerate import Accelerator, utils
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
 from common.console import warn
+from common.devices import (
+    default_device,
+    has_autocast,
+    has_float64,
+    has_loss_scaling,
+    has_tf32,
+    is_accelerator,
+)
 from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
@@ -38,10 +46,15 @@ NOT_HONOURED = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
 NEEDS = {
-    "fp16": "fp16 needs a CUDA GPU and there is none here (it would silently run as fp32)",
+    "fp16": "fp16 needs a GPU that has it and there is none here (it would silently run as fp32)",
     "bf16": "this GPU has no bf16 arithmetic",
-    "tf32": "tf32 needs a CUDA GPU of NVIDIA's Ampere generation (2020) or later",
+    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020)",
 }
+# `auto` on the accelerators whose matrix units are known to be faster in 16 bits, if they have it:
+# NVIDIA's and AMD's (fp16, since Volta), and Intel's (bf16, which needs no loss scale: that of
+# torch takes float64, which many of Intel's GPUs lack). Apple's compute fp16 no faster than fp32,
+# and unfused updates in fp16 would wait for the GPU each. Of others nothing is known.
+AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
 
 
 @contextmanager
@@ -77,6 +90,7 @@ def build_accelerator(
     # A launcher says so with a word, also when the CPU was not asked for.
     asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
     use_cpu = asked_for_cpu or not torch.accelerator.is_available()
+    is_known = use_cpu or name_device_for_accelerate()
     devices, started = torch.accelerator.device_count(), local_world_size()
     if not use_cpu and started > devices:
         counts = f"{started} processes on this machine, which has {devices} GPUs"
@@ -103,7 +117,7 @@ def build_accelerator(
     name_interface()
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
-        mixed_precision="no" if precision == "tf32" else precision,
+        mixed_precision=precision if is_known and precision != "tf32" else "no",
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[
@@ -124,6 +138,9 @@ def build_accelerator(
     if is_lonely and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1:
         asked = "was asked for more (or MASTER_ADDR is set, and should not be)"
         raise UserError(f"the launcher started one process, and {asked}: {LAUNCH}")
+    if precision in ("fp16", "bf16") and not is_known:  # Accelerate refuses them there
+        accelerator.state._mixed_precision = precision
+        accelerator.native_amp = True
     if precision == "fp16":  # which Accelerate would leave out on a CPU, where tests see it run
         accelerator.native_amp, accelerator.scaler = True, SharedScaler(accelerator.device.type)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
@@ -134,6 +151,19 @@ def build_accelerator(
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
+
+
+def name_device_for_accelerate() -> bool:
+    """Have Accelerate take this process's accelerator; return whether it knows that kind.
+
+    It knows the kinds that it lists, and would take the CPU in place of another one.
+    """
+    device = default_device()
+    known: Any = PartialState.default_device
+    if known.fget(None).type == device.type:
+        return True
+    os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device.type)
+    return False
 
 
 def note_ranks_of_debug_launcher() -> None:
@@ -188,6 +218,25 @@ class SharedScaler(torch.amp.GradScaler):
         if all(stage is OptState.STEPPED for stage in stages):
             super().update(new_scale)
 
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, as torch does on devices with float64.
+
+        Torch inverts the scale in float64. In fp32 the result is the same, because the scale is a
+        power of two.
+        """
+        scale = self._scale
+        if not isinstance(scale, torch.Tensor) or has_float64(scale.device):
+            super().unscale_(optimizer)
+            return
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is not OptState.READY:
+            raise RuntimeError("gradients are unscaled once for each update, and before the step")
+        overflow = torch.zeros((), dtype=torch.float32, device=scale.device)
+        state["found_inf_per_device"] = self._unscale_grads_(
+            optimizer, scale.reciprocal(), overflow, False
+        )
+        state["stage"] = OptState.UNSCALED
+
 
 def compute_dtype(accelerator: Accelerator) -> torch.dtype:
     """Return the type that matrix products run in."""
@@ -213,8 +262,7 @@ def left_out(accelerator: Any, named: Iterable[Any]) -> str | None:
 def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
     """Return what will run, "no" (fp32) to "fp16"; ``auto``: the launcher's, or the best here."""
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    has_cuda = torch.cuda.is_available() and not use_cpu
-    best = "fp16" if has_cuda else "bf16" if use_cpu and cpu_has_bf16() else "no"
+    best = best_precision(use_cpu)
     wanted = asked if asked != "auto" else launcher if launcher in ("fp16", "bf16") else best
     advice = f"pass --mixed-precision {best}"
     if resumes:
@@ -224,13 +272,26 @@ def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
     return wanted
 
 
+def best_precision(use_cpu: bool) -> str:
+    """Return the precision that `auto` takes if the launcher names none."""
+    if use_cpu:
+        return "bf16" if cpu_has_bf16() else "no"
+    precision = AUTO_PRECISIONS.get(default_device().type, "no")
+    return precision if is_offered(precision, use_cpu) else "no"
+
+
 def is_offered(precision: str, use_cpu: bool) -> bool:
     """Whether the device has it; fp16 not on a CPU, where torch has all of it, slower than fp32."""
-    if use_cpu or not torch.cuda.is_available():
-        return precision in ("no", "bf16")
-    if precision in ("bf16", "tf32"):  # which came with the same generation
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return True
+    if precision == "no":
+        return True
+    device = torch.device("cpu") if use_cpu else default_device()
+    if not is_accelerator(device):
+        return precision == "bf16"
+    if precision == "tf32":
+        return has_tf32(device)
+    if precision == "bf16":
+        return has_autocast(device, torch.bfloat16)
+    return has_autocast(device, torch.float16) and has_loss_scaling(device)
 
 
 def cpu_has_bf16() -> bool:

@@ -23,12 +23,14 @@ from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
 from common.data.loader import Loader, free_memory
+from common.devices import empty_cache, is_accelerator
 from common.errors import TrainingError, UserError, is_out_of_memory
 from common.flags import spelled, stated
 from common.machine import is_main_rank
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.measure.stopwatch import synchronize
+from common.measure.totals import gathered
 from common.models.compile import as_written, is_compiled
 
 PAYS = 1.1  # times the samples a second is what a larger batch must give
@@ -64,7 +66,7 @@ def fit_batch_size(
     # Those below what fits may count as fitting; of those above where a rank stopped it knows none.
     below, above = Trial(math.inf, 0), Trial(-1, 0)
     mine = [tried.get(size, below if size < min(tried) else above)[:2] for size in sizes]
-    ranks = accelerator.gather(torch.tensor([mine], device=device, dtype=torch.float64)).cpu()
+    ranks = gathered(accelerator, torch.tensor(mine, dtype=torch.float64))
     rates = dict(zip(sizes, ranks[..., 0].amin(0).tolist(), strict=True))
     fits = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     same = [size for size in fits if per_update % size == 0]
@@ -197,7 +199,7 @@ def attempt(
 ) -> Trial:
     """Time forward and backward passes over the longest samples, as the model is written."""
     device, states = loader.device, 2 if "betas" in optimizer.param_groups[0] else 0
-    spare = MARGIN * memory.device_memory(device) * (device.type == "cuda" and is_compiled(model))
+    spare = MARGIN * memory.device_memory(device) * (is_accelerator(device) and is_compiled(model))
     buffers = [buffer.clone() for buffer in model.buffers()]
     lengths = loader.order.lengths
     longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
@@ -226,7 +228,7 @@ def attempt(
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
         gc.collect()
-        torch.cuda.empty_cache()  # does nothing without a GPU
+        empty_cache(device)
     free = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
     return Trial(rate, taken.peak_mib, rate > 0 and 2 * taken.delta_mib * memory.MEBIBYTE < free)
 
@@ -238,7 +240,7 @@ def out_of_memory_advice(
     peak = memory.peak_memory(memory.memory_used(device))
     said = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
     # On a CPU they are mapped from a file, or in its memory anyway.
-    if device.type == "cuda" and (placed := sum(loader.placed_bytes for loader in loaders)):
+    if is_accelerator(device) and (placed := sum(loader.placed_bytes for loader in loaders)):
         elsewhere = "none with --data-placement workers"
         said += f" The data take {placed / memory.MEBIBYTE:,.0f} of them, and {elsewhere}."
     if config.batch_size == 1:

@@ -13,6 +13,7 @@ from torch import nn
 
 from common.checkpoints.kinds import RandomState
 from common.data.order import hash_integers
+from common.devices import seed_generator
 from common.errors import UserError
 from common.models.compile import as_written
 from common.objective import Objective
@@ -51,9 +52,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+    seed_generator(device, seed)
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], None]:

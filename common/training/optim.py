@@ -9,6 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from common.console import warn
+from common.devices import honours_scaling
+
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the parameters: matrices and kernels decay, biases and norms (1-d) do not.
@@ -57,6 +60,28 @@ SCALES: dict[str, Callable[[float], float]] = {
     "linear": lambda times: times,
     "sqrt": math.sqrt,
 }
+
+
+def leave_unfit_fused_path(optimizer: Any, device: torch.device) -> None:
+    """Have an optimizer step without its fused kernel on a device where that ignores skipping.
+
+    Such a kernel applies updates with non-finite gradients. Without it, the host decides, which
+    waits for the device in each update.
+    """
+    if not isinstance(optimizer, Optimizer):
+        return
+    if not any(group.get("fused") for group in optimizer.param_groups):
+        return
+    if honours_scaling(optimizer, device):
+        return
+    stepping: Any = optimizer
+    stepping._step_supports_amp_scaling = False
+    for options in (optimizer.defaults, *optimizer.param_groups):
+        options["fused"] = False
+    warn(
+        f"the fused {type(optimizer).__name__} of {device.type} can't skip an update: the unfused "
+        "one is used, which is slower"
+    )
 
 
 def start_momentum(optimizer: Optimizer) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from common.config import TrainingConfig
-from common.data.batch import Batch, without_waiting
+from common.data import loader as loader_module
+from common.data.batch import Batch
 from common.data.images import ImageSamples, reflected
-from common.data.loader import GATHER_BYTES, Loader, make_loaders
+from common.data.loader import Loader, make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.devices import to_device
 from common.errors import UserError
 from tests.cuda_stand_in import Cuda
 
@@ -63,7 +65,7 @@ def test_gathering_several_batches_changes_nothing(
 ) -> None:
     """How many batches are made in one go is a matter of speed alone."""
     expected = training_batches("device", 0)
-    monkeypatch.setitem(GATHER_BYTES, "cpu", gather_bytes)
+    monkeypatch.setattr(loader_module, "GATHER_BYTES_OF_CPU", gather_bytes)
     assert_same(training_batches("device", 0), expected)
 
 
@@ -207,6 +209,6 @@ def test_gpus_batches_come_from_pinned_indices(cuda: Cuda, monkeypatch: pytest.M
     loader = Loader(split, order, GPU, "device")
     assert loader.batches_per_gather > 1000
     monkeypatch.setattr(torch.Tensor, "to", to)
-    assert torch.equal(without_waiting(torch.arange(96), GPU), torch.arange(96))
+    assert torch.equal(to_device(torch.arange(96), GPU), torch.arange(96))
     assert sent == [(96, "cuda", True)]
     assert cuda.events == [("pinned", (96,))]
