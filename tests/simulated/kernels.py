@@ -52,6 +52,7 @@ class Traits:
     written: tuple[str | None, ...]  # for each returned value, the argument that it is
     outs: tuple[str, ...]  # keyword arguments that it writes its result to
     argument_names: tuple[str, ...]
+    tensor_names: frozenset[str]  # arguments that are single tensors
 
 
 @functools.cache
@@ -78,7 +79,15 @@ def traits_of(operation: torch._ops.OpOverload) -> Traits:
         written=tuple(written),
         outs=tuple(argument.name for argument in schema.arguments if argument.is_out),
         argument_names=tuple(argument.name for argument in schema.arguments),
+        tensor_names=frozenset(
+            argument.name for argument in schema.arguments if str(argument.type) == "Tensor"
+        ),
     )
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number of Python's."""
+    return isinstance(value, (bool, int, float))
 
 
 def is_ours(value: object) -> bool:
@@ -117,6 +126,11 @@ def run_on_host(operation: torch._ops.OpOverload, *arguments: Any, **options: An
     lent_options = tree_map_only(torch.Tensor, lend, options)
     for name, out in outs.items():  # whose memory may have another size
         lent_options[name] = torch.empty(0, dtype=out.dtype)
+    if outs:  # torch gives numbers in place of tensors, and its variants with `out` take tensors
+        lent_arguments = tuple(
+            torch.tensor(value) if name in traits.tensor_names and is_number(value) else value
+            for name, value in zip(traits.argument_names, lent_arguments, strict=False)
+        )
     if "device" in lent_options:
         lent_options["device"] = torch.device("cpu")
         lent_options.pop("pin_memory", None)
@@ -179,6 +193,27 @@ def upload(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> No
         memory.on_host(target).copy_(source)
 
 
+def to_copy(
+    tensor: torch.Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Return a copy of another dtype, or on another device.
+
+    torch's own would copy to the host by way of pinned memory, which this device does not have.
+    """
+    layout = memory_format or torch.preserve_format
+    strides = torch.empty_like(memory.on_host(tensor), memory_format=layout).stride()
+    copy = torch.empty_strided(
+        tensor.size(), strides, dtype=dtype or tensor.dtype, device=device or tensor.device
+    )
+    return copy.copy_(tensor, non_blocking)
+
+
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Copy between devices, and let the target take the source's shape."""
     if not is_ours(target):
@@ -238,6 +273,11 @@ def convolution_backward(
     return run_on_host(operation, *arguments)
 
 
+def may_share_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``tensor.data = other`` may move a parameter between this device and the host."""
+    return {tensor.device.type, other.device.type} <= {DEVICE, "cpu"}
+
+
 def register(fused: str) -> None:
     """Register the kernels.
 
@@ -251,8 +291,10 @@ def register(fused: str) -> None:
     own: dict[str, Callable[..., Any]] = {
         "empty.memory_format": empty,
         "empty_strided": empty_strided,
+        "_to_copy": to_copy,
         "_copy_from": copy_from,
         "_copy_from_and_resize": copy_from_and_resize,
+        "_has_compatible_shallow_copy_type": may_share_data,
         "resize_": resize_,
         "set_.source_Storage": set_storage,
         "set_.source_Storage_storage_offset": set_storage,
