@@ -10,10 +10,10 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch.optim import Optimizer
@@ -23,6 +23,23 @@ from common import machine
 # What torch raises where a device lacks something: besides errors of the kinds that say so,
 # a RuntimeError or an assertion of the backend, or a TypeError as for float64 on MPS.
 LACKING = (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+# What was tried, by the name of the function and its arguments.
+ANSWERS: dict[tuple[Any, ...], bool] = {}
+Arguments = ParamSpec("Arguments")
+
+
+def tried_once(function: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
+    """Remember what a function answered for the same arguments, which are positional."""
+
+    @functools.wraps(function)
+    def answer(*arguments: Arguments.args, **named: Arguments.kwargs) -> bool:
+        key = (function.__name__, *arguments)
+        if key not in ANSWERS:
+            ANSWERS[key] = function(*arguments, **named)
+        return ANSWERS[key]
+
+    return answer
 
 
 # --- which device
@@ -35,10 +52,9 @@ def is_accelerator(device: torch.device) -> bool:
 
 def default_device() -> torch.device:
     """Return the accelerator of this process, by its number, or the CPU where there is none."""
-    if not torch.accelerator.is_available():
-        return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
+    if accelerator is None or not torch.accelerator.is_available():
+        return torch.device("cpu")
     return indexed(accelerator)
 
 
@@ -106,7 +122,7 @@ def device_count(device: torch.device) -> int:
 # --- numbers
 
 
-@functools.cache
+@tried_once
 def has_float64(device: torch.device) -> bool:
     """Whether float64 tensors can be made and added up on `device`."""
     try:
@@ -116,7 +132,7 @@ def has_float64(device: torch.device) -> bool:
         return False
 
 
-@functools.cache
+@tried_once
 def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a matrix product under autocast to `dtype` (fp16 or bf16) really runs in it.
 
@@ -154,7 +170,7 @@ def has_tf32(device: torch.device) -> bool:
 # --- optimizers
 
 
-@functools.cache
+@tried_once
 def has_loss_scaling(device: torch.device) -> bool:
     """Whether `device` has what fp16's loss scale takes: to unscale gradients, and to adapt it."""
     try:
@@ -186,7 +202,7 @@ def honours_scaling(optimizer: Optimizer, device: torch.device) -> bool:
     return fused_step_honours_scaling(kind, indexed(device), options)
 
 
-@functools.cache
+@tried_once
 def fused_step_honours_scaling(
     kind: type[Optimizer], device: torch.device, options: tuple[tuple[str, Any], ...] = ()
 ) -> bool:
@@ -236,7 +252,7 @@ def has_compiled_graphs(device: torch.device) -> bool:
 # --- streams, events and copies
 
 
-@functools.cache
+@tried_once
 def has_streams(device: torch.device) -> bool:
     """Whether work can be queued on a second stream of `device`, and waited for by an event."""
     if not is_accelerator(device):
@@ -245,11 +261,12 @@ def has_streams(device: torch.device) -> bool:
         current = current_stream(device)
         stream = new_stream(device)
         stream.wait_stream(current)
-        with stream:
+        with on_stream(stream):
             event = stream.record_event()
         current.wait_event(event)
         event.synchronize()
         stream.synchronize()
+        torch.ones(1, device=device).record_stream(stream)
     except LACKING:
         return False
     # A device with one stream may hand that out as a new one.
@@ -257,15 +274,20 @@ def has_streams(device: torch.device) -> bool:
 
 
 def new_stream(device: torch.device) -> torch.Stream:
-    """Return a new stream of a device that `has_streams`; use it as ``with stream: ...``."""
+    """Return a new stream of a device that `has_streams`."""
     return torch.Stream(device=device)
+
+
+def on_stream(stream: torch.Stream) -> AbstractContextManager[Any]:
+    """Return a context in which work is queued on `stream`."""
+    return stream
 
 
 def current_stream(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(indexed(device))
 
 
-@functools.cache
+@tried_once
 def has_timed_events(device: torch.device) -> bool:
     """Whether events on the stream of `device` tell the milliseconds between them."""
     if not is_accelerator(device):
@@ -320,7 +342,7 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-@functools.cache
+@tried_once
 def has_pinned_memory(device: torch.device) -> bool:
     """Whether memory of the host can be pinned for copies to `device` that the host need not await.
 
@@ -466,7 +488,7 @@ def asked_without_device(device: torch.device, name: str) -> Any:
 # --- random numbers
 
 
-@functools.cache
+@tried_once
 def has_generator(device: torch.device) -> bool:
     """Whether `device` has a generator of random numbers whose state can be saved and restored."""
     if not is_accelerator(device):
@@ -503,25 +525,3 @@ def seed_generator(device: torch.device, seed: int) -> None:
 def function_named(device: torch.device, name: str) -> Callable[..., Any]:
     """Return a function of the device's module; an AttributeError if there is none."""
     return getattr(device_module(device), name)
-
-
-@contextmanager
-def forgotten_answers() -> Iterator[None]:
-    """Forget what was tried, before and after a block that changes what a device can do."""
-    remembered = (
-        has_float64,
-        has_autocast,
-        has_loss_scaling,
-        fused_step_honours_scaling,
-        has_streams,
-        has_timed_events,
-        has_pinned_memory,
-        has_generator,
-    )
-    for function in remembered:
-        function.cache_clear()
-    try:
-        yield
-    finally:
-        for function in remembered:
-            function.cache_clear()

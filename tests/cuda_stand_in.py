@@ -19,6 +19,8 @@ import torch
 from accelerate.utils import recursively_apply
 from accelerate.utils import send_to_device as really_send
 
+from common import devices
+
 NVML = (
     *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"),
     *("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"),
@@ -64,10 +66,23 @@ class Cuda:
             self.replace(torch.cuda, name, create_autospec(real, side_effect=answer))
         for spec, make in ((STREAM, self.new_stream), (EVENT, self.new_event)):
             self.replace(torch.cuda, spec.__name__, create_autospec(spec, side_effect=make))
+        self.replace(devices, "new_stream", self.new_stream)
+        self.replace(devices, "on_stream", self.on_stream)
+        self.answer_trials(monkeypatch)
+        self.replace(torch.accelerator, "is_available", lambda: True)
+        self.replace(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+        self.replace(torch.accelerator, "current_device_index", lambda: 0)
         self.replace(torch.accelerator, "current_stream", lambda device=None: self.current)
         for method in (self.record_stream, self.copy_, self.pin_memory):
             self.replace(torch.Tensor, method.__name__, partialmethod_of(method))
         self.replace(torch, "empty_like", self.empty_like)
+
+    def answer_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answer what `common.devices` would try on a tensor of the device."""
+        tried = ("has_float64", "has_generator", "has_pinned_memory", "has_streams")
+        for name in tried:
+            for device in (torch.device("cuda"), torch.device("cuda", 0)):
+                monkeypatch.setitem(devices.ANSWERS, (name, device), True)
 
     @property
     def current(self) -> Any:

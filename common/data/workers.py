@@ -17,6 +17,7 @@ import torch
 from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 
+from common import devices
 from common.console import warn
 from common.data.batch import Batch, Samples
 from common.data.iterable import IterableSamples
@@ -29,7 +30,6 @@ from common.data.transport import (
     prepare_worker,
 )
 from common.data.watch import Watch
-from common.devices import current_stream, has_pinned_memory, has_streams, new_stream
 from common.errors import LostProcessError, UserError, is_out_of_memory
 from common.machine import STOP_SIGNALS
 
@@ -105,7 +105,7 @@ class Workers:
             persistent_workers=self.count > 0,
             prefetch_factor=PREFETCHED if self.count > 0 else None,
             collate_fn=return_unchanged,
-            pin_memory=has_pinned_memory(self.device),
+            pin_memory=devices.has_pinned_memory(self.device),
             worker_init_fn=begin_worker,
             # Each new iterator draws a seed. It must not come from the generator of dropout.
             generator=torch.Generator(),
@@ -308,18 +308,18 @@ def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
 
     That takes a stream for the copies, and pinned memory, which nothing changes meanwhile.
     """
-    if not (has_streams(device) and has_pinned_memory(device)):
+    if not (devices.has_streams(device) and devices.has_pinned_memory(device)):
         for batch in batches:
             yield send_to_device(batch, device)
         return
-    copying = new_stream(device)
-    training = current_stream(device)
+    copying = devices.new_stream(device)
+    training = devices.current_stream(device)
     latest: list[Batch] = []  # the batch that was copied last, if any
     for batch in batches:
         # Before the next copy is queued, so that training waits for the previous copy alone.
         training.wait_stream(copying)
         ready = latest
-        with copying:
+        with devices.on_stream(copying):
             latest = [send_to_device(batch, device, non_blocking=True)]
         # The copying stream allocated this memory. It must not reuse it before training is done.
         recursively_apply(torch.Tensor.record_stream, latest, training)

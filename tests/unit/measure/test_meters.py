@@ -20,6 +20,7 @@ class TwoRanks(SimpleNamespace):
 
     device = torch.device("cpu")
     is_main_process = True
+    num_processes = 2
 
     def gather(self, mine: torch.Tensor) -> torch.Tensor:
         """Return both ranks' rows."""

@@ -11,6 +11,7 @@ import torch
 from accelerate.commands import launch
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+from common import devices
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.track import facts
@@ -156,6 +157,57 @@ def test_one_process_where_more_were_asked_for(
         assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone
 
 
+def pretend_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    *,
+    has_fp16: bool = True,
+    has_bf16: bool = True,
+    has_tf32: bool = False,
+    has_loss_scaling: bool = True,
+) -> None:
+    """Have torch's accelerator be of this kind, with these capabilities."""
+    device = torch.device(kind, 0)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    answers = {
+        ("has_autocast", device, torch.float16): has_fp16,
+        ("has_autocast", device, torch.bfloat16): has_bf16,
+        ("has_loss_scaling", device): has_loss_scaling,
+    }
+    for question, answer in answers.items():
+        monkeypatch.setitem(devices.ANSWERS, question, answer)
+    module = torch.get_device_module(device)
+    monkeypatch.setattr(module, "is_tf32_supported", lambda: has_tf32, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks", "auto", "refused"),
+    [
+        ("cuda", {}, "fp16", ["tf32"]),
+        ("cuda", {"has_tf32": True}, "fp16", []),
+        ("xpu", {"has_loss_scaling": False}, "bf16", ["fp16", "tf32"]),
+        ("xpu", {"has_bf16": False}, "no", ["bf16", "tf32"]),
+        ("mps", {}, "no", ["tf32"]),
+        ("mps", {"has_bf16": False}, "no", ["bf16", "tf32"]),
+    ],
+)
+def test_precisions_of_other_accelerators(
+    kind: str, lacks: Any, auto: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` takes what is known to be fast, and what a device lacks is refused, not emulated."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    pretend_accelerator(monkeypatch, kind, **lacks)
+    assert accelerator.choose_precision("auto", use_cpu=False) == auto
+    for precision in ("no", "fp16", "bf16", "tf32"):
+        if precision in refused:
+            with pytest.raises(UserError, match=f"pass --mixed-precision {auto}"):
+                accelerator.choose_precision(precision, use_cpu=False)
+        else:
+            assert accelerator.choose_precision(precision, use_cpu=False) == precision
+
+
 @pytest.mark.parametrize(
     ("asked", "launcher", "has_cuda", "cpu_bf16", "expected"),
     [
@@ -186,8 +238,8 @@ def test_precision_is_what_runs(
 ) -> None:
     """`auto` follows the launcher and then the hardware; fp16 without CUDA names what to pass."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    if has_cuda:
+        pretend_accelerator(monkeypatch, "cuda", has_bf16=True, has_tf32=True)
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: cpu_bf16)
     if expected.startswith("--"):
         with pytest.raises(UserError, match=expected):
@@ -199,9 +251,7 @@ def test_precision_is_what_runs(
 @pytest.mark.parametrize("asked", ["bf16", "tf32"])
 def test_older_gpu_has_neither_bf16_nor_tf32(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told of fp16; torch emulates bf16 there, which is no arithmetic of the GPU's."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    supported = lambda including_emulation=True: including_emulation  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    pretend_accelerator(monkeypatch, "cuda", has_bf16=False, has_tf32=False)
     with pytest.raises(UserError, match=r"GPU.*: pass --mixed-precision fp16"):
         accelerator.choose_precision(asked, use_cpu=False)
     assert accelerator.choose_precision("auto", use_cpu=False) == "fp16"
