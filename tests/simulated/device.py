@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -54,7 +55,8 @@ def module_of(variant: Variant) -> ModuleType:
     own = kernels.GENERATOR.generator
     module.is_available = lambda: True
     module.is_initialized = lambda: True
-    module.device_count = lambda: 1
+    # One for each process of a launch, each of which sees its own as the first.
+    module.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     module.current_device = lambda: 0
     module.set_device = lambda device: None
     module.device = lambda device: nullcontext()

@@ -29,6 +29,10 @@ def main() -> None:
     words, report, script, *flags = sys.argv[1:]
     install(Variant.parse(words))
     os.environ["ACCELERATE_TORCH_DEVICE"] = kernels.DEVICE
+    if "LOCAL_RANK" in os.environ:
+        from tests.simulated import collectives
+
+        collectives.register()
     if report != "-":
         atexit.register(write_report, Path(report))
     sys.argv = [script, *flags]

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import first
 from tests.jobs import Job, final_weights, learned, newest_step
-from tests.launch import RECIPES, Finished, Runner
+from tests.launch import Finished, Runner
 from tests.loss_scale import SCRIPT as IN_FP16
 from tests.loss_scale import WILD, assert_scale_follows_overflows
 from tests.simulated.runs import LAUNCH, LIKE_APPLE, LIKE_CUDA, on_device, script_of, waits
@@ -33,16 +32,13 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> Words:
 
 @pytest.mark.parametrize(
     ("recipe", "variant"),
-    first(
-        1,
-        [
-            ("mnist_mlp", LIKE_APPLE),
-            ("resnet", LIKE_APPLE),
-            ("bert", LIKE_APPLE),
-            ("mnist_mlp", LIKE_CUDA),
-            ("mnist_mlp", "fused=none"),
-        ],
-    ),
+    [
+        ("mnist_mlp", LIKE_APPLE),
+        pytest.param("resnet", LIKE_APPLE, marks=pytest.mark.slow),
+        pytest.param("bert", LIKE_APPLE, marks=pytest.mark.slow),
+        pytest.param("mnist_mlp", LIKE_CUDA, marks=pytest.mark.slow),
+        pytest.param("mnist_mlp", "fused=none", marks=pytest.mark.slow),
+    ],
 )
 def test_a_recipe_learns_what_it_learns_on_the_cpu(
     recipe: str, variant: str, runner: Runner, odd_images: Path, odd_text: Path
