@@ -2,7 +2,7 @@
 
 Accelerate 1.15 shards on GPUs alone, and says nothing of it on a CPU. Here it is asked for DDP,
 and what it prepares is sharded by torch's `fully_shard` instead: layer by layer, so that a device
-holds the whole weights of one layer at a time, and else its own rows. Not tried on a GPU yet.
+holds the whole weights of one layer at a time, and else its own rows. It has not run on a GPU yet.
 """
 
 import copy
@@ -106,13 +106,27 @@ class ShardingAccelerator(Accelerator):
     ) -> Any:
         if self.mesh is None:
             return self.prepare_whole(model, device_placement, evaluation_mode)
+        # Without device placement: a whole model may be larger than the device.
         model = super().prepare_model(model, False, True)
         if model not in self.skeletons:
-            for tensor in tensors_of(model):  # no shards of channels-last ones yet
-                tensor.data = tensor.data.contiguous()
-                torch.distributed.broadcast(tensor.data, 0)  # as DDP does
+            self.broadcast_from_rank_zero(model)
             self.shard(model)
         return model
+
+    def broadcast_from_rank_zero(self, model: nn.Module) -> None:
+        """Give all ranks rank 0's weights and buffers, as DDP does.
+
+        NCCL takes tensors of the device only. The model may still be on the host, where it stays:
+        one tensor at a time goes to the device and back.
+        """
+        for tensor in tensors_of(model):
+            if is_sharded(tensor):  # by an earlier `prepare`
+                continue
+            on_device = tensor.data.to(self.device).contiguous()
+            torch.distributed.broadcast(on_device, 0)
+            # FSDP2 has no shards of channels-last tensors yet.
+            tensor.data = tensor.data.contiguous()
+            tensor.data.copy_(on_device)
 
     def prepare_whole(
         self, model: nn.Module, device_placement: bool | None, evaluation_mode: bool
@@ -133,6 +147,7 @@ class ShardingAccelerator(Accelerator):
 
         before: dict[str, Any] = dict(model.named_parameters())
         if not before:
+            model.to(self.device)  # its buffers, which `fully_shard` would move
             return
         bare = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors_of(model))
         meta = memo(model, bare)

@@ -52,13 +52,18 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return gloo
 
 
+# NCCL minds the number of elements of these alone, and gloo the shapes.
+OF_FLAT_TENSORS = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}
+
+
 def on_memory(operation: torch._ops.OpOverload) -> Any:
     """Return a collective that lets gloo work on the device's memory."""
 
-    def lend(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return memory.on_host(value)
-        return value
+    is_flat = operation._schema.name in OF_FLAT_TENSORS
+
+    def lend(tensor: torch.Tensor) -> torch.Tensor:
+        on_host = memory.on_host(tensor)
+        return on_host.view(-1) if is_flat else on_host
 
     def lend_group(value: Any) -> Any:
         if not isinstance(value, torch.ScriptObject):
