@@ -46,6 +46,7 @@ def install(variant: Variant) -> ModuleType:
     kernels.register(variant.fused)
     autocast.register()
     install_in_accelerator(variant)
+    keep_freed_storage()
     return module
 
 
@@ -83,6 +84,24 @@ def module_of(variant: Variant) -> ModuleType:
         module.max_memory_reserved = lambda device=None: counts.peak
         module.reset_peak_memory_stats = lambda device=None: counts.reset_peak()
     return module
+
+
+def keep_freed_storage() -> None:
+    """Let storages of the device keep their memory when FSDP2 frees it to allocate it again.
+
+    torch lets a device that is written in Python neither shrink nor grow a storage.
+    """
+    storage_type: Any = torch.UntypedStorage
+    resize = storage_type.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        if storage.device.type != kernels.DEVICE:
+            return resize(storage, size)
+        if size > storage.nbytes():
+            raise NotImplementedError("a storage of the simulated device can't grow")
+        return storage
+
+    storage_type.resize_ = resize_
 
 
 def install_in_accelerator(variant: Variant) -> None:
