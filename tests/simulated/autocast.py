@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from tests.simulated.kernels import DEVICE, LIBRARIES
 
-KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
 IN_LOWER_PRECISION = (
     *("addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "mm", "mv", "matmul", "linear"),
     *("_convolution", "conv1d", "conv2d", "conv3d", "convolution", "prelu"),

@@ -22,7 +22,7 @@ from tests.simulated.memory import on_host
 
 JUNK = 77  # each byte of memory that a late copy has not reached yet
 NUMBERS = itertools.count()  # of streams; the default one has 0
-PRIVATE_USE = int(torch._C._autograd.DeviceType.PrivateUse1)
+PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1.value
 WAITS: Counter[str] = Counter()  # how often the host waited for the device, by what for
 
 
@@ -123,15 +123,15 @@ class Stream(torch.Stream):
         for copy in copies:
             copy.end()
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: Any) -> None:
         """Let later work of this stream come after the present work of another."""
         self.copies = [*other.copies, *self.copies]
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         """Let later work of this stream come after an event."""
         self.copies = [*event.copies, *self.copies]
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Event:
         """Return an event that comes after the present work."""
         event = event or Event()
         event.record(self)
@@ -164,16 +164,16 @@ class Event(torch.Event):
     def __init__(self, device: Any = None, **options: Any) -> None:
         """Take what `torch.Event` takes."""
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: Any = None) -> None:
         """Come after the present work of a stream."""
         self.copies = [*(stream or current_stream()).copies]
         self.seconds = time.perf_counter()
 
-    def elapsed_time(self, later: Event) -> float:
+    def elapsed_time(self, later: Any) -> float:
         """Return the milliseconds between two events."""
         return 1000 * (later.seconds - self.seconds)
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: Any = None) -> None:
         """Let later work of a stream come after this event."""
         (stream or current_stream()).wait_event(self)
 

@@ -13,13 +13,15 @@ pytestmark = pytest.mark.slow
 
 
 # FSDP2 needs streams.
-@pytest.mark.parametrize(("launcher", "variant"), [("two", LIKE_APPLE), ("shards", "fused=ignored")])
+@pytest.mark.parametrize(("launcher", "variant"), [("two", LIKE_APPLE), ("shards", "")])
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, variant: str, runner: Runner, odd_images: Path
 ) -> None:
     """With DDP and with FSDP2: each collective of the core is given tensors of the device."""
-    flags = ("--dataset", odd_images, "--hidden-sizes", 64, 48, "--max-steps", 6, "--dropout", 0)
-    flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--log-every", 1)
+    flags: tuple[object, ...] = (
+        *("--dataset", odd_images, "--hidden-sizes", 64, 48, "--max-steps", 6, "--dropout", 0),
+        *("--mixed-precision", "no", "--tracker", "none", "--log-every", 1),
+    )
     two = on_device(
         *(runner, "mnist_mlp", *flags, "--batch-size", 8),
         variant=variant,
