@@ -309,17 +309,31 @@ def recorded_event(device: torch.device) -> torch.Event:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work on all streams of `device`."""
+    """Wait for all work on all streams of `device`.
+
+    A device that offers no way to wait for it is taken to have done its work when it was called.
+    """
     if not is_accelerator(device):
         return
     wait = function_of(device, "synchronize")
     if wait is None:
-        torch.accelerator.synchronize(indexed(device))
+        if can_be_awaited(device):
+            torch.accelerator.synchronize(indexed(device))
     elif device_count(device) > 1:
         with current_device(device):
             wait()
     else:
         wait()
+
+
+@tried_once
+def can_be_awaited(device: torch.device) -> bool:
+    """Whether ``torch.accelerator`` can wait for `device`."""
+    try:
+        torch.accelerator.synchronize(indexed(device))
+    except LACKING:
+        return False
+    return True
 
 
 def synchronize_stream(device: torch.device) -> None:
@@ -346,9 +360,11 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
 def has_pinned_memory(device: torch.device) -> bool:
     """Whether memory of the host can be pinned for copies to `device` that the host need not await.
 
-    Without it, a copy with ``non_blocking=True`` may read memory that has changed since.
+    Without it, a copy with ``non_blocking=True`` may read memory that has changed since. A device
+    without streams of its own, such as Apple's, is taken to lack it: its host memory allocator may
+    hand pinned memory out again before a copy has read it.
     """
-    if not is_accelerator(device):
+    if not has_streams(device):
         return False
     try:
         pinned = torch.ones(2).pin_memory()
@@ -365,6 +381,17 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not has_pinned_memory(device):
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def profiler_activity(device: torch.device) -> torch.profiler.ProfilerActivity | None:
+    """Return what has torch's profiler time the kernels of `device`; None if it can't.
+
+    The profiler takes any backend from outside of torch, whether or not it can time its kernels.
+    """
+    if not is_accelerator(device) or device.type == torch._C._get_privateuse1_backend_name():
+        return None
+    activity = torch.profiler.ProfilerActivity.__members__.get(device.type.upper())
+    return activity if activity in torch.profiler.supported_activities() else None
 
 
 # --- memory

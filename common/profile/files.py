@@ -8,6 +8,7 @@ import torch
 from torch.profiler import profile as TorchProfile
 
 from common.console import warn
+from common.devices import has_own_memory_figures, is_accelerator, profiler_activity
 from common.measure.memory import MEBIBYTE
 
 TRACE = "rank0.pt.trace.json.gz"  # a name that TensorBoard's plugin looks for
@@ -34,7 +35,8 @@ def write_profile(
     """
     folder.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(folder / TRACE))
-    key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    is_timed = profiler_activity(device) is not None
+    key = "self_device_time_total" if is_timed else "self_cpu_time_total"
     averages = profile.key_averages(group_by_input_shape=by_shape)
     table = averages.table(sort_by=key, row_limit=40, max_name_column_width=80)
     (folder / "top_operations.txt").write_text(table)
@@ -64,19 +66,20 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
         warn(f"no {path.name} in the profile, because matplotlib is not installed")
         return
 
-    kind = device.type.upper()
+    on_accelerator = is_accelerator(device)
     results: Any = profile.profiler.kineto_results  # type: ignore[union-attr]
     changes = sorted(
         (event.start_ns(), event.nbytes())
         for event in results.events()
-        if event.name() == "[memory]" and event.device_type().name == kind
+        if event.name() == "[memory]" and (event.device_type().name != "CPU") == on_accelerator
     )
     if not changes:
         return
     times = [(at - results.trace_start_ns()) / 1e6 for at, _ in changes]
     added = torch.tensor([size for _, size in changes]).cumsum(0)
     # On a CPU nobody counts the tensors that were there before: only what was added is known.
-    base = before if device.type == "cuda" else -min(0, int(added.min()))
+    is_counted = has_own_memory_figures(device)
+    base = before if is_counted else -min(0, int(added.min()))
     heights = ((base + added) / MEBIBYTE).tolist()
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots()
@@ -87,7 +90,7 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     peak = max(heights)
     axes.axhline(peak, color="C3", linewidth=0.8, linestyle="--", label=f"peak {peak:,.1f} MiB")
     axes.legend(loc="lower right")
-    above = "" if device.type == "cuda" else " above the least in these updates"
-    axes.set_title(f"Memory of tensors on the {kind}, allocated{above}")
+    above = "" if is_counted else " above the least in these updates"
+    axes.set_title(f"Memory of tensors on the {device.type.upper()}, allocated{above}")
     axes.set(xlabel="milliseconds (grey: an update ends)", ylabel="MiB", ylim=(0, None))
     figure.savefig(path, dpi=120)

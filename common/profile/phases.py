@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from common.devices import has_timed_events, recorded_event
 from common.profile.verdict import DATA
 
 PHASES = (DATA, "forward", "backward", "optimizer")
 
 
 class Phases:
-    """The phases of updates: each is a range in the profiler's trace, on a GPU NVTX's too.
+    """The phases of updates: each is a range in the profiler's trace, on NVIDIA's GPUs NVTX's too.
 
     A recipe calls nothing for it. Forward begins with a batch, backward is Accelerate's, and what
     is left until the next batch is the optimizer's: clipping, its step, what is noted for the log.
@@ -23,7 +24,9 @@ class Phases:
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator, self.is_cuda = accelerator, accelerator.device.type == "cuda"
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.has_nvtx = self.device.type == "cuda"
+        self.times_device = has_timed_events(self.device)
         self.is_on = False
         self.range: Any = None
         self.stamps: list[tuple[str | None, Any]] = []  # a phase, and when it began
@@ -50,16 +53,15 @@ class Phases:
         if self.range is not None:
             self.range.__exit__(None, None, None)
             self.range = None
-            if self.is_cuda:
+            if self.has_nvtx:
                 torch.cuda.nvtx.range_pop()
         now: Any = time.perf_counter()
-        if self.is_cuda:  # of its stream, which may be far behind
-            now = torch.cuda.Event(enable_timing=True)
-            now.record()
+        if self.times_device:  # of its stream, which may be far behind
+            now = recorded_event(self.device)
         self.stamps.append((phase, now))
         if phase is not None:
             self.range = torch.profiler.record_function(phase).__enter__()
-            if self.is_cuda:
+            if self.has_nvtx:
                 torch.cuda.nvtx.range_push(phase)
 
     def milliseconds(self) -> dict[str, float]:
@@ -68,7 +70,7 @@ class Phases:
         for (phase, began), (_, ended) in pairwise(self.stamps):
             if phase is not None:
                 spent[phase] += (
-                    began.elapsed_time(ended) if self.is_cuda else 1000 * (ended - began)
+                    began.elapsed_time(ended) if self.times_device else 1000 * (ended - began)
                 )
         self.stamps.clear()
         return spent

@@ -1,7 +1,7 @@
 """`--profile`: look closely at a few real updates, and say what bounds their speed."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.console import say, warn, without_native_messages
 from common.data.loader import Loader
+from common.devices import is_accelerator, profiler_activity
 from common.files import write_json
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch, synchronize
@@ -144,13 +145,15 @@ class Profiler:
 
     def profile(self, window: Window, updates: Iterator[None], busy: float) -> Iterator[None]:
         """Profile `updates`, judge and write; others take `busy` seconds without their waiting."""
-        device, is_cuda = self.accelerator.device, self.accelerator.device.type == "cuda"
-        activity = torch.profiler.ProfilerActivity
+        device = self.accelerator.device
+        has_memory_history = device.type == "cuda"
+        device_activity = profiler_activity(device)
+        host_activity = torch.profiler.ProfilerActivity.CPU
         warming, active = window.record - window.warm_up, window.end - window.record
         with ExitStack() as opened:
             opened.enter_context(without_native_messages())
             profile = torch.profiler.profile(
-                activities=[activity.CPU, *([activity.CUDA] if is_cuda else [])],
+                activities=[host_activity, *([device_activity] if device_activity else [])],
                 schedule=torch.profiler.schedule(wait=0, warmup=warming, active=active, repeat=1),
                 profile_memory=True,
                 record_shapes=self.config.profile_shapes,
@@ -161,7 +164,7 @@ class Profiler:
                 yield
                 profile.step()
             bytes_before, began = memory_now(device), time.perf_counter()
-            if is_cuda:
+            if has_memory_history:
                 history = torch.cuda.memory._record_memory_history
                 opened.callback(history, enabled=None)
                 history(max_entries=200_000, stacks="python")
@@ -175,26 +178,41 @@ class Profiler:
             profile.step()
             by_shape = self.config.profile_shapes
             slowest = write_profile(self.folder, profile, device, bytes_before, by_shape)
-            if is_cuda:
+            if has_memory_history:
                 torch.cuda.memory._dump_snapshot(str(self.folder / "memory_snapshot.pickle"))
-            sums = verdict.gpu_kernel_milliseconds if is_cuda else verdict.cpu_kernel_milliseconds
+            if is_accelerator(device) and device_activity is None:
+                self.say_phases(slowest)
+                return
+            is_gpu = device_activity is not None
+            sums = verdict.gpu_kernel_milliseconds if is_gpu else verdict.cpu_kernel_milliseconds
             kernels = {kind: spent / active for kind, spent in sums(profile.events()).items()}
-            self.judge(kernels, busy, is_cuda, slowest)
+            self.judge(kernels, busy, is_gpu, slowest)
+
+    def say_phases(self, slowest: list[str]) -> None:
+        """Say what is known of a device whose kernels torch's profiler can't time."""
+        kind = self.accelerator.device.type
+        say(f"profile no verdict: torch's profiler can't time the kernels of {kind}")
+        say(f"        {shares_text(self.phase_shares())}")
+        say(f"        operations that took the host longest: {', '.join(slowest)}")
+
+    def phase_shares(self) -> dict[str, float]:
+        """Return each phase's share of the time of the timed updates."""
+        whole = max(sum(self.spent.values()), 1e-9)
+        return {phase: spent / whole for phase, spent in self.spent.items()}
 
     def judge(
-        self, kernels: dict[str, float], busy: float, is_cuda: bool, slowest: list[str]
+        self, kernels: dict[str, float], busy: float, is_gpu: bool, slowest: list[str]
     ) -> None:
         """Say and keep what bounds the speed; `kernels`: milliseconds of an update, by kind."""
         waiting = self.config.gradient_accumulation_steps * self.making / max(self.made, 1)
-        cost = verdict.cost_of_update(kernels, 1000 * busy, 1000 * waiting, is_asynchronous=is_cuda)
+        cost = verdict.cost_of_update(kernels, 1000 * busy, 1000 * waiting, is_asynchronous=is_gpu)
         precision, processes = self.accelerator.mixed_precision, self.accelerator.num_processes
         found = verdict.judge(cost, self.config, precision, self.placement, processes)
-        whole = max(sum(self.spent.values()), 1e-9)
-        phases = {phase: spent / whole for phase, spent in self.spent.items()}
+        phases = self.phase_shares()
         told = {**found, "phases": phases, "slowest_operations": slowest}
         write_json(self.folder / "verdict.json", told)
         say(f"profile {found['verdict']}: {found['evidence']}. {found['advice']}")
-        say(f"        {', '.join(f'{name} {share:.0%}' for name, share in phases.items())}")
+        say(f"        {shares_text(phases)}")
         say(f"        slowest operations: {', '.join(slowest)}")
         self.attach(media.profile, self.folder, found["verdict"])
 
@@ -203,3 +221,7 @@ class Profiler:
         if self.looking is not None:
             with suppress(Exception):
                 self.looking.close()
+
+
+def shares_text(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())

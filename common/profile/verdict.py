@@ -67,7 +67,7 @@ def gpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
     """Sum the time of a GPU's kernels and copies; NCCL's mostly wait for other ranks."""
     sums = {"memory": 0.0, "compute": 0.0}
     for event in events:
-        is_kernel = event.device_type.name == "CUDA" and not event.is_user_annotation
+        is_kernel = event.device_type.name != "CPU" and not event.is_user_annotation
         if is_kernel and "nccl" not in event.name.lower():
             kind = "compute" if ARITHMETIC.search(event.name) else "memory"
             sums[kind] += event.time_range.elapsed_us() / 1000

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from common import devices
 from common.config import TrainingConfig
 from common.data.batch import Work
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
@@ -249,7 +250,11 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**20)
     event = MagicMock(**{"return_value.elapsed_time.return_value": 1.0})
-    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch, "Event", event)
+    for capability in ("has_streams", "has_timed_events"):
+        monkeypatch.setitem(devices.ANSWERS, (capability, torch.device("cuda")), True)
+    activities = set(torch.profiler.ProfilerActivity.__members__.values())
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: activities)
     for name in ("range_push", "range_pop"):
         monkeypatch.setattr(torch.cuda.nvtx, name, create_autospec(getattr(torch.cuda.nvtx, name)))
     monkeypatch.setattr(torch.accelerator, "current_stream", create_autospec(torch.cuda.Stream))
@@ -304,6 +309,19 @@ def test_history_of_a_gpus_memory_always_ends(
         run.profiler.stop()
     assert calls(history)[-1] == {"enabled": None}
     assert len(calls(history)) == 2
+
+
+def test_device_whose_kernels_are_not_timed_gets_no_verdict(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """What the profiler sees of it is the host's work alone, which would be taken for kernels."""
+    monkeypatch.setattr(module, "is_accelerator", lambda device: True)
+    training().run()
+    printed = capsys.readouterr().out
+    assert "no verdict: torch's profiler can't time the kernels of cpu" in printed
+    assert "forward" in printed
+    assert not (tmp_path / "profile" / "verdict.json").exists()
+    assert (tmp_path / "profile" / "top_operations.csv").is_file()
 
 
 def test_operations_are_told_apart_by_shape(training: Any, tmp_path: Path) -> None:

@@ -1,0 +1,373 @@
+"""Devices are asked what they can do: each capability, there and missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from common import devices
+from common.checkpoints.kinds import OptimizerState, RandomState
+from common.measure import memory
+from common.measure.stopwatch import synchronize
+from common.training.evaluation import seed_generators
+from common.training.guard import GradientGuard
+from common.training.optim import leave_unfit_fused_path
+from tests.launch import REPOSITORY
+
+CPU = torch.device("cpu")
+OTHER = torch.device("mps", 0)  # a kind of device that this machine lacks
+
+# The files of `common` that may name CUDA, and why.
+NAMES_CUDA = {
+    "common/checkpoints/copies.py": "a copy of the state is made on CUDA's streams",
+    "common/checkpoints/kinds.py": "a docstring's example",
+    "common/devices.py": "docstrings' examples; torch.compile records CUDA graphs alone",
+    "common/measure/peak.py": "NVML finds a GPU by its uuid",
+    "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
+    "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",
+    "common/predict/__main__.py": "an example in --help",
+    "common/profile/phases.py": "NVTX",
+    "common/profile/profiler.py": "the history of allocations",
+    "common/training/accelerator.py": "the precision that `auto` takes, by what is known of kinds",
+    "common/training/sharding.py": "NCCL's rules",
+}
+
+
+def lines_with_cuda() -> list[str]:
+    command = ["git", "grep", "-i", "-n", "cuda", "--", "common"]
+    return subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def test_only_some_files_name_cuda() -> None:
+    """What asks for the name of a device leaves out all others: ask `common.devices` instead."""
+    unexpected = [line for line in lines_with_cuda() if line.split(":")[0] not in NAMES_CUDA]
+    assert unexpected == []
+
+
+def test_checks_for_the_name_of_a_device_are_few() -> None:
+    """A comparison with "cuda" is allowed where nothing but NVIDIA's or AMD's GPUs has a thing."""
+    comparison = re.compile(r'[!=]= "cuda"')
+    files = {line.split(":")[0] for line in lines_with_cuda() if comparison.search(line)}
+    allowed = {
+        "common/checkpoints/copies.py",
+        "common/devices.py",
+        "common/measure/peak.py",
+        "common/models/packing.py",
+        "common/profile/phases.py",
+        "common/profile/profiler.py",
+    }
+    assert files <= allowed
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return what stands for `torch.mps` and the like; it has no functions until a test adds some.
+
+    Nothing is known of the device from earlier tests.
+    """
+    stand_in = SimpleNamespace()
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: stand_in)
+    monkeypatch.setattr(devices, "ANSWERS", {})
+    return stand_in
+
+
+def test_cpu_is_no_accelerator() -> None:
+    """It has float64 and autocast, and nothing that takes a device besides the host."""
+    assert devices.has_float64(CPU)
+    assert devices.has_autocast(CPU, torch.bfloat16)
+    assert not devices.has_streams(CPU)
+    assert not devices.has_timed_events(CPU)
+    assert not devices.has_pinned_memory(CPU)
+    assert not devices.has_generator(CPU)
+    assert devices.memory_room(CPU) is None
+    assert devices.allocated_bytes(CPU) is None
+    assert devices.peak_bytes(CPU) is None
+    assert devices.indexed(CPU) == CPU
+    assert devices.device_name(CPU).endswith(" cores")
+
+
+def test_bare_device_lacks_everything(module: SimpleNamespace) -> None:
+    """A backend may have no function at all: each capability is absent, and nothing is raised."""
+    capabilities = (
+        *(devices.has_float64, devices.has_streams, devices.has_timed_events),
+        *(devices.has_pinned_memory, devices.has_generator, devices.has_loss_scaling),
+        *(devices.has_tf32, devices.keeps_peaks, devices.has_own_memory_figures),
+    )
+    assert [has(OTHER) for has in capabilities] == [False] * len(capabilities)
+    assert not devices.has_autocast(OTHER, torch.float16)
+    assert devices.generator_state(OTHER) is None
+    assert devices.memory_room(OTHER) is None
+    assert not devices.reset_peaks(OTHER)
+    devices.synchronize(OTHER)
+    devices.synchronize_stream(OTHER)
+    devices.seed_generator(OTHER, 1)
+    devices.empty_cache(OTHER)
+    devices.use(OTHER)
+
+
+def test_answers_are_tried_once(module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking again costs no work on the device."""
+    trials: list[object] = []
+
+    def fail(*unused: Any, **named: Any) -> None:
+        trials.append(named)
+        raise TypeError("no float64 here")
+
+    monkeypatch.setattr(torch, "ones", fail)
+    assert [devices.has_float64(OTHER) for _ in range(3)] == [False] * 3
+    assert len(trials) == 1
+
+
+def test_device_that_tells_no_name(module: SimpleNamespace) -> None:
+    """It is not called by the processor's name alone, as if it were the processor."""
+    assert devices.device_name(OTHER).startswith("mps of ")
+    module.get_device_name = lambda device: "Arc B580"
+    assert devices.device_name(OTHER) == "Arc B580"
+
+
+# --- optimizers
+
+
+class IgnoresSkips(SGD):
+    """Steps also where it is told that gradients are not finite, as fused kernels of MPS did."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step without `found_inf`."""
+        self.found_inf = None
+        return super().step(closure)
+
+
+class IgnoresScale(AdamW):
+    """Takes scaled gradients as they are."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step without `grad_scale`."""
+        self.grad_scale = None
+        return super().step(closure)
+
+
+OPTIMIZERS: list[tuple[Any, dict[str, Any], bool]] = [
+    (SGD, {"lr": 0.1}, True),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, True),
+    (Adam, {}, True),
+    (AdamW, {"amsgrad": True, "maximize": True}, True),
+    (AdamW, {"lr": torch.tensor(0.1)}, True),
+    (Adagrad, {}, True),
+    (IgnoresSkips, {"lr": 0.1}, False),
+    (IgnoresSkips, {"lr": 0.1, "momentum": 0.9}, False),
+    (IgnoresScale, {}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "expected"), OPTIMIZERS)
+def test_fused_steps_are_tried(kind: Any, options: dict[str, Any], expected: bool) -> None:
+    """What a kernel does with `grad_scale` and `found_inf` is found out, for each optimizer."""
+    optimizer = kind([nn.Parameter(torch.ones(3))], fused=True, **options)
+    assert devices.honours_scaling(optimizer, CPU) is expected
+    leave_unfit_fused_path(optimizer, CPU)
+    assert optimizer.param_groups[0]["fused"] is expected
+    assert bool(getattr(optimizer, "_step_supports_amp_scaling", False)) is expected
+
+
+@pytest.mark.parametrize("kind", [SGD, IgnoresSkips])
+def test_updates_that_are_not_finite_are_skipped(kind: Any, capsys: Any) -> None:
+    """Also where the fused kernel of the device would apply them."""
+    model = nn.Linear(3, 1)
+    optimizer: Optimizer = kind(model.parameters(), lr=0.1, fused=True)
+    leave_unfit_fused_path(optimizer, CPU)
+    assert ("can't skip an update" in capsys.readouterr().out) == (kind is IgnoresSkips)
+    accelerator: Any = SimpleNamespace(
+        device=CPU, scaler=None, unscale_gradients=lambda optimizer: None
+    )
+    guard = GradientGuard(accelerator, max_grad_norm=1.0)
+    before = model.weight.detach().clone()
+    for gradient, is_applied in ((torch.nan, False), (1.0, True)):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        guard.clip(model, optimizer)
+        optimizer.step()
+        assert torch.equal(model.weight, before) != is_applied
+
+
+@pytest.mark.parametrize(("saved", "present"), [(True, False), (False, True)])
+def test_resume_keeps_the_kernels_of_the_device(saved: bool, present: bool) -> None:
+    """A checkpoint says how its run stepped; the run that goes on may have another device."""
+
+    def stepped(is_fused: bool) -> Any:
+        parameter = nn.Parameter(torch.ones(3))
+        optimizer = AdamW([parameter], fused=is_fused)
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+        return optimizer
+
+    state = OptimizerState(stepped(saved)).state_dict()
+    optimizer = stepped(present)
+    OptimizerState(optimizer).load_state_dict(state)
+    assert optimizer.param_groups[0]["fused"] is present
+    assert state["param_groups"][0]["fused"] is saved  # what was read stays as it was
+    optimizer.step()
+
+
+# --- waiting and copies
+
+
+def test_device_without_streams_is_awaited_as_a_whole(module: SimpleNamespace) -> None:
+    """A stopwatch that waits for a stream would fail where there is none."""
+    waits: list[str] = []
+    module.synchronize = lambda: waits.append("device")
+    synchronize(OTHER)
+    assert waits == ["device"]
+
+
+def test_device_with_streams_is_awaited_by_its_stream(
+    module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is being copied on another stream is not waited for."""
+    waits: list[str] = []
+    module.synchronize = lambda: waits.append("device")
+    stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream)
+    devices.ANSWERS["has_streams", OTHER] = True
+    synchronize(OTHER)
+    assert waits == ["stream"]
+
+
+def test_one_stream_under_two_names_is_no_second_stream(
+    module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that hands out its only stream as a new one can't copy beside training."""
+
+    def stream(number: int) -> Any:
+        event = SimpleNamespace(synchronize=lambda: None)
+        answers = {
+            "wait_stream": lambda other: None,
+            "wait_event": lambda event: None,
+            "record_event": lambda: event,
+            "synchronize": lambda: None,
+        }
+        return SimpleNamespace(stream_id=number, **answers)
+
+    class On:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *error: object) -> None: ...
+
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(devices, "on_stream", lambda stream: On())
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream(0))
+    for number, expected in ((0, False), (1, True)):
+        devices.ANSWERS.clear()
+        monkeypatch.setattr(devices, "new_stream", lambda device, n=number: stream(n))
+        assert devices.has_streams(OTHER) is expected
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_copies_without_pinned_memory_are_waited_for(
+    is_pinned: bool, module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host may change pageable memory before a copy that nobody waited for has read it."""
+    copies: list[bool] = []
+
+    def to(values: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+        copies.append(non_blocking)
+        return values
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values)
+    devices.ANSWERS["has_pinned_memory", OTHER] = is_pinned
+    devices.to_device(torch.arange(3), OTHER)
+    assert copies == [is_pinned]
+
+
+# --- memory
+
+
+def test_memory_of_a_device_that_says_nothing_is_the_hosts(module: SimpleNamespace) -> None:
+    """And no figure claims to be the device's."""
+    assert memory.memory_used(OTHER).keys() == {"memory/host_rss_mib"}
+    assert memory.device_memory(OTHER) == memory.device_memory(CPU)
+    assert memory.memory_now(OTHER) > 2**20
+    with memory.MemoryTracker(OTHER) as tracker:
+        pass
+    assert tracker.peak_mib > 1
+
+
+def test_memory_of_a_device_without_peaks(module: SimpleNamespace) -> None:
+    """Apple's GPUs say what is in use now, which is not called a peak."""
+    module.current_allocated_memory = lambda: 3 * 2**20
+    module.driver_allocated_memory = lambda: 4 * 2**20
+    module.recommended_max_memory = lambda: 10 * 2**20
+    used = memory.memory_used(OTHER)
+    assert used.keys() == {"memory/allocated_mib", "memory/host_rss_mib"}
+    assert used["memory/allocated_mib"] == 3
+    assert memory.device_memory(OTHER) == 10 * 2**20
+    assert devices.memory_room(OTHER) == (6 * 2**20, 10 * 2**20)
+    with memory.MemoryTracker(OTHER) as tracker:
+        module.current_allocated_memory = lambda: 5 * 2**20
+    assert (tracker.peak_mib, tracker.delta_mib, tracker.kept_mib) == (5, 2, 2)
+
+
+def test_memory_of_a_device_with_peaks(
+    module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The functions of its module take the device."""
+    sizes = {"memory_allocated": 3, "max_memory_allocated": 5, "max_memory_reserved": 8}
+    for name, size in sizes.items():
+        setattr(module, name, lambda device, size=size: size * 2**20)
+    module.mem_get_info = lambda device: (7 * 2**20, 16 * 2**20)
+    resets: list[torch.device] = []
+    module.reset_peak_memory_stats = resets.append
+    monkeypatch.setattr(memory, "EARLIER", type(memory.EARLIER)(lambda: [(0, 0)]))
+    used = memory.memory_used(OTHER)
+    assert (used["memory/peak_allocated_mib"], used["memory/peak_reserved_mib"]) == (5, 8)
+    assert memory.device_memory(OTHER) == 16 * 2**20
+    with memory.MemoryTracker(OTHER) as tracker:
+        pass
+    assert resets == [OTHER]
+    assert (tracker.peak_mib, tracker.delta_mib) == (5, 2)
+
+
+# --- random numbers
+
+
+def with_generator(module: SimpleNamespace) -> Callable[[], list[int]]:
+    """Give a device's module a generator; return what reads its state."""
+    state = torch.arange(4, dtype=torch.uint8)
+    module.get_rng_state = lambda device: state.clone()
+    module.set_rng_state = lambda new_state, device: state.copy_(new_state)
+    module.manual_seed = lambda seed: state.fill_(seed % 256)
+    return state.tolist
+
+
+def test_generator_of_any_device_is_saved_and_restored(module: SimpleNamespace) -> None:
+    """Dropout on the device goes on where it was."""
+    read = with_generator(module)
+    random_state = RandomState(OTHER)
+    saved = random_state.state_dict()
+    seed_generators(OTHER, 7)
+    assert read() == [7] * 4
+    random_state.load_state_dict(saved)
+    assert read() == [0, 1, 2, 3]
+
+
+def test_generator_of_another_kind_of_device_is_left_alone(module: SimpleNamespace) -> None:
+    """Its state means nothing here, and a run from a CPU has none."""
+    read = with_generator(module)
+    random_state = RandomState(OTHER)
+    saved = random_state.state_dict()
+    saved["cuda"] = saved.pop("mps").fill_(9)
+    random_state.load_state_dict(saved)
+    assert read() == [0, 1, 2, 3]
+    on_cpu = RandomState(CPU).state_dict()
+    assert on_cpu.keys() == {"torch", "numpy", "python"}
