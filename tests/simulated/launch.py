@@ -28,7 +28,6 @@ def main() -> None:
     """Install the device and run the script, as if it had been called by itself."""
     words, report, script, *flags = sys.argv[1:]
     install(Variant.parse(words))
-    os.environ["ACCELERATE_TORCH_DEVICE"] = kernels.DEVICE
     if "LOCAL_RANK" in os.environ:
         from tests.simulated import collectives
 

@@ -22,11 +22,8 @@ def test_two_processes_make_the_updates_of_one(
         *("--dataset", odd_images, "--hidden-sizes", 64, 48, "--max-steps", 6, "--dropout", 0),
         *("--mixed-precision", "no", "--tracker", "none", "--log-every", 1),
     )
-    two = on_device(
-        *(runner, "mnist_mlp", *flags, "--batch-size", 8),
-        variant=variant,
-        launcher=launcher,
-    )
+    words = (*flags, "--batch-size", 8)
+    two = on_device(runner, "mnist_mlp", *words, variant=variant, launcher=launcher)
     assert two.config["environment"]["world_size"] == 2
     assert two.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
     one = runner.shared("mnist_mlp", *flags, "--batch-size", 16)
