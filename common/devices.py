@@ -241,6 +241,18 @@ def after_fused_steps(
     return float(parameter.detach()[0])
 
 
+@tried_once
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile's Inductor makes kernels for `device`."""
+    try:
+        from torch._inductor.codegen import common as codegen
+
+        codegen.init_backend_registration()
+        return codegen.get_scheduling_for_device(device.type) is not None
+    except (AttributeError, ImportError):
+        return True  # another version of torch, which says itself what it can't compile
+
+
 def has_compiled_graphs(device: torch.device) -> bool:
     """Whether torch.compile records a model's kernels on `device` to launch them as one graph.
 

@@ -55,6 +55,7 @@ class TrainingSums:
 
     def __init__(self, device: torch.device, accumulation: int) -> None:
         self.device = device
+        devices.has_float64(device)  # tried now, because the answer waits for the device
         self.last_update: deque[Value] = deque(maxlen=accumulation)
         self.held: list[dict[str, Value]] = []
         # By metric, of tensors: the sum of all elements, on the device, and their number.

@@ -10,7 +10,8 @@ from torch import nn
 
 from common.config import TrainingConfig
 from common.console import say
-from common.devices import default_device, has_compiled_graphs
+from common.devices import default_device, has_compiled_graphs, has_compiler, is_accelerator
+from common.errors import UserError
 from common.machine import world_size
 
 
@@ -20,7 +21,11 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     On CUDA with CUDA graphs: one launch for all of a small model's kernels (not tried: no GPU). Not
     under accumulation, which adds to gradients that the next micro-batch's graph writes over
     (https://github.com/pytorch/pytorch/issues/169545), and not under DDP, until that was tried.
+
+    Raises:
+        UserError: torch compiles nothing for the device.
     """
+    refuse_device_without_compiler()
     accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
     device_has_graphs = has_compiled_graphs(default_device())
     graphs = device_has_graphs and not accumulates and world_size() == 1
@@ -30,9 +35,20 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Compile layers that are alike once, for any length: PyTorch's regional compilation."""
+    """Compile layers that are alike once, for any length: PyTorch's regional compilation.
+
+    Raises:
+        UserError: torch compiles nothing for the device.
+    """
+    refuse_device_without_compiler()
     for layer in layers:
         layer.compile(dynamic=True)
+
+
+def refuse_device_without_compiler() -> None:
+    device = default_device()
+    if is_accelerator(device) and not has_compiler(device):
+        raise UserError(f"torch.compile makes no kernels for {device.type}: leave out --compile")
 
 
 def as_written(model: nn.Module) -> AbstractContextManager[None]:

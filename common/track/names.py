@@ -64,6 +64,7 @@ METRICS = {
     "perf/joules_per_sample": Metric("energy", "Energy", "J/sample", "min", ".3g"),
     PEAK: Metric("peak memory", "", "MiB", "min", ",.0f"),
     "memory/peak_allocated_mib": Metric("peak memory", "Memory", "MiB", "min", ",.0f"),
+    "memory/allocated_mib": Metric("memory in use", "Memory", "MiB", "min", ",.0f"),
     "memory/peak_reserved_mib": Metric("peak memory reserved", "Memory", "MiB", "min", ",.0f"),
     "memory/host_rss_mib": Metric("host memory", "Memory", "MiB", "min", ",.0f"),
     "gpu/utilization": Metric("GPU utilisation", "Energy", "", "max", ".1%"),

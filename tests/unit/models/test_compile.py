@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from common.config import TrainingConfig
-from common.models.compile import as_written, compile_model, is_compiled
+from common.errors import UserError
+from common.models import compile as compile_module
+from common.models.compile import as_written, compile_layers, compile_model, is_compiled
 from tests.cuda_stand_in import Cuda
 
 
@@ -76,3 +78,19 @@ def test_graphs_of_a_gpu_are_for_one_process(
     compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
     chosen.assert_called_once_with(dynamic=False, mode=mode)
     assert ("without CUDA graphs" in capsys.readouterr().out) == (mode is None)
+
+
+def test_device_that_nothing_is_compiled_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sentence, before the first batch; Inductor would raise in the middle of it."""
+    monkeypatch.setattr(compile_module, "default_device", lambda: torch.device("lazy"))
+    model = Small()
+    for compile_it in (
+        lambda: compile_model(model, TrainingConfig()),
+        lambda: compile_layers([model]),
+    ):
+        with pytest.raises(UserError, match="no kernels for lazy: leave out --compile"):
+            compile_it()
+    assert not is_compiled(model)
+    monkeypatch.setattr(compile_module, "default_device", lambda: torch.device("mps"))
+    compile_layers([model])
+    assert is_compiled(model)
