@@ -84,6 +84,7 @@ def uploads_read_late() -> None:
 
 
 def streams_are_apart() -> None:
+    assert devices.has_streams(DEVICE)
     source, copying = torch.ones(3), Stream()
     with copying:
         target = source.to(DEVICE, non_blocking=True)

@@ -237,6 +237,10 @@ def empty_strided(size: list[int], stride: list[int], *, dtype: Any = None, **_:
     return memory.on_device(torch.empty_strided(size, stride, dtype=dtype))
 
 
+def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    """Do nothing: memory is not used again while a late copy has a hold on it."""
+
+
 def resize_(tensor: torch.Tensor, size: list[int], *, memory_format: Any = None) -> torch.Tensor:
     """Change a tensor's shape; the values stay as far as they fit."""
     if tensor.shape != torch.Size(size):
@@ -295,6 +299,7 @@ def register(fused: str) -> None:
         "_copy_from": copy_from,
         "_copy_from_and_resize": copy_from_and_resize,
         "_has_compatible_shallow_copy_type": may_share_data,
+        "record_stream": record_stream,
         "resize_": resize_,
         "set_.source_Storage": set_storage,
         "set_.source_Storage_storage_offset": set_storage,
