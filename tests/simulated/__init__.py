@@ -11,7 +11,7 @@ What it is like, where it is unlike a CPU:
 - It has no float64: such a tensor is a `TypeError`, as on Apple's MPS.
 - Fused optimizers ignore `grad_scale` and `found_inf`, as on MPS, or do not exist.
 - Copies without a wait arrive late, and memory that changed or was freed meanwhile is an error
-  (`streams.py`). The host can't pin memory for it.
+  (`streams.py`). The host can't pin memory for it, but for a variant (`pinned.py`).
 - Operations refuse to mix its tensors with those of the host.
 - It has random numbers, streams and events of its own.
 - Its collectives refuse tensors of the host, as NCCL does (`collectives.py`).
@@ -22,8 +22,8 @@ installs it.
 
 What it does not carry, because torch takes it from C++ alone:
 
-- Pinned memory, `torch.Generator` objects and memory statistics of ``torch.accelerator``. Variants
-  have figures of memory in the device's module, as ``torch.cuda`` has.
+- `torch.Generator` objects, pinned memory and memory statistics of ``torch.accelerator``. Variants
+  have the latter two as functions of Python: where C++ code asks for them, they are missing.
 - Kernels that run late. All run at once, so a missing wait shows only where a copy is late.
 - Streams of torch's autograd and FSDP2: torch's C++ code sees the default stream alone.
 - Storages that change their size: what FSDP2 frees stays allocated.

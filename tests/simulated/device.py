@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.simulated import autocast, kernels, memory, streams
+from tests.simulated import autocast, kernels, memory, pinned, streams
 
 MEMORY = 2**30  # bytes that a device with memory figures says it has
 
@@ -24,6 +24,7 @@ class Variant:
     streams: bool = True
     memory_figures: bool = False
     float64: bool = False
+    pinned_memory: bool = False
 
     @classmethod
     def parse(cls, words: str) -> Variant:
@@ -47,6 +48,8 @@ def install(variant: Variant) -> ModuleType:
     autocast.register()
     install_in_accelerator(variant)
     keep_freed_storage()
+    if variant.pinned_memory:
+        pinned.install()
     return module
 
 

@@ -10,7 +10,7 @@ from tests.launch import REPOSITORY, Finished, Runner
 
 LAUNCH = REPOSITORY / "tests" / "simulated" / "launch.py"
 LIKE_APPLE = "fused=ignored,no-streams"  # no memory figures, no float64
-LIKE_CUDA = "fused=honoured,memory-figures,float64"  # but without pinned memory
+LIKE_CUDA = "fused=honoured,memory-figures,float64,pinned-memory"
 
 
 def script_of(recipe: str) -> Path:

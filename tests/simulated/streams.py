@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 
 from tests.simulated.memory import on_host
+from tests.simulated.pinned import is_pinned
 
 JUNK = 77  # each byte of memory that a late copy has not reached yet
 NUMBERS = itertools.count()  # of streams; the default one has 0
@@ -55,7 +56,8 @@ class Upload:
         self.is_done = True
         assert self.values is not None
         # Two references are this copy's own: that of `source` and that of `storage`.
-        if torch._C._storage_Use_Count(self.storage._cdata) <= 2:
+        is_freed = torch._C._storage_Use_Count(self.storage._cdata) <= 2
+        if is_freed and not is_pinned(self.source):  # pinned memory waits for the copy
             raise RaceError("the host freed memory that the device may not have copied yet")
         if bytes_of(self.source) != bytes_of(self.values):
             raise RaceError("the host changed memory that the device may not have copied yet")
