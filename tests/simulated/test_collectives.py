@@ -1,0 +1,31 @@
+"""Several processes, each with a simulated device, whose collectives refuse tensors of the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Launcher, Runner
+from tests.simulated.runs import LIKE_APPLE, on_device
+
+pytestmark = pytest.mark.slow
+
+
+# FSDP2 needs streams.
+@pytest.mark.parametrize(("launcher", "variant"), [("two", LIKE_APPLE), ("shards", "")])
+def test_two_processes_make_the_updates_of_one(
+    launcher: Launcher, variant: str, runner: Runner, odd_images: Path
+) -> None:
+    """With DDP and with FSDP2: each collective of the core is given tensors of the device."""
+    flags: tuple[object, ...] = (
+        *("--dataset", odd_images, "--hidden-sizes", 64, 48, "--max-steps", 6, "--dropout", 0),
+        *("--mixed-precision", "no", "--tracker", "none", "--log-every", 1),
+    )
+    words = (*flags, "--batch-size", 8)
+    two = on_device(runner, "mnist_mlp", *words, variant=variant, launcher=launcher)
+    assert two.config["environment"]["world_size"] == 2
+    assert two.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
+    one = runner.shared("mnist_mlp", *flags, "--batch-size", 16)
+    assert two.series("train/loss") == pytest.approx(one.series("train/loss"), rel=2e-3)
+    assert two.summary["test/loss"] == pytest.approx(one.summary["test/loss"], rel=2e-3)

@@ -1,0 +1,181 @@
+"""Recipes and tools on the simulated device, compared with themselves on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.jobs import Job, final_weights, learned, newest_step
+from tests.launch import Finished, Runner
+from tests.loss_scale import SCRIPT as IN_FP16
+from tests.loss_scale import WILD, assert_scale_follows_overflows
+from tests.simulated.runs import LAUNCH, LIKE_APPLE, LIKE_CUDA, on_device, script_of, waits
+
+Words = tuple[object, ...]
+IN_FP32 = ("--mixed-precision", "no")
+QUIET = ("--tracker", "none", "--log-every", 1)
+
+
+def small(recipe: str, odd_images: Path, odd_text: Path) -> Words:
+    """Return flags for a few updates of two micro-batches each, without dropout."""
+    data = odd_text if recipe == "bert" else odd_images
+    model = ("--hidden-sizes", 64, 48) if recipe == "mnist_mlp" else ()
+    rate = 0.01 if recipe == "resnet" else 1e-3
+    dropout = () if recipe == "resnet" else ("--dropout", 0)
+    updates = ("--max-steps", 3 if recipe == "resnet" else 8, "--learning-rate", rate)
+    batches = ("--batch-size", 8, "--gradient-accumulation-steps", 2)
+    return ("--dataset", data, *model, *dropout, *updates, *batches, *QUIET)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variant"),
+    [
+        ("mnist_mlp", LIKE_APPLE),
+        pytest.param("resnet", LIKE_APPLE, marks=pytest.mark.slow),
+        pytest.param("bert", LIKE_APPLE, marks=pytest.mark.slow),
+        pytest.param("mnist_mlp", LIKE_CUDA, marks=pytest.mark.slow),
+        pytest.param("mnist_mlp", "fused=none", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recipe_learns_what_it_learns_on_the_cpu(
+    recipe: str, variant: str, runner: Runner, odd_images: Path, odd_text: Path
+) -> None:
+    """Its losses, its accuracy and its weights differ by rounding alone."""
+    flags = (*small(recipe, odd_images, odd_text), *IN_FP32)
+    run = on_device(runner, recipe, *flags, variant=variant)
+    on_cpu = runner.shared(recipe, *flags)
+    assert on_cpu.config["environment"]["device_type"] == "cpu"
+    assert run.config["environment"]["device"] == "Simulated accelerator"
+    assert_alike(run, on_cpu)
+
+
+def assert_alike(run: Finished, other: Finished) -> None:
+    """Check that two runs are the same but for rounding."""
+    for name in ("train/loss", "train/grad_norm", "train/learning_rate", "val/loss"):
+        assert run.series(name) == pytest.approx(other.series(name), rel=2e-3, abs=1e-6), name
+    for name in ("test/accuracy", "test/loss"):
+        assert run.summary[name] == pytest.approx(other.summary[name], rel=0.01), name
+    expected = other.weights()
+    for name, values in run.weights().items():
+        torch.testing.assert_close(values, expected[name], rtol=0.02, atol=2e-3, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["mnist_mlp", "bert"])
+def test_killed_and_resumed_it_ends_bit_equal(
+    recipe: str, runner: Runner, odd_images: Path, odd_text: Path, tmp_path: Path
+) -> None:
+    """With dropout, whose numbers are those of the device's own generator; in fp16."""
+    flags = (*small(recipe, odd_images, odd_text), "--dropout", 0.3, "--checkpoint-every", 1)
+    flags = (*flags, "--mixed-precision", "fp16")
+    whole = on_device(runner, recipe, *flags, variant=LIKE_APPLE)
+    directory = tmp_path / "run"
+    words = (LIKE_APPLE, "-", script_of(recipe), *flags, "--output-dir", directory)
+    job = Job(runner, LAUNCH, *words, "--resume", "auto", directory=directory)
+    job.wait_for_step(3)
+    job.kill()
+    assert 0 < newest_step(directory) < 8, "the kill came too late"
+    job = Job(runner, LAUNCH, *words, "--resume", "auto", directory=directory)
+    assert job.end(240) == 0, job.said()
+    assert "resuming" in job.said()
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+
+
+def in_fp16(runner: Runner, variant: str, scale: tuple[int, int], *flags: object) -> Finished:
+    """Train an MLP in fp16 from a loss scale."""
+    words = (*scale, script_of("mnist_mlp"), *flags, "--mixed-precision", "fp16")
+    return on_device(runner, IN_FP16, *words, variant=variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [LIKE_APPLE, LIKE_CUDA])
+def test_overflows_skip_updates_and_halve_the_scale(
+    variant: str, runner: Runner, odd_images: Path
+) -> None:
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--max-steps", 12)
+    run = in_fp16(runner, variant, WILD, *flags)
+    assert run.config["environment"]["mixed_precision"] == "fp16"
+    assert_scale_follows_overflows(run)
+
+
+@pytest.mark.slow
+def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> None:
+    """Under a scale that always overflows, the weights end as they began."""
+    flags = small("mnist_mlp", odd_images, odd_images)
+    weights = [
+        in_fp16(runner, LIKE_APPLE, (2**110, 10**6), *flags, "--max-steps", steps).weights()
+        for steps in (1, 4)
+    ]
+    assert all(values.equal(weights[1][name]) for name, values in weights[0].items())
+
+
+@pytest.mark.slow
+def test_clipping_clips(runner: Runner, odd_images: Path) -> None:
+    """SGD's update is in proportion to the clipped gradients, which fp16's scale is out of."""
+    flags = (*small("resnet", odd_images, odd_images), *("--weight-decay", 0, "--max-steps", 1))
+
+    def trained(*others: object) -> Finished:
+        words = (64, 1000, script_of("resnet"), *flags, "--mixed-precision", "fp16", *others)
+        return on_device(runner, IN_FP16, *words, variant=LIKE_APPLE)
+
+    clipped = trained("--max-grad-norm", 1e-3).weights()
+    whole = trained("--max-grad-norm", 0)
+    unchanged = trained("--max-grad-norm", 0, "--learning-rate", 1e-30).weights()
+
+    def length(weights: dict[str, torch.Tensor]) -> float:
+        changes = [
+            (weights[name] - values).flatten()
+            for name, values in unchanged.items()
+            if values.is_floating_point() and "running" not in name
+        ]
+        return float(torch.cat(changes).norm())
+
+    norm = whole.series("train/grad_norm")[1]
+    assert length(clipped) / length(whole.weights()) == pytest.approx(1e-3 / norm, rel=0.05)
+
+
+@pytest.mark.slow
+def test_evaluation_and_prediction_of_an_exported_model(
+    runner: Runner, odd_images: Path, tmp_path: Path
+) -> None:
+    """The tools give the figures and the labels that they give on the CPU."""
+    flags = (*small("mnist_mlp", odd_images, odd_images), *IN_FP32)
+    run = on_device(runner, "mnist_mlp", *flags, variant=LIKE_APPLE)
+    again = ("--evaluate-only", "--init-from", run.directory, "--tracker", "none", *IN_FP32)
+    figures = on_device(runner, "mnist_mlp", *again, variant=LIKE_APPLE).summary
+    assert figures["test/loss"] == pytest.approx(run.summary["test/loss"], rel=1e-5)
+    assert figures["test/accuracy"] == run.summary["test/accuracy"]
+    rows = []
+    for device in ("simulated", "cpu"):
+        words = ("common.predict", run.directory, picture(tmp_path), "--device", device)
+        predicted = runner.run(LAUNCH, LIKE_APPLE, "-", *words, output_directory=False)
+        rows.append(json.loads(predicted.output))
+    assert rows[0]["label"] == rows[1]["label"]
+
+
+def picture(folder: Path) -> Path:
+    """Write an image."""
+    from PIL import Image
+
+    path = folder / "picture.png"
+    Image.effect_noise((8, 8), 60).save(path)
+    return path
+
+
+@pytest.mark.slow
+def test_training_waits_for_the_device_at_log_lines_alone(
+    runner: Runner, odd_images: Path, tmp_path: Path
+) -> None:
+    """More updates between log lines make no more waits, but for uploads of batches, which this counts apart."""
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--log-every", 1000, "--batch-size", 1)
+    counts = []
+    for steps in (10, 60):  # of one epoch
+        report = tmp_path / f"{steps}.json"
+        words = (*flags, "--max-steps", steps)
+        on_device(runner, "mnist_mlp", *words, variant=LIKE_CUDA, report=report)
+        counts.append({name: n for name, n in waits(report).items() if name != "upload"})
+    assert counts[0] == counts[1]
