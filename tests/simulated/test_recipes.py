@@ -170,7 +170,7 @@ def picture(folder: Path) -> Path:
 def test_training_waits_for_the_device_at_log_lines_alone(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """More updates between log lines make no more waits, but for uploads of batches, which this counts apart."""
+    """More updates between log lines add no waits; uploads of batches are counted apart."""
     flags = (*small("mnist_mlp", odd_images, odd_images), "--log-every", 1000, "--batch-size", 1)
     counts = []
     for steps in (10, 60):  # of one epoch
