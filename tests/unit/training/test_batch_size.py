@@ -46,7 +46,12 @@ def fit(
         loader: Any = SimpleNamespace(
             device=CPU, samples=range(500), cut_into=lambda *size: cut.append(size)
         )
-        accelerator: Any = SimpleNamespace(gather=gather, gradient_accumulation_steps=accumulation)
+        accelerator: Any = SimpleNamespace(
+            device=torch.device("cpu"),
+            num_processes=2,
+            gather=gather,
+            gradient_accumulation_steps=accumulation,
+        )
         fit_batch_size(try_size, {"train": loader}, config, accelerator)
         size = config.batch_size, config.gradient_accumulation_steps
         assert cut == ([] if size == (asked, accumulation) else [size])
