@@ -35,6 +35,7 @@ from common.errors import UserError
 from common.files import signed
 from common.objective import Objective
 from common.recipe import load_recipe
+from common.records import RunConfig
 from common.tools.compare.command import main as compare
 from common.tools.tune.space import parse_space
 from common.track.log import Log
@@ -289,7 +290,9 @@ def go_on(training: Training) -> None:
         named = asked.name if asked.name.startswith("step-") else None
         restore_newest(checkpoints, named, training.parts, identity_at(0))
         log = Log(single, directory.path, Objective("accuracy", "max"))
-        log.start(config, SHOWN, lambda: {STEP: training.progress.values["global_step"]})
+        log.start(
+            config, RunConfig(**SHOWN), lambda: {STEP: training.progress.values["global_step"]}
+        )
         log.finish({})
     finally:
         directory.release()

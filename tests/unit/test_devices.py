@@ -33,7 +33,7 @@ NAMES_CUDA = {
     "common/measure/peak.py": "NVML finds a GPU by its uuid",
     "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
     "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",
-    "common/predict/__main__.py": "an example in --help",
+    "common/tools/predict/command.py": "an example in --help",
     "common/profile/phases.py": "NVTX",
     "common/profile/profiler.py": "the history of allocations",
     "common/training/accelerator.py": "the precision that `auto` takes, by what is known of kinds",

@@ -223,8 +223,8 @@ def write_words(folder: Path) -> Callable[[], Any]:
 POINTS: tuple[tuple[Any, str], ...] = (
     *((module, "write_array") for module in (decoding, tokens)),
     *((cache, name) for name in ("receipt_of", "write_json")),
-    (files, "sync"),
-    *((Path, name) for name in ("mkdir", "rename", "write_text")),
+    *((files, name) for name in ("sync", "rename_path")),
+    *((Path, name) for name in ("mkdir", "write_text")),
 )
 
 
