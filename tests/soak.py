@@ -155,12 +155,15 @@ class Soak:
 
     def send(self, job: Job, name: str) -> None:
         """Send a signal: to all processes, to the launcher, or to one rank, which then freezes."""
+        workers = job.workers()
+        if not workers:  # all ranks have just ended
+            return
         if name == "SIGKILL":
             job.kill()
         elif name == "one rank killed":
-            self.chance.choice(job.workers()).kill()
+            self.chance.choice(workers).kill()
         elif name == "SIGSTOP":
-            self.chance.choice(job.workers()).send_signal(signal.SIGSTOP)
+            self.chance.choice(workers).send_signal(signal.SIGSTOP)
             time.sleep(0.5)
             job.kill()
         else:
