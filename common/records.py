@@ -161,8 +161,19 @@ class Receipt(Record):
     sha256: str
 
 
+class RankReceipt(Record):
+    """`receipt-0.json` and so on in an unfinished checkpoint: the files that one rank wrote."""
+
+    files: dict[str, Receipt]  # in the checkpoint's folder
+    once: dict[str, Receipt]  # beside the checkpoints
+    state: dict[str, JsonValue]  # the rank's own parts by name, without their tensors
+
+
 class Manifest(Record):
-    """`manifest.json` of a checkpoint."""
+    """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
+
+    A resume checks the digest on the JSON in the file, and parses it afterwards.
+    """
 
     global_step: int | None = None
     parts: dict[str, JsonValue]  # the shared parts by name, without their tensors

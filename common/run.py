@@ -637,17 +637,17 @@ class Run:
             whole, or where the number of processes has changed.
         """
         last_name = resume_path.name if resume_path.name.startswith("step-") else None
-        manifest = restore_newest(
+        restored = restore_newest(
             self.checkpoints, last_name, self.parts, self.identity(), saved_objective
         )
-        if manifest is None:
+        if restored is None:
             return None
         self.agreement.note_checkpoint()
-        if manifest["lost_best"]:
+        if restored.has_lost_best:
             no_best = Best(self.objective, self.best.is_kept)
             self.best.load_state_dict(no_best.state_dict())
         self.best.insist_on(self.checkpoints.once, self.directory.path)
-        world_size_before = len(manifest["ranks"])
+        world_size_before = len(restored.manifest.ranks)
         world_size = self.accelerator.num_processes
         if world_size_before != world_size:
             say(

@@ -13,15 +13,13 @@ from safetensors import safe_open
 from common.errors import UserError
 from common.files import plain, reading, receipt_of
 from common.platforms import sync
+from common.records import Receipt
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Write a file of tensors, and wait until it is on the disk.
-
-    Returns:
-        The file's receipt: its ``size`` in bytes and its ``sha256``.
+) -> Receipt:
+    """Write a file of tensors, wait until it is on the disk, and return its size and SHA-256.
 
     Raises:
         OSError, SafetensorError: the file can't be written.
@@ -33,7 +31,7 @@ def write_tensors(
     with suppress(OSError):
         path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
-    return receipt_of(path)
+    return Receipt(**receipt_of(path))
 
 
 def write_in_turn(
