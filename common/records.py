@@ -1,8 +1,9 @@
 """Records: the typed contents of the JSON files in a run's directory.
 
-The core constructs them, and a resume and the tools parse them with `read_record`. Nothing else
-knows the name of a key. Fields with a default may be missing, as in runs of older versions.
-Unknown keys are kept, so a file of a newer version loses nothing when it is written again.
+A training process constructs them; a resume and the tools parse them with `read_record`. No other
+module knows the names of the keys. Fields with a default may be missing, because older versions did
+not write them. Unknown keys are kept, so a file of a newer version loses nothing when it is written
+again.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class DataFacts(Record):
     """The data set that a run read; part of `config.json`."""
 
     name: str
-    reason: str = ""  # why this data set was taken
+    reason: str = ""  # why this data set was chosen
     sizes: dict[str, int] = Field(default_factory=dict)  # samples by split
     classes: int | None = None
     fingerprint: str | None = None
@@ -81,9 +82,9 @@ class PlanFacts(Record):
 
 
 class MemoryPlanFacts(Record):
-    """The memory that a run was expected to take, in MiB; part of `config.json`.
+    """The memory that a run was expected to need, in MiB; part of `config.json`.
 
-    A part that is unknown is None.
+    A part of unknown size is None.
     """
 
     total_mib: float
@@ -97,7 +98,7 @@ class MemoryPlanFacts(Record):
 
 
 class PeakRate(Record):
-    """The arithmetic that one device can do, which `perf/mfu` is a share of."""
+    """The most TFLOP/s that one device can do. `perf/mfu` is a share of it."""
 
     tflops: float | None = None
     source: str | None = None
@@ -119,7 +120,7 @@ class Source(Record):
 
 
 class RunConfig(Record):
-    """`config.json`: what a run is, and everything that its figures depend on."""
+    """`config.json`: a run's flags, data, model and environment, on which its figures depend."""
 
     recipe: str
     objective: str  # such as "accuracy:max"
@@ -155,7 +156,7 @@ class Status(Record):
 
 
 class Receipt(Record):
-    """The size in bytes and the SHA-256 of a file of a checkpoint."""
+    """The size in bytes and the SHA-256 of a file, by which a resume notices damage."""
 
     size: int
     sha256: str
@@ -198,7 +199,11 @@ MOST_CHARACTERS = 60  # of a wrong value that a sentence repeats
 
 
 def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
-    """Return the record in a file; a `UserError` if it is missing or not what a run wrote."""
+    """Return the record in a JSON file.
+
+    Raises:
+        UserError: the file is missing, or its contents do not have the record's structure.
+    """
     record = read_record_if_there(path, record_class)
     if record is None:
         raise UserError(f"{path} does not exist")
@@ -232,7 +237,7 @@ def parse_record(
 
 
 def sentence_of(error: ErrorDetails) -> str:
-    """Return the part of a sentence that tells one of pydantic's errors."""
+    """Return one of pydantic's errors in words, as the middle of a sentence."""
     place = ".".join(str(name) for name in error["loc"])
     if error["type"] == "missing":
         return f"{place} is missing"

@@ -34,11 +34,11 @@ from common.errors import (
 )
 from common.flag_uses import find_flag_uses
 from common.flags import mark_read, record_reads, refuse_flag, role_of, spelled, unread_flags
+from common.measure.across_ranks import gather_from_ranks
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan, MemoryRows
 from common.measure.meters import Meters
-from common.measure.sums import gather_from_ranks
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler

@@ -8,7 +8,8 @@ from accelerate import Accelerator
 
 from common.devices import has_float64
 from common.errors import UserError
-from common.measure.sums import Evaluation, Metrics, Sums
+from common.measure.sums import Evaluation, Sums
+from common.measure.values import Metrics
 
 
 class Classified(Evaluation):

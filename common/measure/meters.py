@@ -27,8 +27,9 @@ from common.measure.flops import (
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
-from common.measure.sums import Metrics, TrainingSums
 from common.measure.totals import gathered
+from common.measure.training_sums import TrainingSums
+from common.measure.values import Metrics
 from common.platforms import load_average
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
