@@ -12,8 +12,8 @@ import torch
 from common.devices import device_name, is_accelerator
 from common.measure.stopwatch import synchronize
 
-# TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32 if
-# the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers. The
+# TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
+# if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers. The
 # first name that occurs in the device's name as whole words counts.
 PEAK_TFLOPS = {
     "GB200": (2500.0, 1250.0, 80.0),
@@ -154,7 +154,10 @@ class PowerMeter:
             self.sample()
 
     def utilization(self) -> float:
-        """Return the mean utilisation since the last call, from 0 to 1; the latest if no samples."""
+        """Return the mean utilisation since the last call, from 0 to 1.
+
+        Without samples since then, it is the latest value that the driver reports.
+        """
         self.sample()
         samples = self.samples
         if samples:
