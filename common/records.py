@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 from pydantic_core import ErrorDetails
@@ -20,6 +20,9 @@ from common.files import json_safe, read_json_if_there
 
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
+# JSON by the part's name. It is not validated: pydantic refuses JSON that is nested more than 255
+# levels deep, and a checkpoint must never be lost for that.
+PartStates = dict[str, Any]
 
 
 class Record(BaseModel):
@@ -167,7 +170,7 @@ class RankReceipt(Record):
 
     files: dict[str, Receipt]  # in the checkpoint's folder
     once: dict[str, Receipt]  # beside the checkpoints
-    state: dict[str, JsonValue]  # the rank's own parts by name, without their tensors
+    state: PartStates  # the rank's own parts by name, without their tensors
 
 
 class Manifest(Record):
@@ -177,8 +180,8 @@ class Manifest(Record):
     """
 
     global_step: int | None = None
-    parts: dict[str, JsonValue]  # the shared parts by name, without their tensors
-    ranks: list[dict[str, JsonValue]] = Field(min_length=1)  # each rank's own parts
+    parts: PartStates  # the shared parts by name, without their tensors
+    ranks: list[PartStates] = Field(min_length=1)  # each rank's own parts
     files: dict[str, Receipt]
     run_id: str | None = None
     recipe: str | None = None

@@ -311,7 +311,8 @@ def insist_on_same_run(
 
     See `restore_newest` for the arguments.
     """
-    saved_facts = manifest.to_json()  # only the entries that the file has
+    # Only the entries that the file has, and without the large ones that are not compared.
+    saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
     if saved_objective is not None:
         saved_facts.setdefault("objective", saved_objective)
     insist_on_facts(path, saved_facts, present)
