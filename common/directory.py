@@ -1,4 +1,4 @@
-"""A run's directory: made, locked for one job, and holding `status.json` and what a run writes."""
+"""A run's directory: creates it, locks it for one job, and writes `status.json` and JSON files."""
 
 import contextlib
 import functools
@@ -28,21 +28,25 @@ from common.identity import signed_config
 from common.machine import is_main_rank, rank, several_machines
 from common.records import Status, read_record
 
-LOCK, STATUS, CONFIG = ".lock", "status.json", "config.json"
-INITIAL = "initial"  # a copy of what `--init-from` named, for a resume to need nothing else
-WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a model folder
-WEIGHTS_DIGEST = "weights_sha256"  # in FACTS: the SHA-256 of WEIGHTS
-# Seconds to wait for another job to leave: as long as one may take to save after a signal.
+LOCK = ".lock"
+STATUS = "status.json"
+CONFIG = "config.json"
+INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no others
+# The files in a model's folder: its weights, and how to build and use the model.
+WEIGHTS = "model.safetensors"
+FACTS = "model.json"
+WEIGHTS_DIGEST = "weights_sha256"  # the entry of FACTS with the SHA-256 of WEIGHTS
+# Seconds to wait until another job ends: it may take as long to save a checkpoint after a signal.
 PATIENCE = 60.0
-MOST_LOSSES = 10  # of processes, whose updates `status.json` remembers
+MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
 
 
 class Taken(NamedTuple):
-    """What rank 0 settled when it took a run's directory."""
+    """What rank 0 tells the other ranks after it has taken a run's directory."""
 
     path: Path
-    run_id: str  # random, of this run and of nothing else
-    mark: Path  # a file that all machines must see
+    run_id: str  # random, and unique to this run
+    mark: Path  # a file that rank 0 made, and that all machines must see
     is_finished: bool  # there is nothing to resume
 
 
@@ -51,50 +55,41 @@ class RunDirectory:
 
     def __init__(
         self,
-        asked: str | None,
+        output_dir: str | None,
         recipe: str,
         resume: bool,
         patience: float = PATIENCE,
         is_finished: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create the directory: `asked`, or one named by recipe and time, chosen by rank 0.
+        """Create the directory and lock it for this job; called on all ranks.
 
         Args:
-            is_finished: asked by rank 0 on a resume, once no other job can write here. It raises a
+            output_dir: the directory that the user named; None takes one under `runs/`, named by
+                recipe and time.
+            patience: the seconds to wait until another job leaves the directory, and until this
+                machine sees it. It must be shorter than the time after which the other ranks give
+                up waiting for rank 0.
+            is_finished: rank 0 calls it on a resume, once no other job can write here. It raises a
                 `UserError` if the run is not the one that the command line was read for.
 
         Raises:
-            UserError: on all ranks. The directory can't be made, holds another run, or is in use
-                by a job for longer than `patience`, in seconds, in which the other ranks must not
-                lose theirs; or a machine does not see it, whose parts of the checkpoints would be
-                lost.
-            SystemExit: with status 0, on all ranks, when the run is finished.
+            UserError: on all ranks. The directory can't be made, contains another run, or another
+                job keeps using it; or a machine does not see it, so that its part of the
+                checkpoints would be lost.
+            SystemExit: with status 0, on all ranks, if the run is finished.
         """
-        self.named_by_clock = asked is None
+        self.named_by_clock = output_dir is None
         self.lock = contextlib.ExitStack()
-        self.has_config = False  # whether this process has written it
-        self.seen_at = -math.inf  # clock of the last look at whose directory it is
+        self.has_config = False  # whether this process has written `config.json`
+        self.seen_at = -math.inf  # clock time of the last check that the directory is this run's
 
         def take() -> Taken:
-            self.path = make_directory(asked, recipe, resume)
-            self.lock.enter_context(locked(self.path / LOCK, min(patience, PATIENCE)))
-            # Another job may have used the directory while this one waited for the lock.
-            if not resume:
-                refuse_to_write_over(self.path)
-            elif is_finished():
-                return Taken(self.path, "", self.path, True)
-            self.run_id = (saved_run_id(self.path) if resume else None) or secrets.token_hex(8)
-            # At once: what an earlier attempt ended by says nothing of this one.
-            self.write_status("running", None if resume else 0)
-            # A new name: a folder that each machine has to itself may hold any other.
-            mark = self.path / f".seen-{secrets.token_hex(4)}"
-            if several_machines():
-                mark.touch()
-            return Taken(self.path, self.run_id, mark, False)
+            return self.take(output_dir, recipe, resume, min(patience, PATIENCE), is_finished)
 
         try:
             taken = ask_rank_zero(take)
-            self.path, self.run_id = taken.path, taken.run_id
+            self.path = taken.path
+            self.run_id = taken.run_id
             if several_machines() and not taken.is_finished:
                 insist_on_sight(taken.mark, min(patience, PATIENCE))
         except UserError:
@@ -109,10 +104,39 @@ class RunDirectory:
             time.sleep(LETTING_GO)
             raise SystemExit(0)
 
+    def take(
+        self,
+        output_dir: str | None,
+        recipe: str,
+        resume: bool,
+        patience: float,
+        is_finished: Callable[[], bool],
+    ) -> Taken:
+        """Create and lock the directory on rank 0; see `__init__` for arguments and errors."""
+        self.path = make_directory(output_dir, recipe, resume)
+        self.lock.enter_context(locked(self.path / LOCK, patience))
+        # Another job may have used the directory while this one waited for the lock.
+        if not resume:
+            refuse_to_write_over(self.path)
+        elif is_finished():
+            return Taken(self.path, "", self.path, True)
+        earlier_run_id = saved_run_id(self.path) if resume else None
+        self.run_id = earlier_run_id or secrets.token_hex(8)
+        # Replace the status of an earlier attempt at once: it says nothing about this one.
+        self.write_status("running", None if resume else 0)
+        # The name is new, because a machine with a folder of its own may have any older file.
+        mark = self.path / f".seen-{secrets.token_hex(4)}"
+        if several_machines():
+            mark.touch()
+        return Taken(self.path, self.run_id, mark, False)
+
     def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file on rank 0; a `UserError` if the run's files are gone.
+        """Write a JSON file of the run, on rank 0.
 
         `config.json` also gets a digest of its contents, by which a resume notices an edit.
+
+        Raises:
+            UserError: on any rank, if the directory no longer belongs to this run.
         """
         self.insist_on_own()
         if is_main_rank():
@@ -120,36 +144,46 @@ class RunDirectory:
         self.has_config = self.has_config or name == CONFIG
 
     def insist_on_own(self, max_age: float = 0.0) -> None:
-        """Raise a `UserError` if the directory was removed, or holds another run by now.
+        """Raise a `UserError` if the directory was removed, or now contains another run.
 
-        Whatever is written then would make a folder that looks like a run and is none, or would
-        damage the other run.
+        Files that this job wrote then would look like a run without being one, or would damage the
+        other run.
 
         Args:
-            max_age: the seconds for which an earlier look is enough.
+            max_age: an earlier check that is not older than this, in seconds, is enough.
         """
         if not self.has_config or time.monotonic() - self.seen_at < max_age:
             return
         self.seen_at = time.monotonic()
         if is_main_rank():
             is_own = read_run_id(self.path / CONFIG) == self.run_id
-        else:  # on a shared file system what another machine wrote may be seen later
+        else:  # files that another machine wrote to a shared file system may appear later
             is_own = self.path.is_dir()
         if not is_own:
-            what = f"{self.path} {REPLACED}"
-            raise UserError(f"{what}: start the run again, and leave its directory in place")
+            advice = "start the run again, and leave its directory in place"
+            raise UserError(f"{self.path} {REPLACED}: {advice}")
 
     def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:
-        """Say on rank 0 how the run stands; ``resumable`` is false where it would end so again."""
+        """Write the run's status to `status.json`, on rank 0; see `Status` for its values.
+
+        Only a running or preempted run is marked as resumable: others would end in the same way.
+        """
         if is_main_rank():
             outcome = Outcome(status, status in ("running", "preempted"), reason)
             write_outcome(self.path, outcome, global_step, run_id=self.run_id)
 
     def write_failure(self, outcome: Outcome, global_step: int, is_loss: bool = False) -> bool:
-        """Say in `status.json` why the run failed; return whether this rank was the first to.
+        """Write to `status.json` why the run failed, unless another rank has done so.
 
-        The first loss of a process at an update may be an accident, which a restart mends. After
-        a second one at the same update the run is not resumable, or it would be restarted forever.
+        The first loss of a process at an update may be an accident, and a restart may succeed.
+        After a second loss at the same update the run is not resumable, or a supervisor would
+        restart it forever.
+
+        Args:
+            is_loss: whether a process was lost, as when the system killed it.
+
+        Returns:
+            Whether this rank was the first to fail.
         """
         earlier = read_status(self.path)
         if earlier.status == "failed":
@@ -160,43 +194,54 @@ class RunDirectory:
                 again = LOST_AGAIN.format(step=global_step)
                 outcome = outcome._replace(resumable=False, reason=f"{outcome.reason}; {again}")
             steps_of_losses = [*steps_of_losses, global_step][-MOST_LOSSES:]
-        with contextlib.suppress(UserError):  # where the disk is full, it is printed all the same
+        with contextlib.suppress(UserError):  # the disk may be full; the reason is printed anyway
             write_outcome(self.path, outcome, global_step, steps_of_losses=steps_of_losses)
         return True
 
     def remove_if_unused(self) -> None:
-        """Remove a directory that was named by the clock, if the run ended before it began."""
+        """Remove a directory that the user did not name, if training never began in it."""
         names = {path.name for path in self.path.glob("*")}
         if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
-            self.release()  # Windows removes no file that is open
+            self.release()  # Windows can't remove an open file
             shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
+        """Unlock the directory, so that another job can use it."""
         self.lock.close()
 
 
 def insist_on_sight(mark: Path, patience: float) -> None:
-    """Raise a `UserError` on all ranks if one does not see a file that rank 0 has made."""
+    """Raise a `UserError` on all ranks if one does not see a file that rank 0 has made.
+
+    Args:
+        patience: the seconds to wait for the file.
+    """
     from accelerate.utils import gather_object
 
-    deadline = time.monotonic() + patience  # NFS may remember that the folder was not there
+    deadline = time.monotonic() + patience  # NFS caches for some time that a folder is missing
     while not mark.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    blind = gather_object([] if mark.exists() else [f"rank {rank()} on {platform.node()}"])
+    own_name = [] if mark.exists() else [f"rank {rank()} on {platform.node()}"]
+    blind_ranks = gather_object(own_name)
     if is_main_rank():
         mark.unlink(missing_ok=True)
-    if blind:
+    if blind_ranks:
+        names = f"{', '.join(blind_ranks):.200}"
         raise UserError(
             f"{mark.parent.absolute()} is not on a file system that all machines share: "
-            f"{', '.join(blind):.200} can't see what rank 0 writes there, and what it saves of a "
+            f"{names} can't see what rank 0 writes there, and what it saves of a "
             "checkpoint would be lost: name another --output-dir"
         )
 
 
-def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
-    """Make a run's directory; where none is asked for, one under `runs/` that no other run has."""
-    if asked is not None:
-        path = Path(asked)
+def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
+    """Make a run's directory and return it: the one named, or a new one under `runs/`.
+
+    Raises:
+        UserError: it can't be made, or it contains a run and this is no resume.
+    """
+    if output_dir is not None:
+        path = Path(output_dir)
         if not resume:
             refuse_to_write_over(path)
         with writing(f"--output-dir {path}"):
@@ -215,28 +260,31 @@ def make_directory(asked: str | None, recipe: str, resume: bool) -> Path:
 
 
 def refuse_to_write_over(path: Path) -> None:
-    """Raise a `UserError` if a directory holds a run, or what is left of one."""
+    """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
         advice = "name another, or go on with it by --resume auto"
         raise UserError(f"--output-dir {path} holds a run, which is kept: {advice}")
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
-        what = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
-        raise UserError(f"{what}: put that file back and add --resume auto, or name another folder")
+        mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
+        advice = "put that file back and add --resume auto, or name another folder"
+        raise UserError(f"{mistake}: {advice}")
 
 
 def saved_run_id(path: Path) -> str | None:
-    """Return the identity of the run in a directory; None of a run of an older version.
+    """Return the id of the run in a directory; None for a run of an older version without ids.
 
-    It is in `config.json`. Where that file lacks it, `status.json` and the newest checkpoint may
-    still have it.
+    The id is in `config.json`. If that file lacks it, `status.json` or a checkpoint may have it.
     """
     manifests = sorted(path.glob("checkpoints/step-*/manifest.json"), reverse=True)
-    found = map(read_run_id, (path / CONFIG, path / STATUS, *manifests))
-    return next((run_id for run_id in found if run_id is not None), None)
+    for file in (path / CONFIG, path / STATUS, *manifests):
+        run_id = read_run_id(file)
+        if run_id is not None:
+            return run_id
+    return None
 
 
 def read_run_id(file: Path) -> str | None:
-    """Return the identity that a JSON file of a run names, if it can be read and names one."""
+    """Return the run's id in a JSON file; None if the file has none or can't be read."""
     with contextlib.suppress(UserError):
         run_id = (read_json_if_there(file) or {}).get("run_id")
         return run_id if isinstance(run_id, str) and run_id else None
@@ -258,9 +306,10 @@ def write_outcome(
     run_id: str | None = None,
     steps_of_losses: list[int] | None = None,
 ) -> None:
-    """Write `status.json`; a value that is None stays as an earlier attempt wrote it.
+    """Write `status.json`.
 
-    The updates at which earlier attempts lost a process stay until the run is finished.
+    A value that is None is taken from the earlier `status.json`. The updates at which earlier
+    attempts lost a process are kept until the run is finished.
     """
     earlier = read_status(path)
     if global_step is None:
@@ -276,9 +325,14 @@ def write_outcome(
 
 
 def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
-    """Return the folder of the model in a run, or of the model itself, which a flag names.
+    """Return the folder of a finished model.
 
-    A `UserError` says that there is none, or that its weights are not those that were written.
+    Args:
+        path: a run, or the model's folder itself.
+        flag: the flag that names it, for a message, with a space or "=" behind it.
+
+    Raises:
+        UserError: there is no finished model, or its weights have changed since they were written.
     """
     for folder in (Path(path, "model"), Path(path)):
         if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
@@ -289,16 +343,20 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
 
 
 def insist_on_written_weights(folder: Path) -> None:
-    """Raise a `UserError` if the weights have another digest than the one beside them, if any."""
-    path, expected = folder / WEIGHTS, read_json(folder / FACTS).get(WEIGHTS_DIGEST)
-    if expected is not None and digest_of_file(path) != expected:
-        what = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
+    """Raise a `UserError` if a model's weights do not have the digest in its `model.json`.
+
+    A `model.json` without a digest, as older versions wrote, is accepted.
+    """
+    path = folder / WEIGHTS
+    expected_digest = read_json(folder / FACTS).get(WEIGHTS_DIGEST)
+    if expected_digest is not None and digest_of_file(path) != expected_digest:
+        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
         advice = f"take a whole copy, or remove {WEIGHTS_DIGEST} there if you changed the weights"
-        raise UserError(f"{what}: {advice}")
+        raise UserError(f"{mistake}: {advice}")
 
 
 def digest_of_file(path: Path) -> str:
-    """Return a file's SHA-256; one that has not changed since is not read again."""
+    """Return a file's SHA-256; a file that has not changed since the last call is not read."""
     try:
         status = path.stat()
         return cached_digest(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size))
@@ -308,20 +366,27 @@ def digest_of_file(path: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def cached_digest(path: Path, stamps: tuple[int, ...]) -> str:
+    """Return a file's SHA-256; its times and size are part of the cache's key."""
     return receipt_of(path)["sha256"]
 
 
-def refuse_to_resume(asked: str | Path | None, outcome: Outcome, resume: bool = True) -> None:
-    """Say in the status of an unfinished run how the command given failed to go on with it.
+def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool = True) -> None:
+    """Write to the status of an unfinished run why a command could not go on with it.
 
-    Or a supervisor that starts the command again until the run is done would do so for ever. A
-    command that does not ask to `resume` says nothing of a run that is there.
+    Without that, a supervisor that repeats the command until the run is finished would never stop.
+
+    Args:
+        output_dir: the run's directory, as the command named it; None does nothing.
+        outcome: why the command failed.
+        resume: whether the command was to resume. Otherwise a run in the directory is another
+            command's, and its status stays.
     """
-    path = Path(asked or "")
-    is_anothers = not resume and os.path.exists(path / CONFIG)
-    status = read_status(path).status
-    if not is_main_rank() or asked is None or is_anothers or status in ("unknown", "finished"):
+    path = Path(output_dir or "")
+    is_of_another_command = not resume and os.path.exists(path / CONFIG)
+    if not is_main_rank() or output_dir is None or is_of_another_command:
         return
-    # It may be running, by another command; and what could not be written is printed all the same.
+    if read_status(path).status in ("unknown", "finished"):
+        return
+    # The lock is not free if another command is running; the reason is printed in any case.
     with contextlib.suppress(UserError), locked(path / LOCK, patience=0):
         write_outcome(path, outcome)

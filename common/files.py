@@ -1,6 +1,7 @@
-"""Read and write files, whole or not at all.
+"""Reads and writes files and folders, each completely or not at all.
 
-What reads, and what writes text, raises a `UserError`; what waits for the disk, its own errors.
+Functions that read, and those that write text, raise a `UserError` with a sentence. Functions that
+sync with the disk let an `OSError` through, and their callers use `writing`.
 """
 
 import errno
@@ -20,45 +21,56 @@ from safetensors import SafetensorError
 from common.errors import UserError, is_of_disk
 from common.platforms import rename_path, replace_file, sync
 
-MOST_WORDS = 300  # characters of a library's message that are repeated
-UNFINISHED = ".unfinished"
-SUPERSEDED = ".superseded"
-# JSON has no words for NaN and infinities, though Python writes some: they are missing.
+MOST_WORDS = 300  # characters of a library's message that a sentence repeats
+UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
+SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
+# NaN and infinities, which Python writes although JSON has no names for them, become None.
 parse = partial(json.loads, parse_constant=lambda name: None)
 
 
 @contextmanager
-def writing(what: str, advice: str = "") -> Iterator[None]:
-    """Turn a failure to write `what` into a sentence."""
+def writing(subject: str, advice: str = "") -> Iterator[None]:
+    """Turn an error while a file or folder is written into a `UserError`.
+
+    Args:
+        subject: what is written, the first words of the message, such as a path or a flag.
+        advice: what the user can do, if the error itself does not suggest it.
+    """
     try:
         yield
-    except (OSError, SafetensorError, RecursionError) as problem:  # of a thousand folders
-        then = f": {advice}" if advice else ""
-        message = f"{what} can't be made or written ({problem}){then}"
+    except (OSError, SafetensorError, RecursionError) as problem:  # recursion: a thousand folders
+        ending = f": {advice}" if advice else ""
+        message = f"{subject} can't be made or written ({problem}){ending}"
         raise UserError(message, resumable=is_of_disk(problem)) from None
 
 
 @contextmanager
-def reading(what: str, advice: str = "") -> Iterator[None]:
-    """Turn what a library raises on a file of the user's into a sentence; it may be anything.
+def reading(subject: str, advice: str = "") -> Iterator[None]:
+    """Turn any error while a library reads a user's file into a `UserError`.
 
-    But for a full disk, to which libraries write what they read: that is an `OSError` still.
+    A full disk stays an `OSError`: libraries write caches of the files that they read, and the file
+    itself may be fine.
+
+    Args:
+        subject: what is read, the first words of the message, such as a path or a flag.
+        advice: what the user can do, if the error itself does not suggest it.
     """
     try:
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as problem:  # of Rust's panics, too
+    except BaseException as problem:  # a panic in Rust code is no Exception
         cause = problem.__cause__ or problem
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None
         words = " ".join(str(cause).split())[:MOST_WORDS]
-        then = f": {advice}" if advice else ""
-        raise UserError(f"{what} can't be read ({type(cause).__name__}: {words}){then}") from None
+        ending = f": {advice}" if advice else ""
+        message = f"{subject} can't be read ({type(cause).__name__}: {words}){ending}"
+        raise UserError(message) from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a rename: a reader never meets half of one."""
+    """Write a text file, or replace it; a reader never sees half of the text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(str(path)):
         try:
@@ -69,37 +81,44 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as a JSON file, or replace it; NaN and infinities become null."""
     write_text(path, json.dumps(json_safe(value), indent=2) + "\n")
 
 
 def json_safe(value: Any) -> Any:
-    """Replace what JSON has no word for: NaN and infinities become None."""
+    """Return a nested value that JSON can express: NaN and infinities become None."""
     if isinstance(value, Mapping):
-        return {name: json_safe(held) for name, held in value.items()}
+        return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_safe(held) for held in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+        return [json_safe(item) for item in value]
+    is_not_finite = isinstance(value, float) and value - value != 0
+    return None if is_not_finite else value
 
 
 def plain(path: Path) -> Path:
-    """Return a path that does not lead to a pipe or a device: to read one may never end."""
+    """Return the path; an OSError if it is a pipe or a device, from which a read may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("it is no file but a pipe or a device")
     return path
 
 
 def open_to_append(path: Path) -> TextIO:
+    """Open a text file to add lines at its end; a `UserError` if that fails."""
     with writing(str(path)):
         return plain(path).open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def has_moved(before: Any, now: Any) -> bool:
-    """Whether one absolute path leads nowhere any more, and another path leads to something."""
+    """Whether a user has moved a file or folder: an absolute path before is gone, one now exists.
+
+    Values that are no paths have not moved.
+    """
     is_gone = isinstance(before, str) and os.path.isabs(before) and not os.path.exists(before)
     return is_gone and isinstance(now, str) and os.path.exists(now)
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; a `UserError` if it is missing or can't be read."""
     value = read_json_if_there(path)
     if value is None:
         raise UserError(f"{path} does not exist")
@@ -107,7 +126,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None where there is no such file."""
+    """Return the JSON object in a file; None if there is no such file.
+
+    Raises:
+        UserError: the file can't be read, or it contains no JSON object.
+    """
     try:
         value = parse(plain(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -122,10 +145,13 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
 def read_lines(
     path: Path, key: str, say: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, each with a number at `key`.
+    """Return the rows of a file with one JSON object per line, such as `metrics.jsonl`.
 
-    A last line that is only half written is left out. Any other that is damaged is a `UserError`,
-    or left out as well by a reader who is to `say` so.
+    A last line that is only half written is left out. A missing file has no rows.
+
+    Args:
+        key: the entry of each row that must be a number; a row without it is damaged.
+        say: prints that a damaged line is left out. Without it, a damaged line is a `UserError`.
     """
     try:
         lines = plain(path).read_bytes().splitlines()
@@ -149,20 +175,30 @@ def read_lines(
 
 
 def digest_of(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def signed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with a digest of all else that it holds."""
-    said = {name: held for name, held in value.items() if name != "sha256"}
-    return said | {"sha256": digest_of(said)}
+    """Return a JSON object with the digest of its other entries as ``sha256``.
+
+    An object that was written so equals its `signed` again, unless it has been edited.
+    """
+    entries = {name: entry for name, entry in value.items() if name != "sha256"}
+    return entries | {"sha256": digest_of(entries)}
 
 
 @contextmanager
 def locked(path: Path, patience: float = -1) -> Iterator[None]:
-    """Hold a lock, where the file system knows locks and lets this user have one.
+    """Hold a lock file, so that no other job writes to its folder.
 
-    A `UserError` after so many seconds, if they are not negative, of another job's holding it.
+    On a file system without locks, or if this user may not lock, nothing is locked.
+
+    Args:
+        patience: seconds to wait for another job that holds the lock; -1 waits without end.
+
+    Raises:
+        UserError: another job still holds the lock.
     """
     lock = FileLock(path)
     try:
@@ -179,6 +215,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder; a missing file is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -187,12 +224,14 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which replaces another one of its name when it is on the disk.
+    """Write a folder, or replace it, completely or not at all.
 
-    Who has the other one open keeps it; where this fails, it is there still, or put aside.
+    Yields an empty folder to fill. When the block ends, that folder is synced and takes the name
+    `folder`. A program that has files of the earlier folder open can still read them. If an error
+    occurs, the earlier folder is still there, possibly under its `SUPERSEDED` name.
     """
-    names = (folder.name + ending for ending in (UNFINISHED, SUPERSEDED))
-    unfinished, superseded = map(folder.with_name, names)
+    unfinished = folder.with_name(folder.name + UNFINISHED)
+    superseded = folder.with_name(folder.name + SUPERSEDED)
     remove(unfinished)
     try:
         unfinished.mkdir(parents=True)
@@ -210,7 +249,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def receipt_of(path: Path) -> dict[str, Any]:
-    """Return a file's size and SHA-256."""
+    """Return a file's ``size`` in bytes and its ``sha256``."""
     with plain(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}

@@ -1,4 +1,4 @@
-"""Whether a run's `config.json` is what the run wrote, and belongs to the other files beside it."""
+"""Checks that a run's `config.json` was not edited, and belongs to the files beside it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from common.flags import spelled
 from common.printable import listed
 from common.records import Status
 
-SIGNATURE = "sha256"  # in a signed file: the digest of all else that it contains
+SIGNATURE = "sha256"  # the entry of a signed file with the digest of all other entries
 
 
 class EditedConfigError(UserError):
@@ -23,16 +23,22 @@ class Witness(NamedTuple):
 
     path: Path
     run_id: str
-    flags: Mapping[str, Any]  # those that a resume can't change; empty if the file has none
+    flags: Mapping[str, Any]  # the flags that a resume can't change; empty if the file has none
 
 
 def signed_config(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of `config.json`, with a digest, as a reader will get them back."""
+    """Return the contents of `config.json` with their digest.
+
+    The contents go through JSON first, so that the digest is that of the values that a reader gets.
+    """
     return signed(parse(json.dumps(json_safe(facts))))
 
 
-def is_status_of(run_id: Any, status: Status) -> bool:
-    """Whether a `status.json` is of the run with this id; older versions wrote no ids."""
+def is_status_of(run_id: str | None, status: Status) -> bool:
+    """Whether a `status.json` belongs to the run with this id; True if one of them has no id.
+
+    Older versions wrote no ids.
+    """
     return run_id is None or status.run_id in (None, run_id)
 
 
@@ -65,9 +71,12 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:
 
 
 def find_witnesses(directory: Path) -> list[Witness]:
-    """Return the whole manifests of a run's checkpoints, newest first, then its `status.json`."""
+    """Return the files that name the run in a directory, as evidence of whose `config.json` it is.
+
+    These are the undamaged manifests of checkpoints, newest first, and then `status.json`.
+    """
     manifests = sorted(directory.glob("checkpoints/step-*/manifest.json"), reverse=True)
-    found = []
+    witnesses = []
     for path in [*manifests, directory / "status.json"]:
         try:
             contents = read_json_if_there(path) or {}
@@ -77,12 +86,12 @@ def find_witnesses(directory: Path) -> list[Witness]:
         flags = contents.get("flags")
         is_whole = path.name == "status.json" or contents == signed(contents)
         if is_whole and isinstance(run_id, str) and run_id:
-            found.append(Witness(path, run_id, flags if isinstance(flags, dict) else {}))
-    return found
+            witnesses.append(Witness(path, run_id, flags if isinstance(flags, dict) else {}))
+    return witnesses
 
 
 def describe_edit(saved: Mapping[str, Any], witnesses: Iterable[Witness]) -> str:
-    """Return a phrase for what differs between an edited `config.json` and the files beside it."""
+    """Return a phrase for how an edited `config.json` differs from the files beside it."""
     run_id = saved.get("run_id")
     config = saved.get("config")
     for witness in witnesses:

@@ -1,4 +1,7 @@
-"""What `--init-from` names: a run, a folder or file of weights, or a model of the Hub."""
+"""`--init-from`: finds the weights that it names, and reads their facts and shapes.
+
+It names a finished run, a folder or file of weights, or a model of the Hub.
+"""
 
 import functools
 import os
@@ -10,62 +13,82 @@ from common.directory import FACTS, WEIGHTS, insist_on_written_weights, model_fo
 from common.errors import ask_rank_zero
 from common.files import read_json_if_there, reading
 
-PUBLISHED = "config.json"  # beside weights that timm publishes
-MOST_PIXELS = 65536  # of a side
+PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
+MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file
 
 
 @functools.cache
-def find_initial(asked: str) -> str:
-    """Return a folder or file on this machine; rank 0 fetches a model of the Hub, for all."""
+def find_initial(name: str) -> str:
+    """Return the path of the folder or file that `--init-from` names.
+
+    If it is the id of a model of the Hub, rank 0 downloads the model for all ranks.
+    """
 
     def find() -> str:
-        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", asked) and not os.path.isdir(Path(asked).parent)
-        if os.path.exists(asked) or not is_id:
-            return asked
+        looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+        is_id = looks_like_id and not os.path.isdir(Path(name).parent)
+        if os.path.exists(name) or not is_id:
+            return name
         from huggingface_hub import snapshot_download
 
-        what = f"--init-from {asked} is neither a file nor a folder here, and as a model of the Hub"
+        subject = (
+            f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub it"
+        )
         advice = "pass a finished run, a folder or file of weights, or the id of a model"
-        with reading(f"{what} it", advice):
-            return snapshot_download(asked, allow_patterns=[WEIGHTS, PUBLISHED])
+        with reading(subject, advice):
+            return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
     return ask_rank_zero(find)
 
 
 def weights_file(path: str | Path) -> Path:
-    """Return the safetensors file of a run, of a model's folder, or that is itself named.
+    """Return the safetensors file that `--init-from` names.
 
-    A `UserError` says that there is none, or that a run's weights are not those that it wrote.
+    Args:
+        path: the file itself, a run, a model's folder, or the id of a model of the Hub.
+
+    Raises:
+        UserError: there is no such file, or a run's weights have changed since it wrote them.
     """
-    place = Path(find_initial(str(path)))
-    if os.path.isfile(place):
-        if place.name == WEIGHTS and os.path.isfile(place.with_name(FACTS)):
-            insist_on_written_weights(place.parent)
-        return place
-    if {PUBLISHED, WEIGHTS} <= {*(os.listdir(place) if os.path.isdir(place) else ())}:
-        return place / WEIGHTS
+    local_path = Path(find_initial(str(path)))
+    if os.path.isfile(local_path):
+        if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(FACTS)):
+            insist_on_written_weights(local_path.parent)
+        return local_path
+    names = os.listdir(local_path) if os.path.isdir(local_path) else []
+    if PUBLISHED in names and WEIGHTS in names:
+        return local_path / WEIGHTS
     return model_folder(path) / WEIGHTS
 
 
 def initial_facts(path: str | None) -> dict[str, Any]:
-    """Return what is known of how weights were trained: mean, std, channels, class_names …"""
+    """Return the facts about the model that `--init-from` names.
+
+    These are `mean`, `std` and `channels` of images and, of a run's model, `class_names` and all
+    else in its `model.json`. Nothing is known of a single file of weights.
+    """
     if path is None or os.path.isfile(path):
         return {}
     folder = weights_file(path).parent
-    if (own := read_json_if_there(folder / FACTS)) is not None:
-        return own
+    facts_of_run = read_json_if_there(folder / FACTS)
+    if facts_of_run is not None:
+        return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
     settings = published.get("pretrained_cfg", published)
     with reading(str(folder / PUBLISHED), "pass the safetensors file alone"):
         channels, size, _ = settings["input_size"]
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")
-        facts = {name: [*map(float, settings[name])] for name in ("mean", "std")}
-        return {**facts, "channels": int(channels), "published_size": int(size)}
+        return {
+            "mean": [float(value) for value in settings["mean"]],
+            "std": [float(value) for value in settings["std"]],
+            "channels": int(channels),
+            "published_size": int(size),
+        }
 
 
 def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by name; nothing where no weights are named."""
+    """Return the shapes of the weights that `--init-from` names, by name; empty without it."""
     from safetensors import safe_open
 
     if path is None:

@@ -1,15 +1,16 @@
 """Records: the typed contents of the JSON files in a run's directory.
 
-The core constructs them, and a resume and the tools parse them with `read_record`. Nothing else
-knows the name of a key. Fields with a default may be missing, as in runs of older versions.
-Unknown keys are kept, so a file of a newer version loses nothing when it is written again.
+A training process constructs them; a resume and the tools parse them with `read_record`. No other
+module knows the names of the keys. Fields with a default may be missing, because older versions did
+not write them. Unknown keys are kept, so a file of a newer version loses nothing when it is written
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 from pydantic_core import ErrorDetails
@@ -19,6 +20,9 @@ from common.files import json_safe, read_json_if_there
 
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
+# JSON by the part's name. It is not validated: pydantic refuses JSON that is nested more than 255
+# levels deep, and a checkpoint must never be lost for that.
+PartStates = dict[str, Any]
 
 
 class Record(BaseModel):
@@ -53,7 +57,7 @@ class DataFacts(Record):
     """The data set that a run read; part of `config.json`."""
 
     name: str
-    reason: str = ""  # why this data set was taken
+    reason: str = ""  # why this data set was chosen
     sizes: dict[str, int] = Field(default_factory=dict)  # samples by split
     classes: int | None = None
     fingerprint: str | None = None
@@ -81,9 +85,9 @@ class PlanFacts(Record):
 
 
 class MemoryPlanFacts(Record):
-    """The memory that a run was expected to take, in MiB; part of `config.json`.
+    """The memory that a run was expected to need, in MiB; part of `config.json`.
 
-    A part that is unknown is None.
+    A part of unknown size is None.
     """
 
     total_mib: float
@@ -97,7 +101,7 @@ class MemoryPlanFacts(Record):
 
 
 class PeakRate(Record):
-    """The arithmetic that one device can do, which `perf/mfu` is a share of."""
+    """The most TFLOP/s that one device can do. `perf/mfu` is a share of it."""
 
     tflops: float | None = None
     source: str | None = None
@@ -119,7 +123,7 @@ class Source(Record):
 
 
 class RunConfig(Record):
-    """`config.json`: what a run is, and everything that its figures depend on."""
+    """`config.json`: a run's flags, data, model and environment, on which its figures depend."""
 
     recipe: str
     objective: str  # such as "accuracy:max"
@@ -155,18 +159,29 @@ class Status(Record):
 
 
 class Receipt(Record):
-    """The size in bytes and the SHA-256 of a file of a checkpoint."""
+    """The size in bytes and the SHA-256 of a file, by which a resume notices damage."""
 
     size: int
     sha256: str
 
 
+class RankReceipt(Record):
+    """`receipt-0.json` and so on in an unfinished checkpoint: the files that one rank wrote."""
+
+    files: dict[str, Receipt]  # in the checkpoint's folder
+    once: dict[str, Receipt]  # beside the checkpoints
+    state: PartStates  # the rank's own parts by name, without their tensors
+
+
 class Manifest(Record):
-    """`manifest.json` of a checkpoint."""
+    """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
+
+    A resume checks the digest on the JSON in the file, and parses it afterwards.
+    """
 
     global_step: int | None = None
-    parts: dict[str, JsonValue]  # the shared parts by name, without their tensors
-    ranks: list[dict[str, JsonValue]] = Field(min_length=1)  # each rank's own parts
+    parts: PartStates  # the shared parts by name, without their tensors
+    ranks: list[PartStates] = Field(min_length=1)  # each rank's own parts
     files: dict[str, Receipt]
     run_id: str | None = None
     recipe: str | None = None
@@ -187,7 +202,11 @@ MOST_CHARACTERS = 60  # of a wrong value that a sentence repeats
 
 
 def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
-    """Return the record in a file; a `UserError` if it is missing or not what a run wrote."""
+    """Return the record in a JSON file.
+
+    Raises:
+        UserError: the file is missing, or its contents do not have the record's structure.
+    """
     record = read_record_if_there(path, record_class)
     if record is None:
         raise UserError(f"{path} does not exist")
@@ -221,7 +240,7 @@ def parse_record(
 
 
 def sentence_of(error: ErrorDetails) -> str:
-    """Return the part of a sentence that tells one of pydantic's errors."""
+    """Return one of pydantic's errors in words, as the middle of a sentence."""
     place = ".".join(str(name) for name in error["loc"])
     if error["type"] == "missing":
         return f"{place} is missing"

@@ -34,11 +34,11 @@ from common.errors import (
 )
 from common.flag_uses import find_flag_uses
 from common.flags import mark_read, record_reads, refuse_flag, role_of, spelled, unread_flags
+from common.measure.across_ranks import gather_from_ranks
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan, MemoryRows
 from common.measure.meters import Meters
-from common.measure.sums import gather_from_ranks
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
@@ -637,17 +637,17 @@ class Run:
             whole, or where the number of processes has changed.
         """
         last_name = resume_path.name if resume_path.name.startswith("step-") else None
-        manifest = restore_newest(
+        restored = restore_newest(
             self.checkpoints, last_name, self.parts, self.identity(), saved_objective
         )
-        if manifest is None:
+        if restored is None:
             return None
         self.agreement.note_checkpoint()
-        if manifest["lost_best"]:
+        if restored.has_lost_best:
             no_best = Best(self.objective, self.best.is_kept)
             self.best.load_state_dict(no_best.state_dict())
         self.best.insist_on(self.checkpoints.once, self.directory.path)
-        world_size_before = len(manifest["ranks"])
+        world_size_before = len(restored.manifest.ranks)
         world_size = self.accelerator.num_processes
         if world_size_before != world_size:
             say(

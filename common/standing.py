@@ -1,4 +1,4 @@
-"""The present status of a run: its `status.json`, corrected if the job that wrote it is gone."""
+"""The present status of a run: its `status.json`, corrected if its job was killed."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def present_status(directory: Path) -> Status:
 
 
 def advice_to_go_on(directory: Path) -> str:
-    """Return what to do about an unfinished run: resume it only where that can work."""
+    """Return the advice for a user whose run is unfinished: resume it, or start another."""
     status = present_status(directory)
     if not (directory / "config.json").is_file():
         return "it ended before training began: start it again"

@@ -1,4 +1,4 @@
-"""Copies of a run's state in the host's memory, made while the training goes on where possible."""
+"""Copies a run's state to the host's memory for a checkpoint, during training if possible."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,8 @@ ALIGNMENT = 64  # bytes, enough for any dtype
 
 def copied(tensors: Tensors) -> Tensors:
     """Return copies in the host's memory, which training does not change."""
-    # In the layout that they have: another one costs time, and is made where nobody waits for it.
+    # The copies keep their strides. Contiguous copies take longer, and the writing thread makes
+    # them while training goes on.
     return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
@@ -36,16 +37,16 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self.pieces: list[torch.Tensor] = []  # uint8 [bytes] each
-        self.position = 0  # of the piece that is filled now
-        self.offset = 0  # bytes of it that are taken
+        self.position = 0  # of the piece in use, among the pieces
+        self.offset = 0  # the bytes of that piece that are taken
 
     def use_again(self) -> None:
-        """Hand all memory out anew; what was handed out before is overwritten."""
+        """Reuse all memory from now on; tensors returned earlier are overwritten."""
         self.position = 0
         self.offset = 0
 
     def empty_like(self, value: torch.Tensor) -> torch.Tensor:
-        """Return memory with the shape, dtype and layout of `value`."""
+        """Return an uninitialised tensor with the shape, dtype and strides of `value`."""
         size = value.nbytes
         while self.position < len(self.pieces):
             if self.offset + size <= self.pieces[self.position].nbytes:
@@ -62,7 +63,7 @@ class PinnedMemory:
 
 
 class HostCopies:
-    """Copies of one checkpoint after the other, from a device to the host's memory."""
+    """Copies the tensors of one checkpoint after the other from a device to the host's memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -70,16 +71,16 @@ class HostCopies:
         self.is_asynchronous = has_streams(device) and has_pinned_memory(device)
 
     def begin(self, files: Files) -> tuple[Files, Callable[[], None]]:
-        """Copy tensors as they are now.
+        """Copy tensors with the values that they have now.
 
-        On a device with streams and pinned memory the tensors are copied on the device, behind the
-        work that training has queued. From there another thread fetches them, on a stream of its
-        own. If the device has no room for that, they are fetched from where they lie before this
-        returns.
+        A device with streams and pinned memory first copies the tensors to its own memory, after
+        the work that training has queued. Training can then go on, and another thread fetches these
+        copies, on a stream of its own. If the device has no room for copies, this function fetches
+        the tensors itself before it returns. Other devices are copied from directly.
 
         Returns:
-            The copies, and a function that waits until they are there, for any thread to call. The
-            memory of the copies is used again by the next call.
+            The copies, and a function that completes them, which any thread may call. The next call
+            overwrites the copies.
         """
         if not self.is_asynchronous:
             return {name: copied(tensors) for name, tensors in files.items()}, lambda: None
@@ -102,10 +103,12 @@ class HostCopies:
         return copies, lambda: None
 
     def fetch(self, sources: Files, targets: Files, is_made: torch.Event) -> None:
-        """Copy `sources` to the host, into the empty `targets`, and wait for that.
+        """Copy tensors to the host, and wait until that is done.
 
         Args:
-            is_made: the event by which training has made the sources.
+            sources: tensors on the device; they are released.
+            targets: the same files without tensors, to which the copies are added.
+            is_made: the event after which the sources have their values.
         """
         use(self.device)
         self.pinned.use_again()
@@ -116,9 +119,10 @@ class HostCopies:
                 for key, value in tensors.items():
                     copy = self.pinned.empty_like(value)
                     targets[name][key] = copy.copy_(value, non_blocking=True)
-        # By an event: a wait for a stream counts as a mistake where waits in the loop are errors.
+        # Wait for an event, not for the stream: torch can be set to raise an error for waits in the
+        # training loop, and counts a wait for a stream among them.
         stream.record_event().synchronize()
-        sources.clear()  # the device's memory was in use until now
+        sources.clear()  # releases the device's memory, which was in use until now
 
 
 def changed(files: Files, change: Callable[[torch.Tensor], torch.Tensor]) -> Files:

@@ -1,7 +1,7 @@
-"""Descriptions of a run's parts: each checkpoint contains one, and a resume compares it.
+"""Describes a run's parts in each checkpoint, so that a resume notices a changed recipe.
 
-A state fits many parts that it was not saved from. Adam accepts AdamW's state, for example, and an
-optimizer accepts a state whose parameter groups are in another order. So the state is not enough.
+The state alone does not show all changes. Adam accepts AdamW's state, for example, and an optimizer
+accepts a state whose parameter groups are in another order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,8 @@ from common.errors import UserError
 from common.files import json_safe
 
 OWN = "common."  # classes of these modules are not described: they may change with the version
-# Entries of a parameter group that are no options: the parameters, which are described by name, and
-# the choice between implementations of the same update.
+# Entries of a parameter group that are not compared as options: the parameters, which are described
+# by name, and the choice between implementations of the same update.
 NOT_COMPARED = {"params", "param_names", "fused", "foreach", "capturable", "differentiable"}
 ADVICE = "put the recipe back as it was, or start another run, with --init-from for its weights"
 
@@ -42,9 +42,9 @@ def describe(parts: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(part, OptimizerState):
             described[name] = describe_optimizer(part.optimizer, names)
         elif not isinstance(part, Network):
-            bare = getattr(part, "scheduler", part)  # Accelerate wraps a scheduler
-            if not type(bare).__module__.startswith(OWN):
-                described[name] = describe_other(bare)
+            unwrapped = getattr(part, "scheduler", part)  # Accelerate wraps a scheduler
+            if not type(unwrapped).__module__.startswith(OWN):
+                described[name] = describe_other(unwrapped)
     return json_safe(described)
 
 
@@ -58,6 +58,7 @@ def class_of_network(module: nn.Module) -> str:
 def describe_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str]
 ) -> dict[str, Any]:
+    """Return the description of an optimizer; `names` are those of parameters by their id()."""
     groups = []
     for group in optimizer.param_groups:
         parameters = [
@@ -74,6 +75,7 @@ def describe_optimizer(
 
 
 def describe_other(part: Any) -> dict[str, Any]:
+    """Return the description of a schedule, or of any part that is no network or optimizer."""
     described: dict[str, Any] = {"class": type(part).__qualname__}
     rates = getattr(part, "base_lrs", None)
     if is_plain(rates):
@@ -84,7 +86,8 @@ def describe_other(part: Any) -> dict[str, Any]:
     return described
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether `plain_value` can express a value in JSON."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_meta
     if isinstance(value, (list, tuple)):
@@ -93,6 +96,7 @@ def is_plain(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
+    """Return a value as JSON: a tensor of one element as a number, and tuples as lists."""
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, (list, tuple)):

@@ -1,17 +1,18 @@
-"""The final model on disk: safetensors, and what is needed to use it again."""
+"""Writes a finished model to a folder, and loads such weights into a model."""
 
 import os
 import shutil
-from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from common.checkpoints.copies import copied
 from common.checkpoints.pack import Tensors, identity
-from common.checkpoints.shards import fill, is_sharded, read_rows
+from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.console import say
 from common.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
@@ -22,21 +23,30 @@ from common.machine import is_main_rank
 
 
 def save_model(
-    folder: Path, model: nn.Module, facts: dict[str, Any], card: str = "", bare: Any = None
+    folder: Path,
+    model: nn.Module,
+    facts: dict[str, Any],
+    card: str = "",
+    bare: nn.Module | None = None,
 ) -> None:
-    """Write a model's weights and `facts`, whole; a Transformers model as `from_pretrained` reads.
+    """Write a finished model's folder: weights, facts and card, completely or not at all.
+
+    A Transformers model is written so that `from_pretrained` reads the folder.
 
     Args:
-        facts: what is needed to build and use the model: constructor arguments, class names,
-            normalisation, image size. ``files`` is a folder to copy beside the weights.
-        card: what `README.md` says of the model.
-        bare: of a model in shards, itself without values. All ranks call this then, and the first
-            writes one tensor at a time.
+        facts: the contents of `model.json`, with which the model is built and used: constructor
+            arguments, class names, normalisation, image size. An entry ``files`` is not written
+            there: it is a folder whose files are copied beside the weights.
+        card: the text of `README.md`.
+        bare: for a sharded model, the same model without values. All ranks must call this function
+            then, and rank 0 writes one tensor at a time.
+
+    Raises:
+        UserError: the folder can't be written.
     """
-    weights: dict[str, Any] = weights_of(model)
-    values = (v.full_tensor().cpu() if is_sharded(v) else v.cpu() for v in weights.values())
+    weights = weights_of(model)
     if bare is not None and not is_main_rank():
-        deque(values, 0)
+        take_part_in_gathering(weights)
         return
     with writing(str(folder)), replacing(folder) as unfinished:
         if facts.get("files") is not None:
@@ -44,44 +54,78 @@ def save_model(
         save_pretrained: Any = getattr(model if bare is None else bare, "save_pretrained", None)
         if bare is not None:
             if save_pretrained is not None:
-                save_pretrained(unfinished, state_dict={})  # what is not weights
-            try:
-                write_in_turn(unfinished / WEIGHTS, weights, values)
-            finally:
-                deque(values, 0)  # the other ranks wait at each
+                save_pretrained(unfinished, state_dict={})  # the files besides the weights
+            write_sharded_weights(unfinished / WEIGHTS, weights)
         elif save_pretrained is not None:
             save_pretrained(unfinished)
         else:
             write_tensors(unfinished / WEIGHTS, copied(weights))
-        told = {name: facts[name] for name in facts if name != "files"}
-        told[WEIGHTS_DIGEST] = receipt_of(unfinished / WEIGHTS)["sha256"]
-        write_json(unfinished / FACTS, told)
+        model_facts = {name: facts[name] for name in facts if name != "files"}
+        model_facts[WEIGHTS_DIGEST] = receipt_of(unfinished / WEIGHTS)["sha256"]
+        write_json(unfinished / FACTS, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
+
+
+def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
+    """Yield each tensor whole, on the CPU; all ranks take part for each sharded one."""
+    for value in weights.values():
+        sharded: Any = value
+        yield sharded.full_tensor().cpu() if is_sharded(value) else value.cpu()
+
+
+def take_part_in_gathering(weights: Tensors) -> None:
+    """Take this rank's part in `whole_tensors` on rank 0, without keeping the tensors."""
+    for _ in whole_tensors(weights):
+        pass
+
+
+def write_sharded_weights(path: Path, weights: Tensors) -> None:
+    """Write the weights of a sharded model on rank 0, one whole tensor at a time."""
+    tensors = whole_tensors(weights)
+    try:
+        write_in_turn(path, weights, tensors)
+    finally:
+        # After an error, too, because the other ranks wait for rank 0 at each tensor.
+        for _ in tensors:
+            pass
 
 
 def load_initial(
     model: nn.Module, config: Any, directory: Path, class_names: list[str] | None
 ) -> None:
-    """Load the weights that `--init-from` names, and keep a copy: a resume needs no other.
+    """Load the weights that `--init-from` names, and copy them into the run's directory.
 
-    A head for other classes than those named stays as it is: see `heads_to_begin_anew`.
+    A resume uses the copy. A head for other classes keeps its random values: see
+    `heads_to_begin_anew`.
+
+    Args:
+        config: the flags `init_from`, `evaluate_only` and `resume`.
+        directory: the run's.
+        class_names: of the run's data; None if the data have no classes.
     """
     source = weights_file(config.init_from)
-    weights, names = read_rows([source]), initial_facts(config.init_from).get("class_names")
+    weights = read_rows([source])
+    initial_class_names = initial_facts(config.init_from).get("class_names")
     refuse_other_kind(model.state_dict(), weights, config.init_from)
     if not config.evaluate_only:
-        heads = heads_to_begin_anew(model, weights, names, class_names)
+        heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
             say(f"--init-from {config.init_from}: of other classes, or none: {name} begins anew")
-            weights |= {f"{name}.{key}": value for key, value in head.state_dict().items()}
+            for key, value in head.state_dict().items():
+                weights[f"{name}.{key}"] = value
     put_weights(model, weights, config.init_from)
     if is_main_rank() and config.resume is None and not config.evaluate_only:
         keep_initial(source, directory / INITIAL, is_file=os.path.isfile(config.init_from))
 
 
 def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
-    """Copy weights, or the model's folder that they are in, for a resume to need nothing else."""
+    """Copy the initial weights into the run's directory, so that a resume needs no other files.
+
+    Args:
+        source: the file of weights.
+        is_file: whether the user named this file. Otherwise its whole folder is copied.
+    """
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
             shutil.copy(source, unfinished / WEIGHTS)
@@ -92,64 +136,76 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
 
 def heads_to_begin_anew(
     model: nn.Module,
-    weights: Mapping[str, Any],
-    names: Any,
+    weights: Mapping[str, torch.Tensor | Rows],
+    initial_class_names: Any,
     class_names: list[str] | None,
 ) -> dict[str, nn.Linear]:
-    """Return the heads, by name, that can't take their weights, or must not.
+    """Return the heads, by name, that keep random values instead of taking initial weights.
 
-    The last linear layer may be a head, and so may each with one output a class whose outputs no
-    later layer takes. A head begins anew if the weights have none for it, or one with another
-    number of outputs. One with an output a class does so, too, if the weights are known to be for
-    other classes.
+    A head is the last linear layer, or a layer with one output per class that feeds no later layer.
+    It keeps random values in two cases:
+
+    - The weights lack it, or have another number of outputs for it.
+    - It has one output per class, and the weights are known to be for other classes.
 
     Args:
-        weights: tensors, or what has their shape, by name.
-        names: the class names of the weights, if they are known.
-        class_names: those of the data; None where there are no classes.
+        weights: by name.
+        initial_class_names: the class names of the weights; None if they are unknown.
+        class_names: those of the run's data; None if the data have no classes.
     """
     if class_names is None:
         return {}
-    linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    anew = dict[str, nn.Linear]()
-    for position, (name, layer) in enumerate(linear):
-        later = [other for _, other in linear[position + 1 :]]
-        is_hidden = any(other.in_features == layer.out_features for other in later)
+    linear_layers = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    ]
+    has_other_classes = initial_class_names not in (None, class_names)
+    heads: dict[str, nn.Linear] = {}
+    for position, (name, layer) in enumerate(linear_layers):
+        later_layers = [other for _, other in linear_layers[position + 1 :]]
+        is_hidden = any(other.in_features == layer.out_features for other in later_layers)
         is_for_classes = layer.out_features == len(class_names) and not is_hidden
-        there = weights.get(f"{name}.weight")
-        if there is not None and there.shape[1:] != layer.weight.shape[1:]:
-            continue  # of another model, as is told when the weights are loaded
-        is_missing = there is None or there.shape[0] != layer.out_features
-        has_other_classes = is_for_classes and names not in (None, class_names)
-        if (is_missing and (is_for_classes or not later)) or has_other_classes:
-            anew[name] = layer
-    return anew
+        is_head = is_for_classes or not later_layers
+        weight = weights.get(f"{name}.weight")
+        if weight is not None and weight.shape[1:] != layer.weight.shape[1:]:
+            continue  # weights of another model, which loading refuses with a message
+        is_missing = weight is None or weight.shape[0] != layer.out_features
+        if (is_missing and is_head) or (is_for_classes and has_other_classes):
+            heads[name] = layer
+    return heads
 
 
 def weights_of(model: nn.Module) -> Tensors:
-    """Return a model's state, not copied, each tensor under one name."""
+    """Return a model's state, not copied; a tensor that has several names only under the first."""
     state = model.state_dict()
     return {name: state[name] for name, *_ in names_by_weight(model)}
 
 
 def names_by_weight(model: nn.Module) -> list[list[str]]:
-    """Return the names of each tensor in a model's state: several where weights are tied."""
-    names: dict[Any, list[str]] = defaultdict(list)
+    """Return the names of each tensor in a model's state; tied weights have several names."""
+    names: dict[Hashable, list[str]] = defaultdict(list)
     for name, value in model.state_dict().items():
         names[identity(value)].append(name)
     return [*names.values()]
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load the weights of a run into `model`; a `UserError` says in what they don't fit."""
+    """Load the weights of a finished run into a model; a `UserError` if they don't fit."""
     put_weights(model, read_rows([model_folder(path) / WEIGHTS]), path)
 
 
-def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> None:
-    """Give `model` what `weights_of` returned of one like it, and what is at `path`."""
+def put_weights(
+    model: nn.Module, weights: dict[str, torch.Tensor | Rows], path: str | Path
+) -> None:
+    """Copy weights into a model, in place; a `UserError` if they don't fit.
+
+    Args:
+        weights: by name. Tied weights need only one of their names; the others are added.
+        path: of the weights, for a message.
+    """
     state = model.state_dict()
     for names in names_by_weight(model):
-        if stored := [weights[name] for name in names if name in weights]:
+        stored = [weights[name] for name in names if name in weights]
+        if stored:
             weights |= dict.fromkeys(names, stored[0])
     refuse_other_model(state, weights, path)
     for name, value in state.items():
@@ -157,26 +213,27 @@ def put_weights(model: nn.Module, weights: dict[str, Any], path: str | Path) -> 
 
 
 def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
-    """Raise a `UserError` that says in what weights do not fit a model's state."""
+    """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
     advice = "take the same model flags and data set"
     for name in sorted(state.keys() | weights.keys()):
-        here, there = (tuple(t[name].shape) if name in t else None for t in (state, weights))
-        if here == there:
+        shape_here = tuple(state[name].shape) if name in state else None
+        shape_there = tuple(weights[name].shape) if name in weights else None
+        if shape_here == shape_there:
             continue
-        missing = sorted(state.keys() - weights.keys())
-        unknown = sorted(weights.keys() - state.keys())
-        if here is None:
-            words = f"it has {name}, which this model has not ({len(unknown):,} such tensors)"
-        elif there is None:
-            words = f"it has no {name}, which this model needs ({len(missing):,} such tensors)"
+        if shape_here is None:
+            count = len(weights.keys() - state.keys())
+            difference = f"it has {name}, which this model has not ({count:,} such tensors)"
+        elif shape_there is None:
+            count = len(state.keys() - weights.keys())
+            difference = f"it has no {name}, which this model needs ({count:,} such tensors)"
         else:
-            words = f"{name} has the shape {there} there and {here} here"
-        raise UserError(f"{path} is of another model: {words}: {advice}")
+            difference = f"{name} has the shape {shape_there} there and {shape_here} here"
+        raise UserError(f"{path} is of another model: {difference}: {advice}")
 
 
 def refuse_other_kind(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
-    """Raise a `UserError` where weights and a model's state have no name in common."""
+    """Raise a `UserError` if weights and a model's state have no name in common."""
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
             f"{path} has weights of another model: none of its {len(weights):,} tensors has a name "

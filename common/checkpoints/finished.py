@@ -1,4 +1,4 @@
-"""Finished checkpoints: list, verify and choose them, and remove those that are out of date."""
+"""Lists, verifies and chooses the finished checkpoints of a run, and removes old ones."""
 
 import contextlib
 import itertools
@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from common.checkpoints.tensors import read_metadata
 from common.console import say, warn
 from common.errors import UserError
 from common.files import SUPERSEDED, UNFINISHED, read_json, receipt_of, remove, signed, writing
 from common.platforms import quoted, rename_path
+from common.records import Manifest, Receipt
 
 NAME = re.compile(r"step-(\d{8,})")
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.
@@ -22,41 +24,41 @@ OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Return the finished checkpoints, oldest first, damaged ones among them."""
+    """Return the folders of all finished checkpoints, oldest first, including damaged ones."""
     checkpoints = (path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
     return sorted(checkpoints, key=step_of)
 
 
 def step_of(checkpoint: Path | str) -> int:
-    """Return the update of a checkpoint's name; a `UserError` for any other name."""
+    """Return the update that a checkpoint's name states; a `UserError` for any other name."""
     match = NAME.fullmatch(Path(checkpoint).name)
     if match is None:
         raise UserError(f"{checkpoint} is no checkpoint's name: pass one such as step-00000120")
     return int(match[1])
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; a `UserError` if it is missing or damaged."""
-    manifest = read_json(checkpoint / MANIFEST)
-    # JSON of any other structure raises one of these.
-    with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
-        entries = [manifest["parts"], *manifest["ranks"], *manifest["files"].values()]
-        is_whole = manifest == signed(manifest) and manifest["ranks"]
-        if is_whole and all(isinstance(entry, dict) for entry in entries):
-            return manifest
-    raise UserError(f"{checkpoint / MANIFEST} is damaged: it is not what was written")
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Return a checkpoint's manifest; a `UserError` if it is missing or damaged.
+
+    The digest in the file is checked on the JSON as it was read, before it is parsed.
+    """
+    path = checkpoint / MANIFEST
+    contents = read_json(path)
+    with contextlib.suppress(RecursionError, ValidationError):  # nested too deeply, or malformed
+        if contents == signed(contents):
+            return Manifest.model_validate(contents)
+    raise UserError(f"{path} is damaged: it is not what was written")
 
 
 def owner_of(checkpoint: Path) -> str | None:
     """Return the id of the run that wrote a checkpoint; None if its manifest has none."""
     with contextlib.suppress(UserError):
-        run_id = read_manifest(checkpoint).get("run_id")
-        return run_id if isinstance(run_id, str) else None
+        return read_manifest(checkpoint).run_id
     return None
 
 
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run wrote a checkpoint; False for those of older versions, without an id."""
+    """Whether another run wrote a checkpoint; False if its manifest names no run, as older ones."""
     return run_id is not None and owner_of(checkpoint) not in (None, run_id)
 
 
@@ -70,37 +72,40 @@ def damage(checkpoint: Path) -> str | None:
         manifest = read_manifest(checkpoint)
     except UserError as error:
         return error.message
-    step = manifest.get("global_step")
-    if isinstance(step, int) and step != step_of(checkpoint):
+    step = manifest.global_step
+    if step is not None and step != step_of(checkpoint):
         return f"{checkpoint} was renamed, and is of update {step}: rename it to step-{step:08d}"
-    receipts = manifest["files"]
-    needed = {name: receipt for name, receipt in receipts.items() if not is_best(name)}
+    needed = {name: receipt for name, receipt in manifest.files.items() if not is_best(name)}
     return damage_of_files(checkpoint, needed)
 
 
 def damaged_best(checkpoint: Path) -> str | None:
     """Return a sentence on the damage of a whole checkpoint's best model; None if it is whole."""
-    receipts = read_manifest(checkpoint)["files"]
+    receipts = read_manifest(checkpoint).files
     of_best = {name: receipt for name, receipt in receipts.items() if is_best(name)}
     return damage_of_files(checkpoint, of_best)
 
 
 def is_best(name: str) -> bool:
-    """Whether a file that a manifest names holds a best model, or one rank's rows of it."""
+    """Whether a file in a manifest contains a best model, or one rank's rows of it."""
     return BEST.fullmatch(Path(name).name) is not None
 
 
-def damage_of_files(checkpoint: Path, receipts: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return a sentence on the first file that differs from its receipt; None if none does."""
+def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | None:
+    """Return a sentence on the first file that differs from its receipt; None if none does.
+
+    Args:
+        receipts: by the file's path relative to the checkpoint.
+    """
     for name, receipt in receipts.items():
         path = Path(os.path.normpath(checkpoint / name))
         try:
-            actual = receipt_of(path)
+            actual = Receipt(**receipt_of(path))
         except OSError as problem:
             return f"{path} can't be read: {problem.strerror}"
-        if actual["size"] != receipt.get("size"):
-            return f"{path} has {actual['size']:,} bytes instead of {receipt.get('size')}"
-        if actual["sha256"] != receipt.get("sha256"):
+        if actual.size != receipt.size:
+            return f"{path} has {actual.size:,} bytes instead of {receipt.size}"
+        if actual.sha256 != receipt.sha256:
             return f"{path} is not what was written: its SHA-256 differs"
     return None
 
@@ -108,9 +113,12 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Mapping[str, Any]])
 def newest_whole(
     folder: Path, named: str | None = None, run_id: str | None = None
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint up to a `named` one, and the problems of later ones.
+    """Return the newest whole checkpoint, and the problems of those that are newer.
 
-    With a `run_id`, a checkpoint of another run counts as damaged.
+    Args:
+        named: the name of the last checkpoint to consider; None considers all.
+        run_id: the run whose checkpoints to consider; another run's checkpoint counts as damaged.
+            None considers all.
     """
     problems: list[str] = []
     last_step = None if named is None else step_of(named)
@@ -127,7 +135,7 @@ def newest_whole(
 
 
 def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path | None:
-    """Return the newest whole checkpoint up to a `named` one, and clean up the folder.
+    """Return the newest whole checkpoint, up to the `named` one if given, and clean up the folder.
 
     A warning names each checkpoint that is passed over, because it is damaged or because a run
     other than `run_id` wrote it. The folder changes as follows:
@@ -159,7 +167,7 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
 
 
 def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: str | None) -> str:
-    """Return a sentence: no checkpoint up to the `named` one can be used, why, and what to do."""
+    """Return the message for a `named` checkpoint that can't be used, nor any before it."""
     if problems:
         reason = f"no checkpoint up to {named} is whole ({problems[0]})"
     else:
@@ -184,11 +192,11 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
 
 
 def undo_renaming(folder: Path) -> None:
-    """Give each renamed checkpoint its original name again, if no other file has that name."""
+    """Give each checkpoint that a user renamed its original name, if no other file has it."""
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError, OSError):
-            step = read_manifest(checkpoint).get("global_step")
-            if not isinstance(step, int):
+            step = read_manifest(checkpoint).global_step
+            if step is None:
                 continue
             original = folder / f"step-{step:08d}"
             if original != checkpoint and not os.path.lexists(original):
@@ -256,7 +264,7 @@ def remove_old_best_models(folder: Path, last_step: int, run_id: str | None) -> 
     named_files = set[str]()
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError):  # a damaged checkpoint needs no files
-            named_files |= {Path(name).name for name in read_manifest(checkpoint)["files"]}
+            named_files |= {Path(name).name for name in read_manifest(checkpoint).files}
     for path in folder.iterdir():
         best = BEST.match(path.name)
         if best is None or path.name in named_files or int(best[1]) >= last_step:

@@ -1,6 +1,10 @@
-"""How a network, an optimizer and random generators give their state, and take it back."""
+"""Adapters that save and restore modules, optimizers and random generators.
+
+Each gives its state as `state_dict` returns it, and takes it back, for `common.checkpoints.state`.
+"""
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +14,39 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
 from common.checkpoints.pack import Tensors
-from common.checkpoints.shards import fill, is_sharded, local
+from common.checkpoints.shards import Rows, fill, is_sharded, local
 from common.devices import generator_state, has_generator, set_generator_state
 from common.errors import UserError
 
-# Options of an optimizer that choose its kernels.
+# The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
-# Integers as wide as an element, to look at its bits.
+# The integer type that is as wide as an element of so many bytes, to read its bits.
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Network:
-    """A module: its parameters, of all ranks, and as its `state_dict` the rest, of each rank."""
+    """A module, as a part of a checkpoint.
+
+    Its parameters are the same on all ranks: `take` and `put` exchange them. Its `state_dict` has
+    the rest, such as batch norm's statistics, which differ between ranks.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # By name of what was frozen from the start: the sum of its bits as written, None before.
+        # The parameters that were frozen from the start, by name, with the sum of their bits when
+        # they were last written; None before that.
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the entries of the module's state that are no parameters."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         state = self.module.state_dict()
         return {name: value for name, value in state.items() if name not in parameters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; a ValueError if it has other buffers."""
         if state.keys() != self.state_dict().keys():
             raise ValueError("other buffers")
         self.module.load_state_dict(state, strict=False)
@@ -43,44 +54,83 @@ class Network:
     def take(self) -> tuple[Tensors, Tensors]:
         """Return the parameters that may have changed, and those that are still frozen.
 
-        What changes without a gradient, as an average of weights does, is known by its bits.
+        A parameter can change without a gradient, as averaged weights do. The sum of its bits shows
+        such a change.
         """
         parameters: Tensors = dict(self.module.named_parameters())
-        still = {n: parameters[n] for n in self.frozen if not parameters[n].requires_grad}
-        sums = sums_of_bits(still)
-        self.frozen = {n: now for n, now in sums.items() if self.frozen[n] in (None, now)}
-        frozen = {name: parameters.pop(name) for name in self.frozen}
-        return parameters, frozen
+        candidates = {}
+        for name in self.frozen:
+            if not parameters[name].requires_grad:
+                candidates[name] = parameters[name]
+        still_frozen: dict[str, int | None] = {}
+        for name, bits in sums_of_bits(candidates).items():
+            if self.frozen[name] in (None, bits):
+                still_frozen[name] = bits
+        self.frozen = still_frozen
+        frozen_parameters = {name: parameters.pop(name) for name in self.frozen}
+        return parameters, frozen_parameters
 
-    def put(self, path: Path, name: str, frozen: dict[str, Any], trained: dict[str, Any]) -> None:
-        """Copy what the checkpoint at `path` has over the parameters."""
-        parameters: Any = dict(self.module.named_parameters())
-        saved = frozen | trained
+    def put(
+        self,
+        path: Path,
+        name: str,
+        frozen: Mapping[str, torch.Tensor | Rows],
+        trained: Mapping[str, torch.Tensor | Rows],
+    ) -> None:
+        """Restore the parameters from a checkpoint.
+
+        Args:
+            path: the checkpoint, for a message.
+            name: the part's name, for a message.
+            frozen: the parameters that were written once, by name.
+            trained: the other parameters. A parameter in both was unfrozen later, and this is its
+                newer value.
+
+        Raises:
+            UserError: a parameter is missing, unknown, or of another shape or dtype.
+        """
+        parameters: dict[str, torch.Tensor] = dict(self.module.named_parameters())
+        saved = {**frozen, **trained}
         for key in sorted(parameters.keys() | saved.keys()):
-            kinds = [(t[key].shape, t[key].dtype) for t in (parameters, saved) if key in t]
-            if len(kinds) != 2 or kinds[0] != kinds[1]:
+            if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(f"{path} is of another model: its {name}.{key} does not fit")
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
-        still = self.frozen.keys() & frozen.keys() - trained.keys()
-        self.frozen = dict(sums_of_bits({key: parameters[key] for key in still}))
+        still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
+        self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
+
+
+def shape_and_dtype(
+    tensors: Mapping[str, torch.Tensor | Rows], name: str
+) -> tuple[torch.Size, torch.dtype] | None:
+    tensor = tensors.get(name)
+    return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
 def sums_of_bits(tensors: Tensors) -> dict[str, int]:
-    """Return the sum of each tensor's bits, as integers that are as wide as its elements."""
+    """Return a checksum of each tensor, to see whether it has changed.
+
+    The bits of each element are read as an integer as wide as the element, and the integers are
+    added. The checksum of a sharded tensor is that of all ranks' rows, so all ranks must call this.
+    """
     parts = [local(value.detach()) for value in tensors.values()]
     if not parts:
         return {}
-    # No integers are as wide as complex128.
-    plain = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
-    sums = torch.stack([part.view(BITS[part.element_size()]).sum() for part in plain])
-    if any(map(is_sharded, tensors.values())):  # a tensor has changed on all ranks, or on none
+    # No integer type is as wide as complex128.
+    real_parts = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
+    sums = torch.stack([part.view(BITS[part.element_size()]).sum() for part in real_parts])
+    # The sums of unsharded tensors are multiplied by the number of ranks, which does no harm: such
+    # a tensor has changed on all ranks or on none.
+    if any(map(is_sharded, tensors.values())):
         torch.distributed.all_reduce(sums)
     return dict(zip(tensors, sums.tolist(), strict=True))
 
 
 class OptimizerState:
-    """An optimizer's state, each tensor as exact and laid out as its parameter is."""
+    """An optimizer, as a part of a checkpoint.
+
+    Its tensors get back their exact values, in the memory layout of their parameters.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
@@ -90,25 +140,38 @@ class OptimizerState:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, but leave the choice of kernels, which depends on the device.
+        """Restore the state, but keep this optimizer's choice of kernels.
 
-        A run may go on with a device whose fused kernel can't be used, or the other way round.
+        That choice depends on the device: a run may go on with a device whose fused kernel can't be
+        used, or the other way round.
         """
-        groups = self.optimizer.param_groups
-        saved_groups = [dict(group) for group in state["param_groups"]]
-        for group, saved_group in zip(groups, saved_groups, strict=False):  # torch compares them
+        saved_groups = []
+        for group in state["param_groups"]:
+            saved_groups.append(dict(group))
+        # `load_state_dict` raises an error if the numbers of groups differ.
+        for group, saved_group in zip(self.optimizer.param_groups, saved_groups, strict=False):
             saved_group |= {name: group[name] for name in KERNELS if name in group}
         self.optimizer.load_state_dict({**state, "param_groups": saved_groups})
+        self.lay_out_as_parameters(state["state"])
+
+    def lay_out_as_parameters(self, saved_states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Replace the restored tensors by copies with the strides of their parameters.
+
+        Fused kernels walk through a parameter and its state side by side, so both need the same
+        strides. `load_state_dict` gave the tensors the dtype of the parameter; the copies get their
+        own saved dtype again.
+
+        Args:
+            saved_states: by the parameters' numbers, which count through all groups.
+        """
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
-        for index, parameter in enumerate(parameters):  # as torch numbers them
-            for name, value in state["state"].get(index, {}).items():
-                # Fused kernels walk a parameter and its state side by side: same strides, then;
-                # and `load_state_dict` gave it the parameter's type.
+        for index, parameter in enumerate(parameters):
+            for name, value in saved_states.get(index, {}).items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape != ():
-                    like = torch.empty_like(parameter, dtype=value.dtype)
-                    fill(like, value)
-                    self.optimizer.state[parameter][name] = like
+                    like_parameter = torch.empty_like(parameter, dtype=value.dtype)
+                    fill(like_parameter, value)
+                    self.optimizer.state[parameter][name] = like_parameter
 
 
 class RandomState:
@@ -118,7 +181,7 @@ class RandomState:
         self.device = device
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states, that of the device under the name of its kind, such as "cuda"."""
+        """Return the states by generator; the device's is under its type, such as "cuda"."""
         version, words, gauss = random.getstate()
         state = {
             "torch": torch.get_rng_state(),
@@ -131,7 +194,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states; the device's only if they are from a device of the same kind."""
+        """Restore the states; the device's only if it was saved on a device of the same type."""
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
         python = state["python"]
@@ -141,4 +204,7 @@ class RandomState:
             set_generator_state(self.device, device_state)
 
     def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
-        """Leave the generators alone: other ranks than these draw from the seed."""
+        """Keep the generators as they were seeded.
+
+        With another number of ranks, no rank can continue what the saved generators began.
+        """

@@ -1,8 +1,13 @@
-"""Any nest of containers, tensors, arrays and plain values, as tensors and JSON, and back."""
+"""Splits a nested state into tensors and JSON, and puts it together again.
+
+Checkpoints contain only safetensors and JSON, which execute nothing when they are read, unlike a
+pickle. Values that JSON can't express are stored as an object with one key, such as
+``{"!tuple": [...]}``.
+"""
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,111 +17,156 @@ import torch
 from common.checkpoints.shards import Rows, is_sharded, local
 
 Tensors = dict[str, torch.Tensor]
+ARRAY_KINDS = "biufcmM"  # NumPy's letters: booleans, numbers, dates and durations
 
 
 def pack(state: Any) -> tuple[Tensors, Any]:
-    """Split a nest into tensors, not copied, by their place, and what JSON can hold.
+    """Split a nested state into its tensors and the rest.
 
-    What JSON has no word for is an object of one key, such as ``!tuple``; a tensor that is there
-    twice (tied weights) is stored once. A TypeError names the place of what can't be kept.
+    Args:
+        state: dicts, lists, tuples, Counters, tensors, NumPy arrays and plain values, nested.
+
+    Returns:
+        The tensors by their place in the state, such as "optimizer.state.0.exp_avg", not copied;
+        and the rest as JSON, in which the tensors' names stand for them. A tensor that occurs
+        twice (tied weights) is stored once.
+
+    Raises:
+        TypeError: a checkpoint can't hold a value; the message names its place.
     """
-    tensors: Tensors = {}
-    names: dict[Any, str] = {}
+    packer = Packer()
+    packed_state = packer.pack_value(state, "")
+    return packer.tensors, packed_state
 
-    def stored(tensor: torch.Tensor, place: str) -> str:
+
+class Packer:
+    """Collects the tensors of one state while `pack` walks through it."""
+
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+        self.names: dict[Hashable, str] = {}  # of the stored tensors, by their identity
+
+    def pack_value(self, value: Any, place: str) -> Any:
+        """Return a value as JSON, and store the tensors in it."""
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, torch.Tensor):
+            return {"!tensor": self.store(value, place)}
+        if type(value) is np.ndarray or isinstance(value, np.generic):
+            return self.pack_array(value, place)
+        if isinstance(value, float):
+            is_finite = value - value == 0
+            return value if is_finite else {"!float": str(value)}
+        if isinstance(value, (list, tuple)):
+            items = [
+                self.pack_value(item, place_within(place, number))
+                for number, item in enumerate(value)
+            ]
+            return items if isinstance(value, list) else {"!tuple": items}
+        if isinstance(value, dict):
+            return self.pack_dict(value, place)
+        raise unfit(value, place)
+
+    def pack_array(self, value: Any, place: str) -> dict[str, Any]:
+        """Store the bytes of a NumPy array or scalar as a tensor; return its dtype and shape."""
+        if value.dtype.kind not in ARRAY_KINDS:
+            raise unfit(value, place)
+        raw_bytes = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
+        tag = "!array" if isinstance(value, np.ndarray) else "!scalar"
+        return {tag: [self.store(raw_bytes, place), value.dtype.str, list(value.shape)]}
+
+    def pack_dict(self, value: dict[Any, Any], place: str) -> dict[str, Any]:
+        """Return a dict or Counter as JSON, whose keys may be strings and integers."""
+        for key in value:
+            if not isinstance(key, (str, int)):
+                raise unfit(key, place_within(place, key))
+        pairs = [
+            [key, self.pack_value(item, place_within(place, key))] for key, item in value.items()
+        ]
+        if isinstance(value, Counter):
+            return {"!Counter": pairs}
+        # Keys in JSON are strings, and those that begin with "!" have a meaning here.
+        is_json_object = all(isinstance(key, str) and not key.startswith("!") for key in value)
+        return dict(pairs) if is_json_object else {"!dict": pairs}
+
+    def store(self, tensor: torch.Tensor, place: str) -> str:
+        """Store a tensor, unless it is stored already, and return its name."""
         if tensor.layout is not torch.strided or tensor.is_meta or not can_hold(tensor.dtype):
             raise unfit(tensor, place)
         tensor = tensor.detach()
         if not is_sharded(tensor):
             tensor = tensor.resolve_conj().resolve_neg()
         key = identity(tensor)
-        if key not in names:
-            place = place.encode("ascii", "backslashreplace").decode()
-            while place in tensors:  # of a key with a dot in it
-                place += "_"
-            names[key], tensors[place] = place, tensor
-        return names[key]
+        if key not in self.names:
+            name = place.encode("ascii", "backslashreplace").decode()
+            while name in self.tensors:  # keys with dots in them can lead to the same place
+                name += "_"
+            self.names[key] = name
+            self.tensors[name] = tensor
+        return self.names[key]
 
-    def packed(value: Any, place: str) -> Any:
-        if value is None or isinstance(value, (bool, int, str)):
-            return value
-        if isinstance(value, torch.Tensor):
-            return {"!tensor": stored(value, place)}
-        if type(value) is np.ndarray or isinstance(value, np.generic):
-            if value.dtype.kind not in "biufcmM":
-                raise unfit(value, place)
-            raw = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
-            kind = "!array" if isinstance(value, np.ndarray) else "!scalar"
-            return {kind: [stored(raw, place), value.dtype.str, list(value.shape)]}
-        if isinstance(value, float):
-            return value if value - value == 0 else {"!float": str(value)}
-        inside = f"{place}." if place else ""
-        if isinstance(value, (list, tuple)):
-            items = [packed(item, f"{inside}{number}") for number, item in enumerate(value)]
-            return items if isinstance(value, list) else {"!tuple": items}
-        if not isinstance(value, dict):
-            raise unfit(value, place)
-        for key in value:
-            if not isinstance(key, (str, int)):
-                raise unfit(key, f"{inside}{key}")
-        pairs = [[key, packed(item, f"{inside}{key}")] for key, item in value.items()]
-        if isinstance(value, Counter):
-            return {"!Counter": pairs}
-        is_plain = all(isinstance(key, str) and not key.startswith("!") for key in value)
-        return dict(pairs) if is_plain else {"!dict": pairs}
 
-    return tensors, packed(state, "")
+def place_within(place: str, key: object) -> str:
+    """Return the place of an item of a container."""
+    return f"{place}.{key}" if place else f"{key}"
 
 
 def unpack(tensors: Mapping[str, torch.Tensor | Rows], rest: Any, mesh: Any = None) -> Any:
-    """Return what `pack` took, in memory of its own; what was sharded, over `mesh` if given."""
-    copies = {
-        name: value.read(mesh) if isinstance(value, Rows) else value.clone()
-        for name, value in tensors.items()
-    }
+    """Return the state that `pack` split, in memory of its own.
+
+    Args:
+        tensors: by name, as `pack` returned them or as they were read from files.
+        rest: the JSON that `pack` returned.
+        mesh: the ranks over which to shard the tensors that are `Rows`; None reads them whole.
+    """
+    copies: dict[str, Any] = {}
+    for name, value in tensors.items():
+        copies[name] = value.read(mesh) if isinstance(value, Rows) else value.clone()
 
     def array(name: str, dtype: str, shape: list[int]) -> Any:
         return copies[name].numpy().view(dtype).reshape(shape)
 
-    kinds: dict[str, Callable[[Any], Any]] = {
+    unpack_tagged: dict[str, Callable[[Any], Any]] = {
         "!tensor": lambda name: copies[name],
         "!array": lambda value: array(*value),
         "!scalar": lambda value: array(*value)[()],
         "!float": float,
-        "!tuple": lambda value: tuple(map(unpacked, value)),
-        "!dict": lambda pairs: dict(map(unpacked, pairs)),
-        "!Counter": lambda pairs: Counter(dict(map(unpacked, pairs))),
+        "!tuple": lambda items: tuple(map(unpack_value, items)),
+        "!dict": lambda pairs: dict(map(unpack_value, pairs)),
+        "!Counter": lambda pairs: Counter(dict(map(unpack_value, pairs))),
     }
 
-    def unpacked(value: Any) -> Any:
+    def unpack_value(value: Any) -> Any:
         if isinstance(value, list):
-            return [*map(unpacked, value)]
+            return [unpack_value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        kind = next(iter(value), "")
-        if kind in kinds:
-            return kinds[kind](value[kind])
-        return {key: unpacked(item) for key, item in value.items()}
+        tag = next(iter(value), "")
+        if tag in unpack_tagged:
+            return unpack_tagged[tag](value[tag])
+        return {key: unpack_value(item) for key, item in value.items()}
 
-    return unpacked(rest)
+    return unpack_value(rest)
 
 
-def unfit(value: Any, place: str) -> TypeError:
+def unfit(value: object, place: str) -> TypeError:
+    """Return the error for a value that a checkpoint can't hold."""
     details = f" of {value.dtype}" if hasattr(value, "dtype") else ""
     return TypeError(f"{place}: a value of type {type(value).__name__}{details} can't be kept")
 
 
-def identity(tensor: torch.Tensor) -> Any:
-    """Return what two tensors have in common when they are the same memory, seen alike."""
+def identity(tensor: torch.Tensor) -> Hashable:
+    """Return a key that two tensors share if they are views of the same elements (tied weights)."""
     tensor = local(tensor)
     if tensor.numel() == 0:
-        return object()  # nothing has no address
+        return object()  # empty tensors have no address by which to tell them apart
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 @functools.cache
 def can_hold(dtype: torch.dtype) -> bool:
+    """Whether safetensors can store tensors of a dtype."""
     try:
         return bool(safetensors.torch.save({"": torch.empty(1, dtype=dtype)}))
-    except Exception:  # of whatever kind safetensors refuses it with
+    except Exception:  # safetensors refuses dtypes with errors of different classes
         return False

@@ -1,91 +1,159 @@
-"""Tensors of which each rank holds some rows, as FSDP2's DTensors: here, and in files."""
+"""Sharded tensors, in memory and in files.
+
+A sharded tensor is a DTensor of FSDP2: each rank has some of its rows. Each rank writes its rows to
+a file of its own. Any number of ranks can read them again, because `Rows` presents the files of all
+ranks as one tensor.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from common.checkpoints.tensors import open_tensors, read_tensors
 
+if TYPE_CHECKING:  # importing these takes a second
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
-def is_sharded(tensor: Any) -> bool:
-    return hasattr(tensor, "to_local")  # to import DTensor takes a second
+
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is a DTensor; this check does not import DTensor, which takes a second."""
+    return hasattr(tensor, "to_local")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return the rows of a tensor that are here: all, where it is not sharded."""
+    """Return this rank's rows of a sharded tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def rows_here(mesh: Any, length: int) -> slice:
-    """Return which rows of `length` this rank of a mesh holds: as `torch.chunk` shares them out."""
-    most = -(-length // mesh.size())
-    first, last = (min(most * (mesh.get_local_rank() + end), length) for end in (0, 1))
+def rows_here(mesh: "DeviceMesh", length: int) -> slice:
+    """Return the rows of a tensor of `length` rows that this rank has.
+
+    FSDP2 shares rows out as `torch.chunk` does: equally, except that the last ranks may have fewer.
+    """
+    rows_per_rank = -(-length // mesh.size())
+    first = min(rows_per_rank * mesh.get_local_rank(), length)
+    last = min(rows_per_rank * (mesh.get_local_rank() + 1), length)
     return slice(first, last)
 
 
-def fill(tensor: Any, value: Any) -> None:
-    """Copy over a tensor what has its whole shape: sharded as it is, whole, or in a file."""
-    rows = rows_here(tensor.device_mesh, len(tensor)) if is_sharded(tensor) else ...
+def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
+    """Copy a value of the same whole shape over a tensor, in place.
+
+    Args:
+        tensor: a plain tensor, or a sharded one, of which this rank's rows are filled.
+        value: a tensor that is sharded alike, a whole tensor, or `Rows` in files.
+    """
     with torch.no_grad():
-        local(tensor).copy_(local(value) if is_sharded(value) else value[rows])
+        if is_sharded(value):
+            rows_of_value = local(value)
+        else:
+            rows: Any = ...
+            if is_sharded(tensor):
+                mesh: Any = getattr(tensor, "device_mesh", None)
+                rows = rows_here(mesh, len(tensor))
+            rows_of_value = value[rows]
+        local(tensor).copy_(rows_of_value)
 
 
-def parts_of(name: str, tensors: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
-    """Return by file what this rank writes: its rows, and what is whole on rank 0."""
-    rows = {key: local(value.detach()) for key, value in tensors.items() if is_sharded(value)}
-    whole = {key: value for key, value in tensors.items() if key not in rows and rank == 0}
-    files = {f"{name}.safetensors": whole, rows_file(name, rank, ranks): rows}
-    return {file: held for file, held in files.items() if held}
+def parts_of(
+    name: str, tensors: Mapping[str, torch.Tensor], rank: int, ranks: int
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors that this rank writes, by the name of the file; no file is empty.
+
+    Each rank writes its rows of the sharded tensors. Rank 0 also writes all other tensors.
+
+    Args:
+        name: what the files' names begin with.
+        tensors: by name, the tensors of all ranks.
+        ranks: the number of ranks that the tensors are sharded over.
+    """
+    own_rows = {}
+    whole_tensors = {}
+    for key, value in tensors.items():
+        if is_sharded(value):
+            own_rows[key] = local(value.detach())
+        elif rank == 0:
+            whole_tensors[key] = value
+    files = {}
+    if whole_tensors:
+        files[f"{name}.safetensors"] = whole_tensors
+    if own_rows:
+        files[rows_file(name, rank, ranks)] = own_rows
+    return files
 
 
 def rows_file(name: str, rank: int, ranks: int) -> str:
     return f"{name}-{rank}-of-{ranks}.safetensors"
 
 
-def read_parts(folder: Path, name: str, files: Collection[str]) -> dict[str, Any]:
-    """Return the tensors that all ranks wrote as `parts_of`; of rows one of `files` is enough."""
-    rows = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
-    ranks = max((int(found[1]) for found in map(rows.fullmatch, files) if found), default=0)
-    whole = f"{name}.safetensors"
-    tensors = read_tensors(folder / whole) if whole in files else {}
+def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, torch.Tensor | Rows]":
+    """Return the tensors that all ranks wrote as `parts_of` the same `name`.
+
+    Args:
+        files: the names of the files that exist. The name of one rank's file of rows is enough: it
+            says how many ranks there were.
+    """
+    pattern = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
+    ranks = 0
+    for file in files:
+        match = pattern.fullmatch(file)
+        if match is not None:
+            ranks = max(ranks, int(match[1]))
+    tensors: dict[str, torch.Tensor | Rows] = {}
+    whole_file = f"{name}.safetensors"
+    if whole_file in files:
+        tensors |= read_tensors(folder / whole_file)
     if ranks:
         tensors |= read_rows(folder / rows_file(name, rank, ranks) for rank in range(ranks))
     return tensors
 
 
-def read_rows(files: Iterable[Path]) -> dict[str, Any]:
-    """Return the tensors of which each rank's file has rows, as `Rows`; one file has them whole."""
-    opened = [open_tensors(path) for path in files]
-    parts = {key: [file.get_slice(key) for file in opened] for key in opened[0].keys()}  # noqa: SIM118
-    return {
-        key: Rows(slices) if slices[0].get_shape() else opened[0].get_tensor(key)
-        for key, slices in parts.items()
-    }
+def read_rows(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
+    """Return the tensors whose rows are spread over files, in the order of the ranks.
+
+    A tensor's values are read when it is indexed, except for a tensor without dimensions, which is
+    the same in all files and is read at once. A single file contains whole tensors.
+    """
+    opened_files = [open_tensors(path) for path in files]
+    tensors: dict[str, torch.Tensor | Rows] = {}
+    for key in opened_files[0].keys():  # noqa: SIM118
+        slices = [file.get_slice(key) for file in opened_files]
+        has_rows = bool(slices[0].get_shape())
+        tensors[key] = Rows(slices) if has_rows else opened_files[0].get_tensor(key)
+    return tensors
 
 
 class Rows:
-    """A tensor in files, of which each has the rows of one rank; read where it is indexed."""
+    """A tensor whose rows are spread over the files of several ranks.
+
+    It has the `shape` and `dtype` of the whole tensor. Indexing it reads only the rows asked for.
+    """
 
     def __init__(self, parts: Iterable[Any]) -> None:
-        """Take safetensors' slices, in the order of the ranks."""
+        """Take the slices that safetensors returned of each file, in the order of the ranks."""
         self.parts = [*parts]
-        lengths = (part.get_shape()[0] for part in self.parts)
-        self.starts = [*accumulate(lengths, initial=0)]
+        lengths = [part.get_shape()[0] for part in self.parts]
+        self.starts = [*accumulate(lengths, initial=0)]  # of each part, then the whole length
         self.shape = torch.Size([self.starts[-1], *self.parts[0].get_shape()[1:]])
         self.dtype: torch.dtype = self.parts[0][:0].dtype
 
     def __getitem__(self, rows: slice | EllipsisType) -> torch.Tensor:
-        first, last, _ = (slice(None) if rows is ... else rows).indices(self.shape[0])
-        starts = zip(self.parts, self.starts, strict=False)
-        return torch.cat([part[max(first - at, 0) : max(last - at, 0)] for part, at in starts])
+        """Read the rows of a slice, or all of them for an ellipsis."""
+        wanted = slice(None) if rows is ... else rows
+        first, last, _ = wanted.indices(self.shape[0])
+        pieces = []
+        for part, start in zip(self.parts, self.starts, strict=False):
+            pieces.append(part[max(first - start, 0) : max(last - start, 0)])
+        return torch.cat(pieces)
 
-    def read(self, mesh: Any) -> Any:
-        """Return it sharded over the ranks of a mesh, or whole where there is none."""
+    def read(self, mesh: "DeviceMesh | None") -> "torch.Tensor | DTensor":
+        """Return the tensor, sharded over the ranks of a mesh, or whole without a mesh."""
         if mesh is None:
             return self[...]
         from torch.distributed.tensor import DTensor, Shard

@@ -1,11 +1,10 @@
-"""A run's state as a table of named parts, saved to a checkpoint and restored bit for bit."""
+"""Saves a run's state as named parts in checkpoints, and restores it bit for bit."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -21,8 +20,12 @@ from common.console import say, warn
 from common.errors import UserError, ask_rank_zero
 from common.files import has_moved, json_safe
 from common.flags import spelled
+from common.records import Manifest
 
-# The facts that a resume must not change, each with the advice for a resume that does.
+if TYPE_CHECKING:  # importing it takes a second
+    from torch.distributed.device_mesh import DeviceMesh
+
+# The facts that a resume must not change. Each has the advice for a resume that changes it.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "start it with the recipe that it is of",
@@ -34,57 +37,79 @@ KEPT = {
     "class_names": SAME_DATA,
     "fingerprint": SAME_DATA,
 }
-# Errors of classes in these packages need no traceback: they do not come from a recipe's own code.
+# The packages whose classes get a sentence in place of a traceback if their state does not fit. A
+# recipe's own classes keep their traceback.
 OURS = ("common.", "torch.", "accelerate.")
+
+State = dict[str, Any]  # as a part's `state_dict` returns it
+
+
+class Stateful(Protocol):
+    """A part of a run that a checkpoint can save, such as an optimizer or a counter."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 class Parts:
-    """The parts of a checkpoint by name: objects with `state_dict` and `load_state_dict`."""
+    """The named parts that make up a run's state, on one rank.
 
-    def __init__(self, rank: int, mesh: Any = None) -> None:
+    A shared part, such as the model, is the same on all ranks. A part of a rank, such as the random
+    generators, may differ between ranks.
+    """
+
+    def __init__(self, rank: int, mesh: "DeviceMesh | None" = None) -> None:
         self.rank = rank
-        self.mesh = mesh  # of the ranks that hold shards, if the model is sharded
-        self.shared: dict[str, Any] = {}
-        self.of_rank: dict[str, Any] = {}
-        self.description: dict[str, Any] = {}
+        self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
+        self.shared: dict[str, Stateful] = {}
+        self.of_rank: dict[str, Stateful] = {}
+        self.description: dict[str, Any] = {}  # see `describe`; empty until training starts
 
-    def add(self, name: str, thing: Any, shared: bool = True) -> None:
-        """Save `thing` in each checkpoint from now on.
+    def add(self, name: str, part: Any, shared: bool = True) -> None:
+        """Save a part in each checkpoint from now on.
 
-        Rank 0 writes a shared part. There are three exceptions: each rank writes the buffers (batch
-        norm's statistics) of a shared module; the parameters that are frozen now are written once;
-        and of a sharded part each rank writes its rows, which any number of ranks can read.
+        A part is a module, an optimizer or any other `Stateful` object. Rank 0 writes a shared
+        part, with three exceptions:
+
+        - Each rank writes the buffers (batch norm's statistics) of a shared module.
+        - The parameters that are frozen now are written once for all checkpoints.
+        - Of a sharded part, each rank writes its rows, which any number of ranks can read.
 
         A part that is not shared is restored on its rank. If the number of processes has changed,
         its `load_from_ranks` gets the states of all ranks. Without such a method, each rank gets
         the state of rank 0.
 
         Raises:
-            ValueError: the name is taken, or it is no word.
+            ValueError: the name is taken, or it has other characters than letters, digits and "-".
             TypeError: the state has a value that a checkpoint can't hold.
         """
         is_taken = name in self.shared or name in self.of_rank
         if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
             raise ValueError(f"a part can't be named {name!r}: it is taken, or no word")
-        if isinstance(thing, nn.Module):
-            thing = extract_model_from_parallel(thing)
+        if isinstance(part, nn.Module):
+            part = extract_model_from_parallel(part)
             if shared:
-                thing = self.of_rank[name] = Network(thing)
-        elif isinstance(thing, torch.optim.Optimizer):
-            thing = OptimizerState(thing)
-        pack({name: thing.state_dict()})
-        (self.shared if shared else self.of_rank)[name] = thing
+                part = Network(part)
+                self.of_rank[name] = part  # for its buffers
+        elif isinstance(part, torch.optim.Optimizer):
+            part = OptimizerState(part)
+        pack({name: part.state_dict()})  # raises a TypeError now rather than at the first save
+        if shared:
+            self.shared[name] = part
+        else:
+            self.of_rank[name] = part
 
     def freeze_description(self) -> None:
         """Describe the parts as they are now. All later manifests contain this description."""
         self.description = describe({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
-        """Return this rank's state as it is now, its tensors not yet copied."""
+        """Return this rank's present state for a checkpoint; its tensors are not copied."""
         contents = Contents()
         if self.rank == 0 or self.mesh:
             self.collect_shared(contents)
-        states = {name: thing.state_dict() for name, thing in self.of_rank.items()}
+        states = {name: part.state_dict() for name, part in self.of_rank.items()}
         tensors, contents.of_rank = pack(states)
         contents.files[f"rank-{self.rank}.safetensors"] = tensors
         return contents
@@ -92,45 +117,60 @@ class Parts:
     def collect_shared(self, contents: Contents) -> None:
         """Add the shared parts to a checkpoint's contents; of sharded ones, this rank's rows."""
         shards = self.mesh.size() if self.mesh else 1
-        for name, thing in self.shared.items():
-            if isinstance(thing, Network):
-                tensors, frozen = thing.take()
+        for name, part in self.shared.items():
+            if isinstance(part, Network):
+                tensors, frozen = part.take()
                 contents.shared[name] = None
                 contents.once |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
             else:
-                tensors, rest = pack({name: thing.state_dict()})
+                tensors, rest = pack({name: part.state_dict()})
                 contents.shared |= rest
             contents.files |= parts_of(name, tensors, self.rank, shards)
 
-    def restore(self, path: Path, manifest: dict[str, Any], world_size: int) -> None:
-        """Restore all parts.
+    def restore(self, path: Path, manifest: Manifest, world_size: int) -> None:
+        """Restore all parts from the checkpoint in the folder `path`.
+
+        Args:
+            world_size: the number of ranks now, which may differ from that of the checkpoint.
 
         Raises:
             UserError: the checkpoint has other parts, or the state of one does not fit.
         """
-        shared, ranks = manifest["parts"], manifest["ranks"]
         self.insist_on_same_names(path, manifest)
-        tensors_of = partial(read_parts, path, files=manifest["files"])
-        has_same_ranks = len(ranks) == world_size
-        ranks_to_read = [self.rank] if has_same_ranks else range(len(ranks))
-        with fitting(path, "state"):
-            states = [unpack(tensors_of(f"rank-{rank}"), ranks[rank]) for rank in ranks_to_read]
-            for name in self.shared.keys() - self.of_rank.keys():
-                states[0][name] = unpack(tensors_of(name), shared[name], self.mesh)
-        for name, thing in self.shared.items():
-            if isinstance(thing, Network):
-                thing.put(path, name, tensors_of(f"../frozen-{name}"), tensors_of(name))
-        for name, thing in {**self.shared, **self.of_rank}.items():
-            takes_all_ranks = name not in self.shared and hasattr(thing, "load_from_ranks")
+        has_same_ranks = len(manifest.ranks) == world_size
+        ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.ranks))
+        states = self.read_states(path, manifest, ranks_to_read)
+        for name, part in self.shared.items():
+            if isinstance(part, Network):
+                frozen = read_parts(path, f"../frozen-{name}", manifest.files)
+                trained = read_parts(path, name, manifest.files)
+                part.put(path, name, frozen, trained)
+        for name, part in {**self.shared, **self.of_rank}.items():
+            takes_all_ranks = name not in self.shared and hasattr(part, "load_from_ranks")
             if takes_all_ranks and not has_same_ranks:
-                load(thing, [state[name] for state in states], path, name, of_ranks=True)
+                load_from_ranks(part, [state[name] for state in states], path, name)
             else:
-                load(thing, states[0][name], path, name)
+                load(part, states[0][name], path, name)
 
-    def insist_on_same_names(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
+        """Return the states in a checkpoint by part's name, one dict for each of the `ranks`.
+
+        The first of them also has the states of the shared parts.
+        """
+        states: list[State] = []
+        with fitting(path, "state"):
+            for rank in ranks:
+                tensors = read_parts(path, f"rank-{rank}", manifest.files)
+                states.append(unpack(tensors, manifest.ranks[rank]))
+            for name in self.shared.keys() - self.of_rank.keys():
+                tensors = read_parts(path, name, manifest.files)
+                states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)
+        return states
+
+    def insist_on_same_names(self, path: Path, manifest: Manifest) -> None:
         """Raise a `UserError` if the checkpoint or this run has a part that the other lacks."""
-        different_names = self.shared.keys() ^ manifest["parts"].keys()
-        for state in manifest["ranks"]:
+        different_names = self.shared.keys() ^ manifest.parts.keys()
+        for state in manifest.ranks:
             different_names |= self.of_rank.keys() ^ state.keys()
         if different_names:
             names = ", ".join(sorted(different_names))
@@ -139,7 +179,12 @@ class Parts:
 
 @contextmanager
 def fitting(path: Path, name: str) -> Iterator[None]:
-    """Turn any error from a state that is of another part, or was edited, into a `UserError`."""
+    """Turn any error while a state is restored into a `UserError`.
+
+    The state may be of another model or optimizer, or a user may have edited it. Then the library
+    that takes it may raise any class of error. (`common.files.reading` is for files that can't be
+    read, and has another message.)
+    """
     try:
         yield
     except Exception as problem:
@@ -149,30 +194,53 @@ def fitting(path: Path, name: str) -> Iterator[None]:
         raise UserError(message) from None
 
 
-def load(thing: Any, state: Any, path: Path, name: str, of_ranks: bool = False) -> None:
-    """Restore a part from its state, or from those of all ranks.
+def load(part: Stateful, state: Any, path: Path, name: str) -> None:
+    """Restore a part from its state in the checkpoint at `path`.
 
-    Errors that a recipe's own class raises keep their traceback.
+    Errors that a recipe's own class raises keep their traceback. Other errors become a `UserError`.
     """
-    restore_part = thing.load_from_ranks if of_ranks else thing.load_state_dict
-    if not isinstance(thing, nn.Module) and not type(thing).__module__.startswith(OURS):
-        restore_part(state)
+    if is_of_recipe(part):
+        part.load_state_dict(state)
         return
     with fitting(path, name):
-        if not isinstance(thing, RandomState):  # it checks its state itself
-            now = thing.state_dict()
-            check_kinds(state, [now] * len(state) if of_ranks else now)
-        restore_part(state)
+        check_state(part, state)
+        part.load_state_dict(state)
 
 
-def check_kinds(saved: Any, now: Any) -> None:
-    """Raise a TypeError if a saved value has another type than the value that it replaces."""
+def load_from_ranks(part: Any, states: list[Any], path: Path, name: str) -> None:
+    """Restore a part from its states on all ranks of a run with another number of ranks."""
+    if is_of_recipe(part):
+        part.load_from_ranks(states)
+        return
+    with fitting(path, name):
+        for state in states:
+            check_state(part, state)
+        part.load_from_ranks(states)
+
+
+def is_of_recipe(part: object) -> bool:
+    """Whether a part's class was written in a recipe, and is no module."""
+    return not isinstance(part, nn.Module) and not type(part).__module__.startswith(OURS)
+
+
+def check_state(part: Stateful, state: Any) -> None:
+    """Raise a TypeError if a value in `state` has another type than in the part's own state."""
+    if not isinstance(part, RandomState):  # it checks its state itself
+        check_types(state, part.state_dict())
+
+
+def check_types(saved: Any, now: Any) -> None:
+    """Raise a TypeError if a saved value has another type than the value that it replaces.
+
+    Containers are compared item by item; items that only one side has are passed over. Any number
+    may replace a number, and any tensor a sharded one.
+    """
     if isinstance(now, dict) and isinstance(saved, dict):
         for key in now.keys() & saved.keys():
-            check_kinds(saved[key], now[key])
+            check_types(saved[key], now[key])
     elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
-        for before, after in zip(saved, now, strict=False):
-            check_kinds(before, after)
+        for saved_item, present_item in zip(saved, now, strict=False):
+            check_types(saved_item, present_item)
     elif now is not None and not isinstance(now, bool):
         expected: Any = type(now)
         if isinstance(now, (int, float)):
@@ -183,17 +251,25 @@ def check_kinds(saved: Any, now: Any) -> None:
             raise TypeError(f"{saved!r:.50} instead of {now!r:.50}")
 
 
+class Restored(NamedTuple):
+    """What a resume learns from the checkpoint that it restored."""
+
+    manifest: Manifest
+    # Whether the best model so far is damaged. The restored part ``best`` is of no use then.
+    has_lost_best: bool
+
+
 def restore_newest(
     checkpoints: Checkpoints,
     named: str | None,
     parts: Parts,
     present: Mapping[str, Any],
     saved_objective: str | None = None,
-) -> dict[str, Any] | None:
-    """Restore all parts from the newest whole checkpoint and return its manifest.
+) -> Restored | None:
+    """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
 
-    Rank 0 chooses the checkpoint. It names those that it passes over, because they are damaged or
-    of another run.
+    Rank 0 chooses the checkpoint. It warns of those that it passes over, because they are damaged
+    or of another run.
 
     Args:
         named: the last checkpoint to consider, such as ``step-00000120``; None for the newest.
@@ -201,10 +277,6 @@ def restore_newest(
             must be the same as in the checkpoint.
         saved_objective: the one in the run's `config.json`. Checkpoints of older versions do not
             name theirs.
-
-    Returns:
-        The manifest, or None if no checkpoint is whole. Its ``lost_best`` is true if the best model
-        so far is damaged; the restored part ``best`` is of no use then.
 
     Raises:
         UserError: a fact differs, or a part does not fit.
@@ -214,50 +286,77 @@ def restore_newest(
         path = choose(checkpoints.folder, named, checkpoints.run_id)
         return path, None if path is None else damaged_best(path)
 
-    path, problem = ask_rank_zero(choose_checkpoint)
+    path, damage_of_best = ask_rank_zero(choose_checkpoint)
     if path is None:
         say(f"resuming {checkpoints.folder.parent} from its start: no whole checkpoint")
         return None
     say(f"resuming {path}")
-    if problem is not None:
-        warn(f"the best model so far is lost, and a later evaluation becomes the best: {problem}")
+    has_lost_best = damage_of_best is not None
+    if has_lost_best:
+        warn(
+            "the best model so far is lost, and a later evaluation becomes the best: "
+            f"{damage_of_best}"
+        )
     manifest = read_manifest(path)
-    fallback = {} if saved_objective is None else {"objective": saved_objective}
-    insist_on_facts(path, {**fallback, **manifest}, present)
-    insist_on_flags(path, manifest.get("flags"), present.get("flags"))
-    insist_on_same(path, manifest.get("parts_described"), present.get("parts_described", {}))
+    insist_on_same_run(path, manifest, present, saved_objective)
     parts.restore(path, manifest, checkpoints.world_size)
-    checkpoints.go_on_from(path, manifest, without_best=problem is not None)
-    return manifest | {"lost_best": problem is not None}
+    checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
+    return Restored(manifest, has_lost_best)
 
 
-def insist_on_facts(path: Path, manifest: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Raise a `UserError` for the first fact of `KEPT` that differs from the manifest's."""
-    data_before = manifest.get("data")
-    before = {**manifest, **data_before} if isinstance(data_before, dict) else manifest
-    now = {**present, **present["data"]}
+def insist_on_same_run(
+    path: Path, manifest: Manifest, present: Mapping[str, Any], saved_objective: str | None
+) -> None:
+    """Raise a `UserError` if this run differs from the checkpoint's in what a resume can't change.
+
+    See `restore_newest` for the arguments.
+    """
+    # Only the entries that the file has, and without the large ones that are not compared.
+    saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
+    if saved_objective is not None:
+        saved_facts.setdefault("objective", saved_objective)
+    insist_on_facts(path, saved_facts, present)
+    insist_on_flags(path, manifest.flags, present.get("flags"))
+    insist_on_same(path, manifest.parts_described, present.get("parts_described", {}))
+
+
+def insist_on_facts(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Raise a `UserError` for the first fact in `KEPT` that differs from the saved one.
+
+    The facts of the data set are in the entry ``data`` of both. A fact that was not saved, as by an
+    older version, is not compared.
+    """
+    facts_before = dict(saved)
+    saved_data = saved.get("data")
+    if isinstance(saved_data, dict):
+        facts_before |= saved_data
+    facts_now = {**present, **present["data"]}
     for name, advice in KEPT.items():
-        if name in before and before[name] != now.get(name):
+        if name in facts_before and facts_before[name] != facts_now.get(name):
             raise UserError(
-                f"{path} was written with {name.replace('_', ' ')} {before[name]!s:.200}, "
-                f"and now {now.get(name)!s:.200}: {advice}"
+                f"{path} was written with {name.replace('_', ' ')} {facts_before[name]!s:.200}, "
+                f"and now {facts_now.get(name)!s:.200}: {advice}"
             )
 
 
-def insist_on_flags(path: Path, before: Any, now: Any) -> None:
-    """Raise a `UserError` for flags that have other values now, as of an edited `config.json`.
+def insist_on_flags(
+    path: Path, saved_flags: object, present_flags: Mapping[str, Any] | None
+) -> None:
+    """Raise a `UserError` if flags have other values than the saved ones.
 
-    A local data set may have moved: it is known by its fingerprint.
+    This happens if a user edits `config.json`, for example. A local data set may have moved: it is
+    recognised by its fingerprint, not by its path.
     """
-    if not isinstance(before, dict) or not isinstance(now, dict):
+    if not isinstance(saved_flags, dict) or not isinstance(present_flags, dict):
         return
-    values = json_safe(now)
-    changed = [
-        f"{spelled(name)} {before[name]!s:.99} and now has {values[name]!s:.99}"
-        for name in sorted(before.keys() & values.keys())
-        if before[name] != values[name]
-        and not (name == "dataset" and has_moved(before[name], values[name]))
-    ]
-    if changed:
+    values = json_safe(present_flags)
+    changes = []
+    for name in sorted(saved_flags.keys() & values.keys()):
+        before = saved_flags[name]
+        now = values[name]
+        is_moved_data = name == "dataset" and has_moved(before, now)
+        if before != now and not is_moved_data:
+            changes.append(f"{spelled(name)} {before!s:.99} and now has {now!s:.99}")
+    if changes:
         advice = "put these values back in the run's config.json, or start another run"
-        raise UserError(f"{path} was trained with {', '.join(changed)}: {advice}")
+        raise UserError(f"{path} was trained with {', '.join(changes)}: {advice}")

@@ -1,11 +1,16 @@
-"""Checkpoints that are whole or not there: written in the background, verified when read.
+"""Writes the checkpoints of a run in the background, so that each is complete or absent.
 
-A checkpoint is a folder ``checkpoints/step-00000120``. Each rank writes its files into
-``step-00000120.unfinished`` and then a receipt with their sizes and SHA-256. Once all receipts
-are there, rank 0 writes the manifest, syncs, renames the folder and syncs its parent; only then
-are old checkpoints removed. What never changes, as frozen weights, is written once, beside the
-checkpoints that name it. The ranks meet on the file system they share, so nothing here takes
-part in the training's collectives. There is no pickle: safetensors and JSON alone.
+A checkpoint is a folder ``checkpoints/step-00000120``. It is written as follows:
+
+1. Each rank writes its files into ``step-00000120.unfinished``, and then a receipt with their
+   sizes and SHA-256.
+2. Once the receipts of all ranks exist, rank 0 writes the manifest.
+3. Rank 0 syncs the folder, renames it, and syncs its parent.
+4. Only then does rank 0 remove old checkpoints.
+
+Tensors that never change, such as frozen weights, are written once, beside the checkpoints that
+name them. The ranks meet on the file system that they share, so the writing threads take no part in
+the training's collectives. Files are safetensors and JSON; nothing is pickled.
 """
 
 import contextlib
@@ -14,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,49 +29,62 @@ from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
-from common.files import UNFINISHED, json_safe, read_json, signed, write_json
+from common.files import UNFINISHED, json_safe, signed, write_json
 from common.platforms import rename_path, replace_file, sync
+from common.records import Manifest, RankReceipt, Receipt, read_record
+
+if TYPE_CHECKING:
+    from common.checkpoints.shards import Rows
 
 HOST = torch.device("cpu")
-BESIDE = "../"  # where files that are written once lie, seen from a checkpoint
+BESIDE = "../"  # the path from a checkpoint to the files that are written once
 # Seconds to wait for the files of other ranks once this one has failed.
 LAST_PATIENCE = 5.0
+POLL_SECONDS = 0.01  # between two looks for the files of other ranks
 
 
 @dataclass
 class Contents:
-    """What one rank puts into a checkpoint: tensors by name of the file, and JSON by part."""
+    """The data that one rank writes into a checkpoint."""
 
-    files: dict[str, Tensors] = field(default_factory=dict)
-    once: dict[str, Tensors] = field(default_factory=dict)  # never changing, beside the checkpoints
-    shared: dict[str, Any] = field(default_factory=dict)  # of rank 0 alone
-    of_rank: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Tensors] = field(default_factory=dict)  # by name of the file
+    once: dict[str, Tensors] = field(default_factory=dict)  # files that are written only once
+    shared: dict[str, Any] = field(default_factory=dict)  # JSON by part; empty except on rank 0
+    of_rank: dict[str, Any] = field(default_factory=dict)  # JSON by part, of this rank
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run, as one rank sees them; the newest `keep` stay."""
+    """Writes and reads the checkpoints of one run, on one rank.
+
+    Saving copies the state, and a thread writes the copies while training goes on.
+    """
 
     folder: Path
     rank: int
     world_size: int
-    keep: int
+    keep: int  # the number of checkpoints that stay, the newest ones
     patience: float  # seconds to wait for the files of other ranks
-    device: torch.device = HOST  # where the state lies that is saved
-    writer: threading.Thread | None = None
-    failure: str | None = None
-    lost: LostProcessError | None = None
-    last_step: int = -1
-    once: dict[str, Any] = field(default_factory=dict)  # receipts of what is written once
+    device: torch.device = HOST  # of the state that is saved
+    writer: threading.Thread | None = None  # of the latest save, until `wait`
+    failure: str | None = None  # why a save failed; nothing is saved after that
+    lost: LostProcessError | None = None  # another rank's files did not appear in time
+    last_step: int = -1  # the update of the latest checkpoint
+    once: dict[str, Receipt] = field(default_factory=dict)  # of the files that are written once
     run_id: str | None = None  # of the run that these checkpoints belong to
-    # Raises a `UserError` where the run's directory is not that of this run any more.
+    # Raises a `UserError` if the run's directory no longer belongs to this run.
     insist_on_own: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.host_copies = HostCopies(self.device)
 
     def save(self, step: int, contents: Contents, facts: Mapping[str, Any]) -> None:
-        """Copy this rank's state, and write it in the background; `facts` go into the manifest."""
+        """Copy this rank's state now, and write it as a checkpoint in the background.
+
+        Args:
+            step: the update that the state is from. A second save at one step does nothing.
+            facts: further entries of the manifest, such as the flags that a resume compares.
+        """
         self.wait()
         if self.failure is not None or step == self.last_step:
             return
@@ -74,32 +92,54 @@ class Checkpoints:
         self.begin(step, contents, facts)
 
     def save_best(self, step: int, tensors: Tensors) -> None:
-        """Copy the best model so far, and write it beside the checkpoints that will name it."""
+        """Copy the best model so far, and write it beside the checkpoints in the background.
+
+        The checkpoints that are saved later name this model's files instead of an earlier one's.
+        """
         self.wait()
         files = parts_of(f"best-{step:08d}", tensors, self.rank, self.world_size)
-        self.once = {name: held for name, held in self.once.items() if not BEST.match(name)}
+        for name in [*self.once]:
+            if BEST.match(name):
+                del self.once[name]
         if self.failure is None and files:
             self.begin(step, Contents(once=files), None)
 
-    def read_best(self, step: int) -> tuple[Path, dict[str, Any]]:
-        """Return where the model is that `save_best` wrote, and its tensors."""
+    def read_best(self, step: int) -> "tuple[Path, dict[str, torch.Tensor | Rows]]":
+        """Return the path of the model that `save_best` wrote at a step, and its tensors."""
         path = self.folder / f"best-{step:08d}.safetensors"
-        files = {*self.once} | ({path.name} if path.exists() else set())  # rank 0 alone wrote it
-        return path, read_parts(self.folder, path.stem, files) or read_tensors(path)
+        file_names = {*self.once}
+        if path.exists():  # only rank 0 wrote it, so only rank 0 has it in `once`
+            file_names.add(path.name)
+        tensors = read_parts(self.folder, path.stem, file_names)
+        if not tensors:
+            tensors |= read_tensors(path)  # says that the file is missing
+        return path, tensors
 
     def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
-        once = {n: tensors for n, tensors in contents.once.items() if n not in self.once}
-        copies, wait = self.host_copies.begin({**contents.files, **once})
-        once = {name: copies.pop(name) for name in once}
-        arguments = (step, replace(contents, files=copies, once=once), json_safe(facts), wait)
-        self.writer = threading.Thread(target=self.write_or_fail, args=arguments)
+        """Copy tensors to the host, and start the thread that writes them.
+
+        Args:
+            facts: of the checkpoint's manifest; None writes the files of `contents.once` alone.
+        """
+        new_once = {
+            name: tensors for name, tensors in contents.once.items() if name not in self.once
+        }
+        copies, wait_for_copies = self.host_copies.begin({**contents.files, **new_once})
+        copies_once = {name: copies.pop(name) for name in new_once}
+        copied_contents = replace(contents, files=copies, once=copies_once)
+        self.writer = threading.Thread(
+            target=self.write_or_fail,
+            args=(step, copied_contents, json_safe(facts), wait_for_copies),
+        )
         self.writer.start()
 
     def wait(self) -> None:
-        """Wait until what was saved last is on disk, or has failed: then `failure` says how.
+        """Wait until the latest save is on disk, or has failed; `failure` says why it failed.
 
-        A rank that did not write in time is a LostProcessError at once: it would not answer in a
-        collective either, so that the ranks can't agree on this first.
+        Raises:
+            LostProcessError: another rank did not write its files in time. It is raised at once,
+                without agreement between ranks, because a rank that does not write would not
+                answer in a collective either.
         """
         if self.writer is not None:
             self.writer.join()
@@ -108,15 +148,20 @@ class Checkpoints:
             raise self.lost
 
     def hurry(self) -> None:
-        """Wait no longer for other ranks than they need when they are well: one may be gone."""
+        """Wait only a few seconds for other ranks from now on, because one may have ended."""
         self.patience = min(self.patience, LAST_PATIENCE)
 
     def write_or_fail(
-        self, step: int, contents: Contents, facts: dict[str, Any] | None, wait: Callable[[], None]
+        self,
+        step: int,
+        contents: Contents,
+        facts: dict[str, Any] | None,
+        wait_for_copies: Callable[[], None],
     ) -> None:
+        """Write a save to disk, in the writing thread; note an error for the training thread."""
         unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
         try:
-            wait()
+            wait_for_copies()
             self.insist_on_own()
             if facts is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,43 +170,70 @@ class Checkpoints:
                 self.write(unfinished, contents, facts)
         except LostProcessError as lost:
             self.lost = lost
-        except (Exception, UserError) as problem:  # whatever it is, the training must hear of it
+        except (Exception, UserError) as problem:  # the training thread must hear of any error
             self.failure = f"rank {self.rank}: {getattr(problem, 'message', problem)}"
-            with contextlib.suppress(OSError):
-                # Make room first: where the disk is full, nothing else can be written.
-                for name in contents.files:
-                    (unfinished / name).unlink(missing_ok=True)
-                for name in contents.once:
-                    (self.folder / f"{name}{UNFINISHED}").unlink(missing_ok=True)
-                (unfinished / f"failed-{self.rank}").touch()
+            self.tell_other_ranks_of_failure(unfinished, contents)
+
+    def tell_other_ranks_of_failure(self, unfinished: Path, contents: Contents) -> None:
+        """Remove what this rank wrote, and leave a file that ends the wait of the other ranks."""
+        with contextlib.suppress(OSError):
+            # Make room first: nothing can be written to a full disk.
+            for name in contents.files:
+                (unfinished / name).unlink(missing_ok=True)
+            for name in contents.once:
+                (self.folder / f"{name}{UNFINISHED}").unlink(missing_ok=True)
+            (unfinished / f"failed-{self.rank}").touch()
 
     def write_once(self, files: Mapping[str, Tensors]) -> None:
+        """Write files beside the checkpoints, and keep their receipts for later manifests."""
+        metadata = None if self.run_id is None else {"run_id": self.run_id}
         for name, tensors in files.items():
             unfinished = self.folder / f"{name}{UNFINISHED}"
-            named = () if self.run_id is None else ({"run_id": self.run_id},)
-            self.once[name] = write_tensors(unfinished, tensors, *named)
+            self.once[name] = write_tensors(unfinished, tensors, metadata)
             replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
     def write(self, unfinished: Path, contents: Contents, facts: dict[str, Any]) -> None:
-        """Write this rank's files and receipt; on rank 0, wait for all and finish the folder."""
+        """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
+
+        The other ranks wait until rank 0 has renamed the folder.
+        """
         unfinished.mkdir(parents=True, exist_ok=True)
         self.write_once(contents.once)
-        mine = {name: write_tensors(unfinished / name, t) for name, t in contents.files.items()}
-        paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
-        receipt = {"files": mine, "once": self.once, "state": contents.of_rank}
-        write_json(paths[self.rank], receipt)
+        receipts = {
+            name: write_tensors(unfinished / name, tensors)
+            for name, tensors in contents.files.items()
+        }
+        receipt_paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
+        own_receipt = {
+            "files": {name: receipt.to_json() for name, receipt in receipts.items()},
+            "once": {name: receipt.to_json() for name, receipt in self.once.items()},
+            "state": contents.of_rank,
+        }
+        write_json(receipt_paths[self.rank], own_receipt)
         finished = unfinished.with_suffix("")
-        self.await_files(unfinished, [finished] if self.rank else paths)
-        if self.rank != 0:
-            return
-        receipts = [read_json(path) for path in paths]
-        for path in paths:
+        if self.rank == 0:
+            self.await_files(unfinished, receipt_paths)
+            self.finish(unfinished, finished, receipt_paths, {**facts, "parts": contents.shared})
+        else:
+            self.await_files(unfinished, [finished])
+
+    def finish(
+        self, unfinished: Path, finished: Path, receipt_paths: Sequence[Path], facts: dict[str, Any]
+    ) -> None:
+        """Write the manifest on rank 0, give the folder its final name, remove old checkpoints."""
+        rank_receipts = [read_record(path, RankReceipt) for path in receipt_paths]
+        for path in receipt_paths:
             path.unlink()
-        files = {f"{BESIDE}{name}": one for part in receipts for name, one in part["once"].items()}
-        files |= {name: one for receipt in receipts for name, one in receipt["files"].items()}
-        states = [receipt["state"] for receipt in receipts]
-        manifest = {**facts, "parts": contents.shared, "ranks": states, "files": files}
+        files = {}
+        for receipts in rank_receipts:
+            for name, receipt in receipts.once.items():
+                files[f"{BESIDE}{name}"] = receipt.to_json()
+        for receipts in rank_receipts:
+            for name, receipt in receipts.files.items():
+                files[name] = receipt.to_json()
+        states = [receipts.state for receipts in rank_receipts]
+        manifest = {**facts, "ranks": states, "files": files}
         write_json(unfinished / MANIFEST, signed(manifest))
         sync(unfinished / MANIFEST)
         sync(unfinished)
@@ -170,23 +242,40 @@ class Checkpoints:
         remove_old(self.folder, self.keep, finished, self.run_id)
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
-        """Wait for a file of each rank, rank 0 first; raise when one failed, or is late."""
+        """Wait until files of other ranks exist.
+
+        Args:
+            paths: one file of each rank, beginning with rank 0.
+
+        Raises:
+            OSError: a rank could not write its files.
+            LostProcessError: a file did not appear within `patience`.
+        """
         began = time.monotonic()
-        while missing := [rank for rank, path in enumerate(paths) if not path.exists()]:
+        while True:
+            missing_ranks = [rank for rank, path in enumerate(paths) if not path.exists()]
+            if not missing_ranks:
+                return
             for rank in range(self.world_size):
                 if (unfinished / f"failed-{rank}").exists():
                     raise OSError(f"rank {rank} could not write its part")
             if time.monotonic() > began + self.patience:
-                late = f"its part of {unfinished.name} was not there after {self.patience:.0f} s"
-                raise LostProcessError(f"rank {missing[0]} timed out: {late}")
-            time.sleep(0.01)
+                raise LostProcessError(
+                    f"rank {missing_ranks[0]} timed out: its part of {unfinished.name} was not "
+                    f"there after {self.patience:.0f} s"
+                )
+            time.sleep(POLL_SECONDS)
 
-    def go_on_from(
-        self, path: Path, manifest: Mapping[str, Any], without_best: bool = False
-    ) -> None:
-        """Take note of what need not be saved again; perhaps the best model was lost."""
+    def go_on_from(self, path: Path, manifest: Manifest, without_best: bool = False) -> None:
+        """Note which files of a restored checkpoint need not be written again.
+
+        Args:
+            path: the checkpoint's folder.
+            without_best: whether the best model is damaged, so that later manifests must not name
+                it.
+        """
         self.last_step = step_of(path)
-        beside = [name for name in manifest["files"] if name.startswith(BESIDE)]
-        if without_best:
-            beside = [name for name in beside if not is_best(name)]
-        self.once = {name.removeprefix(BESIDE): manifest["files"][name] for name in beside}
+        self.once = {}
+        for name, receipt in manifest.files.items():
+            if name.startswith(BESIDE) and not (without_best and is_best(name)):
+                self.once[name.removeprefix(BESIDE)] = receipt

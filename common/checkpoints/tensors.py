@@ -1,4 +1,4 @@
-"""Files of tensors, as safetensors: written to the disk, and read without executing anything."""
+"""Files of tensors in the format of safetensors, which executes nothing when it is read."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,59 +7,87 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import safe_open
 
 from common.errors import UserError
 from common.files import plain, reading, receipt_of
 from common.platforms import sync
+from common.records import Receipt
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Write a file of tensors, wait until it is on the disk, and return its size and SHA-256."""
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None
+) -> Receipt:
+    """Write a file of tensors, wait until it is on the disk, and return its size and SHA-256.
+
+    Raises:
+        OSError, SafetensorError: the file can't be written.
+    """
     contiguous = {name: value.contiguous() for name, value in tensors.items()}
-    # Not `save`: it holds Python's lock, and the training, for 119 ms of 179 MiB.
+    # `safetensors.torch.save` would hold Python's lock, which training needs: 119 ms for 179 MiB.
     safetensors.torch.save_file(contiguous, path, metadata)
-    with suppress(OSError):  # the library keeps it from all others; the folder has the umask's mode
+    # The library gives only this user access. Use the folder's permissions, which follow the umask.
+    with suppress(OSError):
         path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
-    return receipt_of(path)
+    return Receipt(**receipt_of(path))
 
 
-def write_in_turn(path: Path, shapes: Mapping[str, Any], tensors: Iterable[Any]) -> None:
-    """Write a file of tensors of these shapes and types, given one after the other."""
+def write_in_turn(
+    path: Path, like: Mapping[str, torch.Tensor], tensors: Iterable[torch.Tensor]
+) -> None:
+    """Write a file of tensors that need not be in memory at once.
+
+    Args:
+        like: by name, tensors with the shapes and dtypes of those to write; their values are
+            not used.
+        tensors: the tensors to write, on the CPU, in the order of `like`.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, like in shapes.items():
-        start, end = end, end + like.numel() * like.element_size()
-        # The header of a file of nothing has safetensors' word for the type.
-        empty = safetensors.torch.save({"": like.new_empty(0, device="cpu")})
-        kind = json.loads(empty[8:])[""]["dtype"]
-        header[name] = {"dtype": kind, "shape": [*like.shape], "data_offsets": [start, end]}
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
+    for name, tensor in like.items():
+        start = end
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": dtype_name(tensor),
+            "shape": [*tensor.shape],
+            "data_offsets": [start, end],
+        }
+    encoded_header = json.dumps(header).encode()
+    encoded_header += b" " * (-len(encoded_header) % 8)  # the format aligns the values to 8 bytes
     with path.open("wb") as file:
-        file.write(len(words).to_bytes(8, "little") + words)
+        file.write(len(encoded_header).to_bytes(8, "little") + encoded_header)
         for tensor in tensors:
             file.write(tensor.numpy().tobytes())
     sync(path)
 
 
-def read_tensors(path: Path) -> dict[str, Any]:
-    """Read a file of tensors; one that holds anything else is refused, and never executed."""
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype in safetensors' headers, such as "F32"."""
+    empty_file = safetensors.torch.save({"": tensor.new_empty(0, device="cpu")})
+    header = json.loads(empty_file[8:])
+    return header[""]["dtype"]
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors in a file by name; a `UserError` if it is not a file of tensors."""
     with reading(str(path)):
         return safetensors.torch.load_file(path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the words that a file of tensors was written with; none where it can't be read."""
+    """Return the metadata that a file of tensors was written with; empty if it can't be read."""
     with suppress(UserError, OSError), open_tensors(plain(path)) as file:
         return file.metadata() or {}
     return {}
 
 
 def open_tensors(path: Path) -> Any:
-    """Open a file of tensors, to read one of them, or some of its rows, at a time."""
+    """Open a file of tensors to read single tensors, or some rows of them.
+
+    Returns:
+        The handle of `safetensors.safe_open`. A `UserError` says that the file can't be read.
+    """
     with reading(str(path)):
         return safe_open(path, "pt")

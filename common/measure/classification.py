@@ -1,4 +1,4 @@
-"""Ready-made figures for single-label classification: accuracy, F1, confusion, each class."""
+"""Ready-made figures for single-label classification: accuracy, F1, and rates of each class."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,12 @@ from accelerate import Accelerator
 
 from common.devices import has_float64
 from common.errors import UserError
-from common.measure.sums import Evaluation, Metrics, Sums
+from common.measure.sums import Evaluation, Sums
+from common.measure.values import Metrics
 
 
 class Classified(Evaluation):
-    """The figures of a classification, with what they were counted from."""
+    """The figures of a classification, with the counts and predictions behind them."""
 
     # Counts of all ranks, [classes, classes]: true class, then predicted class. None if there are
     # too many classes for a matrix.
@@ -26,13 +27,13 @@ class Classified(Evaluation):
     probabilities: torch.Tensor  # float32, of the predicted classes
 
     def by_class(self) -> list[tuple[str, float, float, float, int]]:
-        """Return of each class: name, precision, recall, F1 and the number of its samples."""
+        """Return for each class its name, precision, recall, F1 and number of samples."""
         rows = zip(self.class_names, *rates(self.class_counts), self.class_counts[2], strict=True)
         return [(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in rows]
 
 
 class ClassificationSums(Sums):
-    """Loss and confusion counts of an evaluation, each sample once, over all ranks."""
+    """Sums the loss and the confusion matrix of an evaluation, over all ranks."""
 
     MOST_CLASSES = 500  # for a confusion matrix, whose memory grows with their square
     BATCHES_KEPT = 64  # for examples of mistakes
@@ -67,7 +68,7 @@ class ClassificationSums(Sums):
             self.probabilities.append(logits.float().softmax(-1).amax(-1))
 
     def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
-        """Refuse: without logits and labels there is nothing to classify by."""
+        """Raise a `UserError`: only `add` gets the logits and labels that are needed here."""
         advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
         raise UserError(f"ClassificationSums.record needs the labels: {advice}")
 
@@ -96,7 +97,11 @@ class ClassificationSums(Sums):
         return counts.scatter_add_(0, 2 * size + labels, ones)
 
     def result(self) -> Classified:
-        """Return ``loss``, ``accuracy``, ``count``, and ``f1``; of more than two ``macro_f1``."""
+        """Return the figures over all ranks; called on all ranks.
+
+        They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. Two
+        classes also have ``f1``, that of the second class; other numbers have ``macro_f1``.
+        """
         reduced = self.reduce()
         classes = len(self.class_names)
         confusion = None

@@ -1,4 +1,4 @@
-"""Floating-point operations of a model, counted once on its real modules."""
+"""Counts a model's floating-point operations once, by running it, for TFLOP/s and MFU."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,16 +11,17 @@ from common.checkpoints.kinds import RandomState
 from common.data.batch import Batch, Samples
 from common.models.compile import as_written
 
-# A recipe's: takes the model and a batch; returns the loss, and the model's outputs.
+# A recipe's function: takes the model and a batch, and returns the loss and the model's outputs.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 
-REAL_SAMPLES = 4  # that are counted together, where shapes alone are not enough
+REAL_SAMPLES = 4  # samples without lengths that are counted together, as a batch
 
 
 class TrainingFlops(NamedTuple):
-    """What a sample costs, forward and backward: a multiplication and an addition count as two.
+    """The operations of a sample's forward and backward pass.
 
-    Matrix products grow with its real tokens, without padding, attention with their square.
+    A multiplication and an addition count as two. The operations of matrix products grow with the
+    sample's tokens, those of attention with the square; padding does not count.
     """
 
     per_sample: float
@@ -28,17 +29,27 @@ class TrainingFlops(NamedTuple):
     per_squared_token: float = 0.0
 
     def total(self, samples: float, tokens: float, squared_tokens: float) -> float:
-        counts = (samples, tokens, squared_tokens)
-        return sum(cost * count for cost, count in zip(self, counts, strict=True))
+        """Return the operations of so many samples with so many tokens in all."""
+        return (
+            self.per_sample * samples
+            + self.per_token * tokens
+            + self.per_squared_token * squared_tokens
+        )
 
 
 def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples) -> TrainingFlops:
-    """Count on tensors that have shapes only; `model` without what wraps it for several processes.
+    """Count the operations of a sample on the meta device, where tensors have no values.
 
-    Recomputation under gradient checkpointing is not counted, and attention is counted as its
-    two products: `torch.utils.flop_counter` does not see all fused ones.
+    Recomputation under gradient checkpointing is not counted. Attention is counted as its two
+    products, because `torch.utils.flop_counter` does not see all fused kernels.
+
+    Args:
+        model: without the wrapper that Accelerate adds for several processes.
+
+    Raises:
+        Exception: of any class, if the model needs values; see `training_flops_of_values`.
     """
-    stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # one for a tensor with several names
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # the same one for tied weights
     tensors = {}
     for name, tensor in own_tensors(model):
         if tensor not in stand_ins:
@@ -47,7 +58,7 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
         tensors[name] = stand_ins[tensor]
     if samples.lengths is None:
         batches = {0.0: samples.example(1, 0)}
-    elif type(samples).example is Samples.example:  # it knows no other lengths than its samples'
+    elif type(samples).example is Samples.example:  # examples only have lengths that occur
         numbers = samples_of_each_length(samples.lengths)
         batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
     else:
@@ -61,14 +72,18 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
 def training_flops_of_values(
     model: nn.Module, compute_loss: ComputeLoss, samples: Samples, device: torch.device
 ) -> TrainingFlops:
-    """Count on a few real samples, for models that look at values, as boolean indexing does.
+    """Count the operations of a sample on a few real samples.
 
-    Generators, buffers and gradients stay as they were.
+    Some models need values, for boolean indexing, for example. Random generators, buffers and
+    gradients are the same afterwards.
+
+    Raises:
+        NotImplementedError: the samples come from a stream, which can't be read ahead.
     """
     if not samples.is_sized:
         raise NotImplementedError("samples without numbers can't be read ahead")
     generators = RandomState(device)
-    drawn = generators.state_dict()
+    state_before = generators.state_dict()
     try:
         if samples.lengths is None:
             numbers = {0.0: torch.arange(min(REAL_SAMPLES, len(samples)))}
@@ -80,15 +95,16 @@ def training_flops_of_values(
             total = operations(model, compute_loss, batch, copies_of_tensors(model))
             counts[length] = total / len(number)
     finally:
-        generators.load_state_dict(drawn)
+        generators.load_state_dict(state_before)
     return through(counts)
 
 
 def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each parameter and buffer of each module once, by the first name of the module.
+    """Yield the parameters and buffers of each module with the names that `functional_call` needs.
 
-    `functional_call` must get a tensor that two modules share under both names, and a module that
-    has two names under one alone: under two, it would leave its own tensor in the model.
+    A tensor that two modules share is yielded under both names. A module that has two names is
+    yielded under its first one only: with both, `functional_call` would not put the original tensor
+    back.
     """
     for prefix, module in model.named_modules():
         own = [
@@ -100,7 +116,7 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters that gather gradients of their own, and copies of buffers, by name."""
+    """Return stand-ins by name: detached parameters with their own gradients, copied buffers."""
     copies: dict[torch.Tensor, torch.Tensor] = {}
     named = {}
     for name, tensor in own_tensors(model):
@@ -113,7 +129,10 @@ def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def samples_of_each_length(lengths: Any) -> dict[float, torch.Tensor]:
-    """Return up to three lengths that samples have, each with one sample, int64 [1]."""
+    """Return up to three lengths that occur, each with the number of one sample, int64 [1].
+
+    The lengths are the 10 %, 50 % and 90 % quantiles.
+    """
     order = np.argsort(lengths, kind="stable")
     shares = (0.1, 0.5, 0.9)
     numbers = [int(order[int(share * (len(order) - 1))]) for share in shares]
@@ -121,7 +140,7 @@ def samples_of_each_length(lengths: Any) -> dict[float, torch.Tensor]:
 
 
 def through(counts: dict[float, float]) -> TrainingFlops:
-    """Return a + bL + cL² through the operations by length L; of fewer lengths, fewer terms."""
+    """Fit a + bL + cL² to the operations by length L; with fewer lengths, fewer terms."""
     points = torch.tensor([*counts], dtype=torch.float64)
     powers = torch.vander(points, increasing=True)
     solved = torch.linalg.solve(powers, torch.tensor([*counts.values()], dtype=torch.float64))
@@ -131,7 +150,11 @@ def through(counts: dict[float, float]) -> TrainingFlops:
 def operations(
     model: nn.Module, compute_loss: ComputeLoss, batch: Batch, tensors: dict[str, torch.Tensor]
 ) -> float:
-    """Return the operations of one forward and backward pass; `tensors` stand for the model's."""
+    """Return the operations of one forward and backward pass.
+
+    Args:
+        tensors: by name, the tensors to use in place of the model's own.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     def with_tensors(*inputs: Any, **named: Any) -> Any:

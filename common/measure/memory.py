@@ -1,4 +1,4 @@
-"""Memory that was really taken: on the device where it says so, of the process elsewhere."""
+"""Measures memory in use: of the device if it reports it, otherwise of the process."""
 
 import functools
 import os
@@ -18,20 +18,25 @@ MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-# Peaks before the last reset: of the whole process, and of each `MemoryTracker` that is open.
-EARLIER: defaultdict[torch.device, list[tuple[int, int]]] = defaultdict(lambda: [(0, 0)])
+Peaks = tuple[int, int]  # the most bytes in use, and reserved by the device's allocator
+# The peaks before the system's marks were last reset: first those of the whole process, then those
+# of each open `MemoryTracker`. Each tracker resets the marks, so the earlier peaks are kept here.
+EARLIER: defaultdict[torch.device, list[Peaks]] = defaultdict(lambda: [(0, 0)])
 
 
 def memory_used(device: torch.device) -> dict[str, float]:
     """Return this rank's ``memory/`` metrics, in MiB.
 
-    Those of a device are peaks. A device that keeps no peaks has ``memory/allocated_mib`` instead,
-    what is in use now, and one that says nothing has none.
+    ``memory/host_rss_mib`` is the process's resident memory now. A device that keeps peaks adds
+    ``memory/peak_allocated_mib`` and ``memory/peak_reserved_mib``. A device that only reports the
+    memory in use now adds ``memory/allocated_mib``. Other devices add nothing.
     """
     sizes: dict[str, int] = {}
     allocated = devices.allocated_bytes(device)
     if devices.keeps_peaks(device):
-        sizes["memory/peak_allocated_mib"], sizes["memory/peak_reserved_mib"] = peaks(device)
+        peak_allocated, peak_reserved = peaks(device)
+        sizes["memory/peak_allocated_mib"] = peak_allocated
+        sizes["memory/peak_reserved_mib"] = peak_reserved
     elif allocated is not None:
         sizes["memory/allocated_mib"] = allocated
     sizes["memory/host_rss_mib"] = resident_bytes()
@@ -44,9 +49,10 @@ def peak_memory(figures: Mapping[str, float]) -> float:
 
 
 def device_memory(device: torch.device) -> int:
-    """Return all memory of `device` in bytes.
+    """Return the size of a device's memory in bytes.
 
-    On a CPU, and for a device that doesn't say, it is what the process's container may take.
+    For a CPU, and for a device that doesn't report it, it is the memory of the machine or the limit
+    of the process's container, whichever is smaller.
     """
     room = devices.memory_room(device)
     if room is not None:
@@ -63,9 +69,9 @@ def total_memory() -> int:
 
 
 def container_limits() -> list[int]:
-    """Return the limits of memory in bytes of this process's control groups, all levels of them.
+    """Return the memory limits in bytes of the Linux control groups that this process is in.
 
-    Slurm, systemd and container engines nest control groups: each level has a limit of its own.
+    Slurm, systemd and container engines nest control groups, and each level may have a limit.
     """
     limits = []
     for root, path, name in own_cgroups():
@@ -73,13 +79,18 @@ def container_limits() -> list[int]:
         for depth in range(len(parts) + 1):
             try:
                 limits.append(int(root.joinpath(*parts[:depth], name).read_text(encoding="utf-8")))
-            except (OSError, ValueError):  # no such level in this container, or "max": no limit
+            except (OSError, ValueError):  # this container hides the level, or the limit is "max"
                 continue
     return limits
 
 
 def own_cgroups() -> Iterator[tuple[Path, str, str]]:
-    """Yield (where they are mounted, path of this process's own, name of the file of its limit)."""
+    """Yield the control groups of this process.
+
+    Yields:
+        The folder where groups are mounted, the path of this process's group below it, and the name
+        of the file with a group's memory limit.
+    """
     try:
         lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -88,43 +99,50 @@ def own_cgroups() -> Iterator[tuple[Path, str, str]]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             yield CGROUPS, path, "memory.max"
-            yield CGROUPS / "unified", path, "memory.max"  # beside those of version 1
+            yield CGROUPS / "unified", path, "memory.max"  # if version 1 is mounted as well
         elif "memory" in controllers.split(","):
             yield CGROUPS / "memory", path, "memory.limit_in_bytes"
 
 
 def limit_memory() -> None:
-    """Have what goes beyond all memory fail where it is asked for: Linux would kill the process."""
+    """Limit this process to the memory that exists, on Linux.
+
+    An allocation beyond that fails with an error, which a message can explain. Without the limit,
+    Linux would kill the process.
+    """
     if IS_LINUX and resource is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        # The program's own data are for the most part never touched: threads' stacks.
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+        # The process's present data come on top, because most of it is never touched and takes no
+        # memory: the stacks of threads.
         limit = own_data_bytes() + device_memory(torch.device("cpu"))
-        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard_limit))
 
 
 def lift_limit() -> None:
-    """Take back what `limit_memory` set, for what is still to do where it was met."""
+    """Undo `limit_memory`, so that a run that met the limit can still write its files and end."""
     if IS_LINUX and resource is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard_limit, hard_limit))
 
 
 def memory_now(device: torch.device) -> int:
-    """Return the bytes in use: of the device's allocator, or resident in the process."""
+    """Return the bytes in use now: of the device's allocator, or the process's resident memory."""
     allocated = devices.allocated_bytes(device)
     return resident_bytes() if allocated is None else allocated
 
 
-def peaks(device: torch.device) -> tuple[int, int]:
-    """Return the most bytes in use so far (see `memory_now`), and reserved on a GPU.
+def peaks(device: torch.device) -> Peaks:
+    """Return the most bytes in use so far (see `memory_now`), and the most reserved on a GPU.
 
-    Of a device that keeps no peaks, it is what is in use now.
+    For a device that keeps no peaks, it is the memory in use now.
     """
     return higher(EARLIER[devices.indexed(device)][0], since_reset(device))
 
 
-def since_reset(device: torch.device) -> tuple[int, int]:
+def since_reset(device: torch.device) -> Peaks:
+    """Return the peaks since the marks of the device or the system were last reset."""
     device_peaks = devices.peak_bytes(device)
     if device_peaks is not None:
         return device_peaks
@@ -132,12 +150,11 @@ def since_reset(device: torch.device) -> tuple[int, int]:
     return process_peak() if allocated is None else (allocated, 0)
 
 
-def process_peak() -> tuple[int, int]:
-    """Return the most bytes that the process had since the mark was last reset, and 0."""
+def process_peak() -> Peaks:
+    """Return the most bytes resident in the process since the mark was last reset, and 0."""
     try:
-        status = Path("/proc/self/status").read_text(
-            encoding="utf-8"
-        )  # Linux keeps a high-water mark
+        # Linux keeps a high-water mark.
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         status = ""
     marks = re.findall(r"VmHWM:\s+(\d+) kB", status)
@@ -145,19 +162,19 @@ def process_peak() -> tuple[int, int]:
 
 
 def forget_peaks(device: torch.device) -> None:
-    """Count peaks from now on, outside of any `MemoryTracker`."""
-    with MemoryTracker(device):  # which resets the system's
+    """Forget all peaks until now; call it outside of any `MemoryTracker`."""
+    with MemoryTracker(device):  # resets the marks
         pass
     EARLIER[devices.indexed(device)] = [(0, 0)]
 
 
-def higher(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return max(one[0], other[0]), max(one[1], other[1])
+def higher(left: Peaks, right: Peaks) -> Peaks:
+    return max(left[0], right[0]), max(left[1], right[1])
 
 
 @functools.cache
 def own_process() -> psutil.Process | None:
-    """Return this process, which takes longer to make than to ask; None without /proc."""
+    """Return psutil's object for this process, made only once; None without /proc."""
     try:
         return psutil.Process()
     except (OSError, psutil.Error):
@@ -165,7 +182,7 @@ def own_process() -> psutil.Process | None:
 
 
 def own_data_bytes() -> int:
-    """Return the bytes of this process's data, with those that were never touched."""
+    """Return the size of this process's data in bytes, including pages never touched."""
     process = own_process()
     return 0 if process is None else process.memory_info().data
 
@@ -182,22 +199,34 @@ def resident_bytes() -> int:
 class MemoryTracker:
     """Measures the memory that a block of code takes: ``with MemoryTracker() as memory: ...``.
 
-    In MiB, ``memory.peak_mib`` is then the most that was in use in the block, ``delta_mib`` how
-    far that is above its beginning, ``kept_mib`` how far its end is: of the device's allocator, or
-    of the process's resident pages. Trackers may be nested, in one thread. Where the device or the
-    system keeps no mark of a peak that can be reset, only a peak above all earlier ones is seen.
+    After the block, in MiB of the device's allocator or of the process's resident memory:
+
+    - ``peak_mib`` is the most that was in use in the block.
+    - ``delta_mib`` is the difference between that peak and the beginning of the block.
+    - ``kept_mib`` is the difference between the end and the beginning of the block.
+
+    Trackers may be nested, in one thread. If the device or system keeps no peak that can be reset,
+    a peak in the block is only seen if it is above all earlier ones.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        """Measure `device`; None for the current accelerator, or the CPU where there is none."""
+        """Measure a device; None measures the current accelerator, or the CPU without one."""
         chosen = devices.default_device() if device is None else torch.device(device)
         self.device = devices.indexed(chosen)
-        self.peak_mib = self.delta_mib = self.kept_mib = 0.0
+        self.peak_mib = 0.0
+        self.delta_mib = 0.0
+        self.kept_mib = 0.0
+        self.bytes_before = 0  # in use at the beginning of the block
+        self.outer_peaks: Peaks = (0, 0)  # from the last reset until the block
+        self.is_reset = False  # whether the marks began anew with the block
 
     def __enter__(self) -> Self:
-        self.around, self.is_reset = since_reset(self.device), True
+        self.outer_peaks = since_reset(self.device)
+        self.is_reset = True
+        # The reset below loses these peaks for the process and for the trackers around this one.
         earlier = EARLIER[self.device]
-        earlier[:] = [*(higher(peak, self.around) for peak in earlier), (0, 0)]
+        earlier[:] = [higher(peak, self.outer_peaks) for peak in earlier]
+        earlier.append((0, 0))
         if devices.has_own_memory_figures(self.device):
             self.is_reset = devices.reset_peaks(self.device)
         else:
@@ -205,14 +234,14 @@ class MemoryTracker:
                 CLEAR_REFS.write_text("5", encoding="utf-8")
             except OSError:
                 self.is_reset = False
-        self.before = memory_now(self.device)  # bytes
+        self.bytes_before = memory_now(self.device)
         return self
 
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
         highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
-        is_known = self.is_reset or highest > self.around[0]
-        peak = max(self.before, after, highest if is_known else 0)
+        is_of_this_block = self.is_reset or highest > self.outer_peaks[0]
+        peak = max(self.bytes_before, after, highest if is_of_this_block else 0)
         self.peak_mib = peak / MEBIBYTE
-        self.delta_mib = (peak - self.before) / MEBIBYTE
-        self.kept_mib = (after - self.before) / MEBIBYTE
+        self.delta_mib = (peak - self.bytes_before) / MEBIBYTE
+        self.kept_mib = (after - self.bytes_before) / MEBIBYTE

@@ -1,4 +1,4 @@
-"""What training will need of the memory, known before it starts; and what it then took."""
+"""Plans the memory that training will need before it starts, and compares it with the real use."""
 
 import copy
 import math
@@ -23,38 +23,56 @@ from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
 from common.records import MemoryPlanFacts
 
-# Of each part: its name, and the MiB planned and measured, where they are known.
+# For each part: its name, and its planned and measured MiB, None if unknown.
 MemoryRows = list[tuple[str, float | None, float | None]]
+# The parts that are planned before the first update.
 KNOWN = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "other")
 
 
 class MemoryPlan:
     """The MiB that each part of training takes on this rank, planned and measured.
 
-    Before the first update, what lasts is known, with the copies that a ``checkpoint`` makes (on a
-    GPU where there is room for them), and ``other``, which is in use already: data placed on a GPU;
-    on a CPU the program and its libraries. The first updates show the rest: ``activations``, which
-    the forward pass keeps for the backward pass (autocast's copies of weights included), and
-    ``workspace``, which is taken besides at the peak: by kernels, their results, and libraries that
-    were not in use before. Both are planned for the longest batch, in proportion to its tokens.
+    Some parts are known before the first update:
+
+    - ``weights``, ``gradients``, ``buffers`` and ``optimizer_state``, which last.
+    - ``checkpoint``: the copies of the state that a checkpoint makes (on a GPU, if it has room).
+    - ``other``: memory already in use. On a GPU these are data placed there; on a CPU, the program
+      and its libraries.
+
+    The first updates show the rest:
+
+    - ``activations``: tensors that the forward pass keeps for the backward pass, including
+      autocast's copies of weights.
+    - ``workspace``: all further memory at the peak, such as that of kernels, their results, and
+      libraries loaded during the first updates.
+
+    Both are planned for the longest batch, in proportion to its tokens.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Loader):
-        self.accelerator, self.device, self.model = accelerator, accelerator.device, model
-        self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        size, lengths = loader.order.batch_size, loader.order.lengths
-        self.most_tokens = 0 if lengths is None else int(np.sort(lengths)[-size:].sum())
-        # Of the longest micro-batch so far. A compiled model's activations are not looked at: it
-        # would be compiled with the hooks, and again without them.
+        self.accelerator = accelerator
+        self.device = accelerator.device
+        self.model = model
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+        self.most_tokens = most_tokens_of_batch(loader)
+        # The tokens of the longest micro-batch so far. Infinity means that no activations are
+        # measured: a compiled model would be compiled with the hooks, and again without them.
         self.watched_tokens = math.inf if is_compiled(model) else -1
-        self.first_updates, self.updates = ExitStack(), 0
+        self.first_updates = ExitStack()  # closes the tracker and the hook after the first updates
+        self.updates = 0
         self.tracker: MemoryTracker | None = None  # of the first updates
-        self.measured: dict[str, float] = {}
-        self.planned = self.lasting()
+        self.measured: dict[str, float] = {}  # MiB by part
+        self.planned = self.lasting()  # MiB by part
+        self.plan_parts_before_training()
+        self.device_mib = device_memory(self.device) / MEBIBYTE
+
+    def plan_parts_before_training(self) -> None:
+        """Add the gradients, the optimizer's state, the checkpoint and other memory to the plan."""
+        model = self.model
         used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
         gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
-        # On a GPU the buckets exist, in which DDP's gradients will lie; on a CPU, as pages that
-        # nobody has touched.
+        # DDP has already allocated the buckets for its gradients. On a GPU they count as used; on a
+        # CPU they do not, because their pages have not been touched.
         if isinstance(model, DistributedDataParallel) and has_own_memory_figures(self.device):
             used -= gradients
         self.planned |= {"gradients": gradients, "other": max(0.0, used)}
@@ -65,9 +83,9 @@ class MemoryPlan:
             self.planned["optimizer_state"] = state / MEBIBYTE
         copied = ("weights", "buffers", "optimizer_state")
         self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
-        self.device_mib = device_memory(self.device) / MEBIBYTE
 
     def lasting(self) -> dict[str, float]:
+        """Return the present MiB of the parts that last, besides the gradients."""
         return {
             "weights": mebibytes(self.model.parameters()),
             "buffers": mebibytes(self.model.buffers()),
@@ -76,7 +94,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> float:
-        """All parts counted as there at once."""
+        """The planned MiB, as if all parts were in use at the same time."""
         return sum(self.planned.values())
 
     def facts(self) -> MemoryPlanFacts:
@@ -86,7 +104,10 @@ class MemoryPlan:
 
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
-        """Look at what a micro-batch takes, if it is longer than all before."""
+        """Measure the activations of a micro-batch, if it is longer than all before.
+
+        The first call also starts to measure the peak memory of the first updates.
+        """
         if self.tracker is None:
             self.tracker = self.first_updates.enter_context(MemoryTracker(self.device))
             hook = self.optimizer.register_step_pre_hook(self.see_gradients)
@@ -103,23 +124,29 @@ class MemoryPlan:
             self.complete()
 
     def see_gradients(self, *unused: object) -> None:
+        """Measure the gradients; the optimizer calls this before each of the first updates."""
         gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
         self.measured["gradients"] = mebibytes(gradients)
 
     def complete(self) -> None:
+        """Plan activations and workspace from the first updates, and print them; only once."""
         if self.tracker is None or "workspace" in self.planned:
             return
         self.first_updates.close()
-        seen = {name: size for name, size in self.measured.items() if name == "activations"}
-        expected = self.total - self.planned.get("checkpoint", 0.0) + sum(seen.values())
-        seen["workspace"] = max(0.0, self.tracker.peak_mib - expected)
+        new_parts = {}
+        if "activations" in self.measured:
+            new_parts["activations"] = self.measured["activations"]
+        expected = self.total - self.planned.get("checkpoint", 0.0) + sum(new_parts.values())
+        new_parts["workspace"] = max(0.0, self.tracker.peak_mib - expected)
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
-        self.planned |= {name: ratio * size for name, size in seen.items()}
-        parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in seen)
+        for name, size in new_parts.items():
+            self.planned[name] = ratio * size
+        parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in new_parts)
         share = f"{self.total / self.device_mib:.1%} of the {self.device.type}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
 
     def finish(self) -> MemoryRows:
+        """Return the planned and measured size of each part at the end of training."""
         self.complete()
         planned = self.planned | {"total": self.total}
         measured = self.measured | self.lasting()
@@ -142,47 +169,69 @@ def plan_text(facts: MemoryPlanFacts) -> str:
 
 
 def comparison_text(rows: MemoryRows) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')} {'?' if planned is None else f'{planned:,.1f}'}"
-        f" → {measured:,.1f}"
-        for name, planned, measured in rows
-        if measured
-    )
+    """Return the planned and measured sizes of the parts that were measured, on one line."""
+    parts = []
+    for name, planned, measured in rows:
+        if measured:
+            planned_text = "?" if planned is None else f"{planned:,.1f}"
+            parts.append(f"{name.replace('_', ' ')} {planned_text} → {measured:,.1f}")
+    return ", ".join(parts)
+
+
+def most_tokens_of_batch(loader: Loader) -> int:
+    """Return the tokens of a batch of the longest samples; 0 if samples have no lengths."""
+    lengths = loader.order.lengths
+    if lengths is None:
+        return 0
+    return int(np.sort(lengths)[-loader.order.batch_size :].sum())
 
 
 def mebibytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the size of the storages behind `tensors`, each counted once."""
+    """Return the MiB of the storages behind tensors; a storage that several share counts once."""
     storages = [local(tensor).untyped_storage() for tensor in tensors]
-    return sum({s.data_ptr(): s.nbytes() for s in storages}.values()) / MEBIBYTE
+    bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(bytes_by_address.values()) / MEBIBYTE
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all tensors in an optimizer's state."""
     values = [value for state in optimizer.state.values() for value in state.values()]
     return [value for value in values if torch.is_tensor(value)]
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return an optimizer's state in bytes, by an update on the meta device; None if it can't."""
+    """Return the size in bytes that an optimizer's state will have; None if it can't be found out.
+
+    A copy of the optimizer makes an update on the meta device, where tensors have no values.
+    """
     imagined = copy.copy(optimizer)
-    imagined.state, imagined.param_groups = defaultdict(dict), []
+    imagined.state = defaultdict(dict)
+    imagined.param_groups = []
     for group in optimizer.param_groups:
         trained = (p for p in group["params"] if p.requires_grad)
         parameters = [nn.Parameter(torch.empty_like(local(p), device="meta")) for p in trained]
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
-        # Fused kernels are written for real devices; the state is the same without them.
+        # Fused kernels need a real device; the state is the same without them.
         plain = dict.fromkeys(group.keys() & {"fused", "foreach"}, False)
         imagined.param_groups.append({**group, **plain, "params": parameters})
     try:
         type(optimizer).step(imagined)
-    except Exception:  # an optimizer may refuse in any way, and a plan must not matter
+    except Exception:  # an optimizer may raise anything, and a plan must not stop the run
         return None
     return sum(tensor.nbytes for tensor in state_tensors(imagined))
 
 
 @contextmanager
 def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
-    """Give the bytes of each storage that autograd saves meanwhile, 0 of those that are `known`."""
+    """Record the storages that autograd saves for the backward pass within the block.
+
+    Args:
+        known: tensors, such as the weights, whose storages count as 0 bytes.
+
+    Yields:
+        The bytes of each storage, by its address. The block fills it.
+    """
     sizes = {local(tensor).untyped_storage().data_ptr(): 0 for tensor in known}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

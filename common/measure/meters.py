@@ -1,4 +1,4 @@
-"""A run's figures: speed, memory, loss and metrics, gathered from all ranks."""
+"""Computes the figures of each log line: loss, metrics, speed and memory over all ranks."""
 
 import contextlib
 import math
@@ -27,8 +27,9 @@ from common.measure.flops import (
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
-from common.measure.sums import Metrics, TrainingSums
 from common.measure.totals import gathered
+from common.measure.training_sums import TrainingSums
+from common.measure.values import Metrics
 from common.platforms import load_average
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
@@ -42,20 +43,26 @@ BUSY_SHARE = 0.8  # of the time; a GPU that nothing holds up is busy for longer
 
 
 class Meters:
-    """Counts on each rank without synchronising; gathers at the log interval and at the end."""
+    """Measures training on one rank, and gathers the figures of all ranks.
+
+    `count` is called for each micro-batch and never waits for the device. `interval` and
+    `whole_run` wait for the device and the other ranks, at a log line and at the end.
+    """
 
     def __init__(self, accelerator: Accelerator, accumulation: int) -> None:
-        self.accelerator, self.device = accelerator, accelerator.device
+        self.accelerator = accelerator
+        self.device = accelerator.device
         self.sums = TrainingSums(self.device, accumulation)
         self.power = PowerMeter(self.device)
         self.stopwatch = Stopwatch(partial(synchronize, self.device), energy=self.power.joules)
         self.clock = RunClock()
         self.flops: TrainingFlops | None = None
-        self.peak, self.peak_source = 0.0, ""  # TFLOP/s of a device
-        self.clocks = time.perf_counter(), time.process_time()  # at the last log line
-        self.is_warned = False
-        self.held: dict[str, deque[float]] = {}  # by owner, memory in MiB at the last log lines
-        self.busy: list[float] = []  # share of each interval in which the GPUs computed
+        self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
+        self.peak_source = ""
+        self.clocks = (time.perf_counter(), time.process_time())  # at the last log line
+        self.is_warned = False  # of other programs on the same cores
+        self.memory_sizes: dict[str, deque[float]] = {}  # by owner, MiB at the last log lines
+        self.utilizations: list[float] = []  # of the GPUs, from 0 to 1, in each interval
 
     def find_flops(
         self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
@@ -75,6 +82,7 @@ class Meters:
                 warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
 
     def accumulate(self, accumulation: int) -> None:
+        """Begin new sums for updates of so many micro-batches."""
         self.sums = TrainingSums(self.device, accumulation)
 
     def count(
@@ -108,7 +116,7 @@ class Meters:
                 self.sums.agree_on_names(self.accelerator, taken)
                 rows = self.gather_rows(self.sums.row(taken))
             if "gpu/utilization" in figures:
-                self.busy.append(figures["gpu/utilization"])
+                self.utilizations.append(figures["gpu/utilization"])
             return {**self.sums.means(rows), **figures, "perf/goodput": self.goodput()}
 
     def whole_run(self) -> dict[str, float]:
@@ -122,7 +130,12 @@ class Meters:
     def of_all_ranks(
         self, interval: Interval, used: Mapping[str, float], numbers: list[float]
     ) -> tuple[dict[str, float], Tensor]:
-        """Gather from all ranks, in one collective, what each has measured.
+        """Gather the measurements of all ranks, in one collective.
+
+        Args:
+            interval: this rank's time and work.
+            used: this rank's memory, and its GPU's utilisation and power, by metric.
+            numbers: n further numbers of this rank.
 
         Returns:
             The figures, with the maximum over ranks of each value in `used`; and the `numbers` of
@@ -130,8 +143,8 @@ class Meters:
         """
         parts = [[*vars(interval).values()], [*used.values()], numbers]
         row = [*parts[0], *parts[1], *parts[2]]
-        gathered = self.gather_rows(row).split([*map(len, parts)], dim=1)
-        intervals, used_by_ranks, numbers_of_ranks = gathered
+        columns = self.gather_rows(row).split([*map(len, parts)], dim=1)
+        intervals, used_by_ranks, numbers_of_ranks = columns
         figures: dict[str, float] = {}
         if interval.updates:  # an interval whose updates were all profiled has no speed
             figures |= throughput(intervals, self.flops, self.peak)
@@ -150,7 +163,7 @@ class Meters:
 
     def idle_sentence(self) -> str | None:
         """Return advice for GPUs that were idle for much of the time; None if they were not."""
-        steady = self.busy[1:]  # compilation falls into the first interval
+        steady = self.utilizations[1:]  # the first interval includes compilation
         if not steady:
             return None
         share = mean(steady)
@@ -164,7 +177,7 @@ class Meters:
     def warn_of_contention(self) -> None:
         """Warn once, on a CPU, if other programs slow the run down."""
         wall_before, cpu_before = self.clocks
-        self.clocks = time.perf_counter(), time.process_time()
+        self.clocks = (time.perf_counter(), time.process_time())
         if self.is_warned or self.device.type != "cpu":
             return
         wall_now, cpu_now = self.clocks
@@ -189,8 +202,8 @@ class Meters:
         if has_own_memory_figures(self.device):
             memory["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in memory.items():
-            sizes = self.held.setdefault(owner, deque(maxlen=2 * RISES))
-            if not sizes or sizes[-1] > 0:  # 0 marks an owner that was warned of
+            sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISES))
+            if not sizes or sizes[-1] > 0:  # 0 marks an owner that this has warned of
                 sizes.append(size)
             sentence = rising_sentence(owner, [*sizes][RISES:])
             if sentence:
@@ -198,7 +211,10 @@ class Meters:
                 warn(sentence)
 
     def goodput(self) -> float:
-        """Return the training steps' share, without compilation, of the time since the start."""
+        """Return the share of the time since the run began that training steps took.
+
+        Compilation and warming up do not count as training steps.
+        """
         useful = self.stopwatch.useful_seconds
         return useful / max(self.clock.seconds, useful, 1e-9)
 
@@ -215,7 +231,7 @@ class Meters:
         self.clock.load_state_dict(state.get("clock", {}))
 
     def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the sums of another number of ranks, whose times mean nothing here."""
+        """Restore the sums of a run with another number of ranks, but not their times."""
         self.clock.load_state_dict(states[0].get("clock", {}))
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])

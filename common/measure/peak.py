@@ -1,4 +1,4 @@
-"""What the hardware could do at most, and what a GPU draws."""
+"""A device's peak rate of arithmetic, and a GPU's power, energy and utilisation."""
 
 import math
 import re
@@ -12,9 +12,9 @@ import torch
 from common.devices import device_name, is_accelerator
 from common.measure.stopwatch import synchronize
 
-# Dense matrix products in TFLOP/s, fp16 or bf16 with fp32 sums, then TF32 (fp32 where there is
-# none), then fp32, from NVIDIA's data sheets and architecture white papers of the named products.
-# The first that the device's name contains as whole words counts.
+# TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
+# if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers. The
+# first name that occurs in the device's name as whole words counts.
 PEAK_TFLOPS = {
     "GB200": (2500.0, 1250.0, 80.0),
     "B200": (2250.0, 1125.0, 75.0),
@@ -33,34 +33,48 @@ PEAK_TFLOPS = {
     "V100": (125.0, 15.7, 15.7),
     "T4": (65.0, 8.1, 8.1),
 }
-# Another chip under the same name, or a slice of one.
+# Words in a device's name that mean another chip than the one in the table, or a slice of it.
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
-SMALLEST_PRODUCT, LARGEST_PRODUCT = 512, 8192  # rows
-LONG_PRODUCT_SECONDS = 0.03
+# The sizes of the square matrices that measure a rate, in rows.
+SMALLEST_PRODUCT = 512
+LARGEST_PRODUCT = 8192
+LONG_PRODUCT_SECONDS = 0.03  # a product that takes as long keeps the device busy
 
 UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
-SAMPLED_EVERY = 5  # seconds, in which the driver forgets none
+SAMPLED_EVERY = 5  # seconds; the driver keeps its samples for longer
 
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Return the peak of products in `dtype` (0: unknown; TF32's if fp32 is), and its source."""
+    """Return the most TFLOP/s that a device can do in matrix products, for the MFU.
+
+    Args:
+        dtype: of the products. For fp32, the rate is that of TF32 if torch is set to use it.
+
+    Returns:
+        The rate, and its source: "data sheet", "measured", or "unknown" with the rate 0.
+    """
     name = device_name(device) if is_accelerator(device) else ""
-    is_tf32 = torch.get_float32_matmul_precision() == "high"
-    column = 0 if dtype != torch.float32 else 1 if is_tf32 else 2
+    if dtype != torch.float32:
+        column = 0
+    elif torch.get_float32_matmul_precision() == "high":  # TF32
+        column = 1
+    else:
+        column = 2
     for known, figures in PEAK_TFLOPS.items():
         if re.search(rf"\b{known}\b", name) and not VARIANT.search(name):
             return figures[column], "data sheet"
     try:
         return measured_tflops(device, dtype), "measured"
-    except Exception:  # no room for it, or no such product: a figure less, never a stop
+    except Exception:  # no memory, or no such product; the figure must not stop the run
         return 0.0, "unknown"
 
 
 def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the rate of square products of 512 rows; on an accelerator, of as many as it needs.
+    """Return the measured TFLOP/s of products of square matrices.
 
-    It needs up to 8192 rows to be busy, which may take a slow one minutes.
+    The matrices have 512 rows on a CPU. On an accelerator they grow, up to 8192 rows, until a
+    product takes long enough to keep the device busy.
     """
     size = SMALLEST_PRODUCT
     seconds = product_seconds(size, device, dtype)
@@ -71,8 +85,9 @@ def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the least time of a product of two matrices of `size` rows and columns."""
-    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    """Return the shortest time, in seconds, of a product of two matrices with `size` rows."""
+    left = torch.ones(size, size, device=device, dtype=dtype)
+    right = torch.ones(size, size, device=device, dtype=dtype)
 
     def multiply() -> None:
         left @ right
@@ -82,30 +97,35 @@ def product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> floa
 
 
 class PowerMeter:
-    """Reads a GPU's energy, power and utilisation through NVML; NaN where, or while, that fails."""
+    """Reads an NVIDIA GPU's energy, power and utilisation through NVML.
+
+    Values that can't be read are NaN. On other devices there are no readings.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"  # NVML is NVIDIA's
         self.nvml: Any = None
         if self.is_gpu:
-            with suppress(Exception):  # no driver, no permission: a figure less, never a stop
+            with suppress(Exception):  # no driver or no permission must not stop the run
                 import pynvml
 
                 pynvml.nvmlInit()
                 identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
                 self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
                 self.nvml = pynvml
-        self.sampled_until, self.samples = 0, list[int]()  # by the driver's clock; percent
-        self.last_reading = time.perf_counter(), self.joules()
-        self.utilization()  # of what came before
+        self.sampled_until = 0  # the time of the last sample, by the driver's clock
+        self.samples: list[int] = []  # of the utilisation, in percent
+        self.last_reading = (time.perf_counter(), self.joules())
+        self.utilization()  # drops the samples from before the run
 
     def ask(self, function: str, *arguments: int) -> Any:
-        """Return what NVML says of this GPU, or None."""
+        """Return the result of one of NVML's functions for this GPU; None if the call fails."""
         with suppress(Exception):
             return getattr(self.nvml, function)(self.handle, *arguments)
+        return None
 
     def joules(self) -> float:
-        """Return the energy drawn since the driver was loaded; 0 without a GPU."""
+        """Return the joules that the GPU has drawn since its driver was loaded; 0 without a GPU."""
         millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption") if self.is_gpu else 0
         return math.nan if millijoules is None else millijoules / 1000
 
@@ -113,12 +133,15 @@ class PowerMeter:
         """Return means since the last call: ``gpu/utilization`` (0 to 1), ``gpu/power_watts``."""
         if not self.is_gpu:
             return {}
-        before, self.last_reading = self.last_reading, (time.perf_counter(), self.joules())
-        seconds, joules = (now - then for now, then in zip(self.last_reading, before, strict=True))
+        clock_before, joules_before = self.last_reading
+        self.last_reading = (time.perf_counter(), self.joules())
+        clock, total_joules = self.last_reading
+        seconds = clock - clock_before
+        joules = total_joules - joules_before
         return {"gpu/utilization": self.utilization(), "gpu/power_watts": joules / seconds}
 
     def sample(self) -> None:
-        """Take the driver's samples of the utilisation, which it forgets after some seconds."""
+        """Fetch the driver's samples of the utilisation, which it keeps for only some seconds."""
         self.sampled_at = time.perf_counter()
         _, samples = self.ask("nvmlDeviceGetSamples", UTILIZATION, self.sampled_until) or (0, [])
         if samples:
@@ -126,12 +149,18 @@ class PowerMeter:
             self.samples += [sample.sampleValue.uiVal for sample in samples]
 
     def sample_if_due(self) -> None:
+        """Fetch samples often enough that the driver forgets none."""
         if self.is_gpu and time.perf_counter() > self.sampled_at + SAMPLED_EVERY:
             self.sample()
 
     def utilization(self) -> float:
+        """Return the mean utilisation since the last call, from 0 to 1.
+
+        Without samples since then, it is the latest value that the driver reports.
+        """
         self.sample()
-        if samples := self.samples:
+        samples = self.samples
+        if samples:
             self.samples = []
             return sum(samples) / len(samples) / 100
         latest = self.ask("nvmlDeviceGetUtilizationRates")

@@ -1,4 +1,4 @@
-"""Time between synchronised points, and what was done in it."""
+"""Measures training time between points at which the device is synchronised, and the throughput."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,29 +13,33 @@ from common.data.batch import Work
 from common.devices import synchronize_stream
 from common.measure.flops import TrainingFlops
 
-# Compilation, autotuning and allocation fall into the first updates: throughput starts after.
+# Throughput leaves out the first updates, which also compile, tune kernels and allocate memory.
 FIRST_UPDATES = 3
 
 
 @dataclass
 class Interval:
-    """What one rank did between two synchronised points."""
+    """The time and the work of one rank between two synchronised points."""
 
     seconds: float = 0.0
-    wait_seconds: float = 0.0  # for batches
-    joules: float = 0.0  # drawn by the GPU, where that is known
+    wait_seconds: float = 0.0  # in which the loop waited for batches
+    joules: float = 0.0  # drawn by the GPU, if that is known
     updates: float = 0
     samples: float = 0
-    tokens: float = 0  # real ones, without padding
+    tokens: float = 0  # without padding
     squared_tokens: float = 0  # sum over samples of the square of their tokens
 
     def since(self, earlier: "Interval") -> "Interval":
-        return Interval(*(now - vars(earlier)[name] for name, now in vars(self).items()))
+        """Return the difference to an earlier count, field by field."""
+        differences = {}
+        for name, value in vars(self).items():
+            differences[name] = value - getattr(earlier, name)
+        return Interval(**differences)
 
 
 @dataclass
 class Stopwatch:
-    """Counts the training time of one rank; evaluation and saving are left out."""
+    """Counts the training time and work of one rank; evaluation and saving are left out."""
 
     synchronize: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
@@ -43,23 +47,25 @@ class Stopwatch:
     total: Interval = field(default_factory=Interval)  # of all updates, up to the last stop
     first: Interval = field(default_factory=Interval)  # `total` after the first updates
     marked: Interval = field(default_factory=Interval)  # `total` at the last lap
-    started: tuple[float, float] | None = None  # what energy and clock said then
+    started: tuple[float, float] | None = None  # energy and clock at the start; None if stopped
 
     def start(self) -> None:
+        """Wait for the device, and count from now on."""
         self.synchronize()
         self.started = self.energy(), self.clock()
 
     def stop(self) -> None:
-        """Count nothing until the next start: neither time, nor what is trained on."""
+        """Wait for the device, and count neither time nor work until the next start."""
         if self.started is not None:
+            energy_before, clock_before = self.started
             self.synchronize()
-            self.total.seconds += self.clock() - self.started[1]
-            self.total.joules += self.energy() - self.started[0]
+            self.total.seconds += self.clock() - clock_before
+            self.total.joules += self.energy() - energy_before
             self.started = None
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Leave out what happens within, and then go on as before."""
+        """Leave out the time and work of the block, and then go on as before."""
         running = self.started is not None
         self.stop()
         yield
@@ -67,6 +73,12 @@ class Stopwatch:
             self.start()
 
     def count(self, work: Work, wait_seconds: float, is_update: bool) -> None:
+        """Count a micro-batch, if the stopwatch is running.
+
+        Args:
+            wait_seconds: the time for which the loop waited for it.
+            is_update: whether an update ended with it.
+        """
         if self.started is None:
             return
         total = self.total
@@ -80,44 +92,53 @@ class Stopwatch:
                 self.first = replace(total)
 
     def lap(self) -> Interval:
-        """Return what was counted since the last lap, or the first updates if they end in it."""
+        """Return the time and work since the last lap.
+
+        If the first updates ended within the lap, they are left out.
+        """
         with self.stopped():
-            warmed_up = self.marked.updates < FIRST_UPDATES < self.total.updates
-            since, self.marked = self.first if warmed_up else self.marked, replace(self.total)
-        return self.marked.since(since)
+            first_ended = self.marked.updates < FIRST_UPDATES < self.total.updates
+            beginning = self.first if first_ended else self.marked
+            self.marked = replace(self.total)
+        return self.marked.since(beginning)
 
     @property
     def whole_run(self) -> Interval:
-        """What was counted after the first updates, if there is more, up to the last lap."""
-        late = self.marked.updates > FIRST_UPDATES
-        return self.marked.since(self.first) if late else self.marked
+        """The time and work up to the last lap, without the first updates.
+
+        If there were no others, the first updates are all there is to count.
+        """
+        has_more = self.marked.updates > FIRST_UPDATES
+        return self.marked.since(self.first) if has_more else self.marked
 
     @property
     def useful_seconds(self) -> float:
-        """Time that the updates would have taken without compilation and warming up."""
+        """The seconds that all updates would have taken without compilation and warming up."""
         steady = self.whole_run
-        if steady is self.marked:
+        if steady is self.marked:  # the first updates alone
             return steady.seconds
-        first = FIRST_UPDATES * steady.seconds / steady.updates
-        return steady.seconds + min(first, self.first.seconds)
+        first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
+        return steady.seconds + min(first_seconds, self.first.seconds)
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         return {name: asdict(getattr(self, name)) for name in ("total", "first", "marked")}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
         for name in ("total", "first", "marked"):
-            setattr(self, name, Interval(*(state[name][one.name] for one in fields(Interval))))
+            values = {field.name: state[name][field.name] for field in fields(Interval)}
+            setattr(self, name, Interval(**values))
 
 
 class RunClock:
-    """Seconds since a run began, its earlier attempts among them, whatever the time of day is.
+    """Seconds since a run began, including its earlier attempts.
 
-    The time between two attempts counts as well, if they ran on one machine that was not started
-    anew meanwhile. Elsewhere it is not known, and left out.
+    The time between two attempts counts as well, if they ran on one machine that was not rebooted
+    in between. Otherwise that time is unknown and left out. Changes of the machine's date and time
+    do no harm.
     """
 
     def __init__(self) -> None:
-        self.began = time.monotonic()  # the machine's own clock, which nobody sets
+        self.began = time.monotonic()  # counts from the machine's start, and can't be set
 
     @property
     def seconds(self) -> float:
@@ -127,15 +148,16 @@ class RunClock:
         return {"seconds": self.seconds, "began": self.began, "boot": boot_id()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        now, boot = time.monotonic(), boot_id()
-        seconds = float(state.get("seconds", 0.0))  # an older version kept another clock
+        now = time.monotonic()
+        boot = boot_id()
+        seconds = float(state.get("seconds", 0.0))  # an older version saved another clock
         if boot is not None and state.get("boot") == boot:
             seconds = max(seconds, now - float(state["began"]))
         self.began = now - max(seconds, 0.0)
 
 
 def boot_id() -> str | None:
-    """Return what names the time since this machine was started, where the system tells it."""
+    """Return the id that Linux gives to each start of the machine; None on other systems."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -145,8 +167,15 @@ def boot_id() -> str | None:
 def throughput(
     intervals: torch.Tensor, flops: TrainingFlops | None = None, peak: float = 0.0
 ) -> dict[str, float]:
-    """Return the ``perf/`` metrics of [world_size, 7], an `Interval` a rank; `peak` in TFLOP/s."""
-    total, devices = Interval(*intervals.sum(0).tolist()), len(intervals)
+    """Return the ``perf/`` metrics of one interval over all ranks.
+
+    Args:
+        intervals: float64 [world_size, 7], the fields of each rank's `Interval`.
+        flops: the operations of a sample; without them there are no TFLOP/s and no MFU.
+        peak: the most TFLOP/s that a device can do; 0 if unknown.
+    """
+    total = Interval(*intervals.sum(0).tolist())
+    devices = len(intervals)
     time_of_each = intervals[:, 0].clamp(min=1e-9)
     seconds = float(time_of_each.max())
     rate = total.samples / seconds
@@ -160,7 +189,8 @@ def throughput(
         metrics["perf/tokens_per_second"] = total.tokens / seconds
     if flops is not None:
         operations = flops.total(total.samples, total.tokens, total.squared_tokens)
-        metrics["perf/tflops_per_device"] = tflops = operations / seconds / devices / 1e12
+        tflops = operations / seconds / devices / 1e12
+        metrics["perf/tflops_per_device"] = tflops
         if peak:
             metrics["perf/mfu"] = tflops / peak
     if total.joules and total.samples:
@@ -169,5 +199,5 @@ def throughput(
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for training's work on `device`, not for streams that still copy a checkpoint."""
+    """Wait for training's work on a device, but not for a checkpoint that is still being copied."""
     synchronize_stream(device)

@@ -1,36 +1,21 @@
-"""Sums of losses, metrics and totals: kept on the device, and reduced over all ranks."""
+"""Sums of an evaluation: kept on the device, and reduced over all ranks to its figures."""
 
-import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
-from common import devices
 from common.errors import UserError
-from common.measure.totals import (
-    Total,
-    as_total,
-    elements_total,
-    from_parts,
-    gathered,
-    mean_of,
-    on_host,
-    parts_on_host,
-    total_with,
-)
-from common.measure.values import Value, figure, measured_value
+from common.measure.across_ranks import SumKey, gather_from_ranks, reduced, sum_over_ranks
+from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
+from common.measure.values import Metrics, Value, figure, measured_value, refuse_another_loss
 
-Metrics = Mapping[str, Any]  # tensors of any shape, or plain numbers, by name
 Totals = dict[str, torch.Tensor]
-# Makes figures of totals, which are float64 on the host and include "count".
+# Computes figures from totals, which are float64 on the host and include "count".
 Finish = Callable[[Totals], Mapping[str, Any]]
-Taken = dict[str, tuple[float, float]]  # by metric: the sum of its elements, and their number
 
 # A figure counts as halved if its ratio is one half up to this relative error. The loss may be
 # computed in bf16, which is less exact.
@@ -38,161 +23,11 @@ HALVED = {"loss": 0.01}
 HALVED_OTHERS = 0.001
 
 
-def gather_from_ranks(accelerator: Accelerator, value: Any) -> list[Any]:
-    """Return the `value` of each rank, in the order of ranks."""
-    return gather_object([value]) if accelerator.num_processes > 1 else [value]
-
-
-class TrainingSums:
-    """Sums of the loss and of a recipe's metrics since the last log line.
-
-    Ranks may record different metrics. Each rank sends a row of numbers for the names that all
-    ranks agreed on before, and the number of its other names. Ranks exchange names only if one of
-    them has such others, which mostly happens at the first log line.
-    """
-
-    FOLD_EVERY = 32  # micro-batches that are summed together, in few and large operations
-
-    def __init__(self, device: torch.device, accumulation: int) -> None:
-        self.device = device
-        devices.has_float64(device)  # tried now, because the answer waits for the device
-        self.last_update: deque[Value] = deque(maxlen=accumulation)
-        self.held: list[dict[str, Value]] = []
-        # By metric, of tensors: the sum of all elements, on the device, and their number.
-        self.sums: dict[str, Total] = {}
-        self.sizes: dict[str, float] = {}
-        # By metric, of plain numbers and of tensors on the host.
-        self.numbers: Taken = {}
-        self.agreed = ["loss"]  # the names of a row's columns, the same on all ranks
-
-    def add(self, loss: Any, metrics: Metrics) -> None:
-        """Record one micro-batch, without synchronising.
-
-        Args:
-            loss: its mean loss, a tensor or a plain number.
-            metrics: tensors of any shape or plain numbers, whose elements are averaged.
-        """
-        # `measured_value` detaches, because a held tensor must not keep the graph of activations.
-        mean_loss = measured_value("loss", loss, "run.record")
-        values = {"loss": mean_loss}
-        for name, value in metrics.items():
-            values[name] = measured_value(name, value, "run.record")
-        if "loss" in metrics:
-            refuse_another_loss(mean_loss, values["loss"], "run.record")
-        self.held.append(values)
-        if isinstance(mean_loss, torch.Tensor) and mean_loss.ndim:
-            mean_loss = mean_of(mean_loss)
-        self.last_update.append(mean_loss)
-        if len(self.held) >= self.FOLD_EVERY:
-            self.fold()
-
-    def fold(self) -> None:
-        """Add the held micro-batches to the sums."""
-        names = dict.fromkeys(chain.from_iterable(self.held))
-        for name in names:
-            values = [metrics[name] for metrics in self.held if name in metrics]
-            tensors = [value for value in values if isinstance(value, torch.Tensor)]
-            numbers = [value for value in values if not isinstance(value, torch.Tensor)]
-            on_device = [tensor for tensor in tensors if not self.is_left_on_host(tensor)]
-            for tensor in tensors:
-                if self.is_left_on_host(tensor):
-                    numbers += tensor.double().flatten().tolist()
-            if on_device:
-                self.fold_tensors(name, on_device)
-            if numbers:
-                total, count = self.numbers.get(name, (0.0, 0.0))
-                self.numbers[name] = total + math.fsum(numbers), count + len(numbers)
-        self.held.clear()
-
-    def is_left_on_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the host's while the device is not, and is added up there."""
-        return tensor.device.type == "cpu" and devices.is_accelerator(self.device)
-
-    def fold_tensors(self, name: str, tensors: list[torch.Tensor]) -> None:
-        """Add the elements of tensors, on any devices, to the sum of a metric."""
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor.flatten().to(self.device))
-        # `cat` may promote integers to bf16.
-        for same_dtype in by_dtype.values():
-            elements = torch.cat(same_dtype)
-            total = elements_total(elements)
-            self.sums[name] = total_with(total, self.sums.get(name))
-            self.sizes[name] = self.sizes.get(name, 0.0) + elements.numel()
-
-    def take(self) -> Taken:
-        """Return the sum and the number of elements of each metric of this rank, and reset them."""
-        self.fold()
-        taken: Taken = {}
-        parts_of_sums = parts_on_host([*self.sums.values()])
-        for name, parts in zip(self.sums, parts_of_sums, strict=True):
-            taken[name] = sum(parts), self.sizes[name]
-        for name, (total, count) in self.numbers.items():
-            total_before, count_before = taken.get(name, (0.0, 0.0))
-            taken[name] = total_before + total, count_before + count
-        self.sums = {}
-        self.sizes = {}
-        self.numbers = {}
-        return taken
-
-    def row(self, taken: Taken) -> list[float]:
-        """Return [1 + 2 × agreed names]: the number of other names, then sums and counts."""
-        others = taken.keys() - set(self.agreed)
-        pairs = [taken.get(name, (0.0, 0.0)) for name in self.agreed]
-        return [float(len(others)), *chain.from_iterable(pairs)]
-
-    def agree_on_names(self, accelerator: Accelerator, taken: Taken) -> None:
-        """Add the names of all ranks to the agreed ones; called on all ranks."""
-        ranks = gather_from_ranks(accelerator, [*taken])
-        self.agreed = [*dict.fromkeys([*self.agreed, *chain.from_iterable(ranks)])]
-
-    def means(self, rows: torch.Tensor) -> dict[str, float]:
-        """Return ``train/`` metrics from the rows of all ranks, [world_size, 1 + 2 × names]."""
-        pairs = rows[:, 1:].sum(0).view(-1, 2).tolist()
-        means = {}
-        for name, (total, count) in zip(self.agreed, pairs, strict=True):
-            if count:
-                means[f"train/{name}"] = total / count
-        return means
-
-    def last_loss(self) -> float:
-        """Return this rank's mean loss of the last update; NaN if there was no update."""
-        return float(torch.tensor([*self.last_update]).mean())
-
-    def state_dict(self) -> dict[str, Any]:
-        self.fold()
-        metrics = {}
-        parts_of_sums = parts_on_host([*self.sums.values()])
-        for name, (first, *rest) in zip(self.sums, parts_of_sums, strict=True):
-            metrics[name] = [first, self.sizes[name], *rest]
-        return {
-            "metrics": metrics,
-            "numbers": {name: [*pair] for name, pair in self.numbers.items()},
-            "last_update": [float(loss) for loss in self.last_update],
-        }
-
-    def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the sums of one rank, or of several ranks added up."""
-        for state in states:
-            for name, (first, size, *rest) in state["metrics"].items():
-                total = from_parts([first, *rest], self.device)
-                self.sums[name] = total_with(total, self.sums.get(name))
-                self.sizes[name] = self.sizes.get(name, 0.0) + float(size)
-            for name, (total_of_numbers, count) in state.get("numbers", {}).items():
-                total_before, count_before = self.numbers.get(name, (0.0, 0.0))
-                self.numbers[name] = (
-                    total_before + float(total_of_numbers),
-                    count_before + float(count),
-                )
-            losses = [*map(float, state["last_update"])]
-            self.last_update.extend(torch.tensor(losses, device=self.device))
-
-
 @dataclass
 class BatchTotals:
     """The arguments of one call of `Sums.add`."""
 
-    count: Value
+    count: Value  # samples
     totals: dict[str, Value]
 
     def on_host(self) -> Totals:
@@ -204,14 +39,16 @@ class BatchTotals:
 class Evaluation(dict[str, float]):
     """The figures of an evaluation by name, over all ranks and the same on each."""
 
-    first_batches: Sequence[BatchTotals] = ()  # of this rank, at most two
+    # What `evident_means` needs: this rank's first batches, at most two, and the sums' `finish`.
+    first_batches: Sequence[BatchTotals] = ()
     finish: Finish | None = None
 
     def evident_means(self) -> list[str]:
-        """Return the names of figures for which `Sums.add` evidently got means, not totals.
+        """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
 
-        This only works in a rehearsal, whose second batch has the samples of the first one twice.
-        A total doubles with the samples, so its figure stays. A mean stays, so its figure halves.
+        Such a mistake makes a figure too small. It shows only in a rehearsal, whose second batch
+        has the samples of the first one twice. A total doubles with the samples, so its figure is
+        the same for both batches. A mean is the same, so its figure halves.
         """
         if len(self.first_batches) < 2:
             return []
@@ -235,6 +72,7 @@ class Evaluation(dict[str, float]):
 
 
 def is_halved(name: str, before: Any, after: Any) -> bool:
+    """Whether a figure of one number is half as large after as before, within rounding."""
     before = torch.as_tensor(before).double()
     after = torch.as_tensor(after).double()
     if name == "count" or before.numel() != 1 or not float(before):
@@ -245,7 +83,7 @@ def is_halved(name: str, before: Any, after: Any) -> bool:
 
 @dataclass
 class Reduced:
-    """The sums of all ranks, in float64 on the host."""
+    """What `Sums.reduce` returns: the sums of all ranks, float64 on the host."""
 
     totals: Totals  # by name, of added and recorded values, with "count"
     means: dict[str, float]  # by name, of recorded values only
@@ -263,16 +101,17 @@ class Sums:
         """Prepare empty sums.
 
         Args:
-            finish: makes the figures of the totals. By default each total is divided by ``count``,
-                the number of samples.
+            finish: computes the figures from the totals. By default each total is divided by
+                ``count``, the number of samples.
         """
-        self.accelerator, self.finish = accelerator, finish
+        self.accelerator = accelerator
+        self.finish = finish
         self.count: Value = 0  # samples given to `add`
         self.totals: dict[str, Total | float] = {}
         self.recorded_count: Value = 0  # samples given to `record`
         self.recorded: dict[str, Total | float] = {}  # by name, the sum of all elements
-        self.elements: dict[str, Value] = {}  # by name, their number
-        self.first_batches: list[BatchTotals] = []
+        self.elements: dict[str, Value] = {}  # by name, the number of these elements
+        self.first_batches: list[BatchTotals] = []  # given to `add`; see `Evaluation`
 
     def add(self, count: Any, **values: Any) -> None:
         """Add totals over a batch of `count` samples: tensors of any shape, or plain numbers.
@@ -289,7 +128,7 @@ class Sums:
         self.count = self.count + size
         for name, value in batch.items():
             self.refuse_if_taken(name, self.recorded)
-            self.totals[name] = added(name, self.totals.get(name), value)
+            self.totals[name] = sum_of_totals(name, self.totals.get(name), value)
 
     def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
         """Record a batch of `count` samples, as `run.record` records a micro-batch.
@@ -310,33 +149,35 @@ class Sums:
                 every_rank=True,
             )
         size = measured_value("count", count, "sums.record")
-        mean_loss = measured_value("loss", loss, "sums.record")
-        if isinstance(mean_loss, torch.Tensor):
-            mean_loss = mean_of(mean_loss)
-        batch_loss = mean_loss * size
+        measured_loss = measured_value("loss", loss, "sums.record")
         self.recorded_count = self.recorded_count + size
-        if isinstance(batch_loss, torch.Tensor):
-            self.add_recorded("loss", as_total(batch_loss), size)
-        else:
-            self.add_recorded("loss", batch_loss, size)
+        self.record_loss(measured_loss, size)
         for name, metric in (metrics or {}).items():
             value = measured_value(name, metric, "sums.record")
             if name == "loss":
-                refuse_another_loss(
-                    measured_value("loss", loss, "sums.record"), value, "sums.record"
-                )
-                continue
-            if isinstance(value, torch.Tensor):
+                refuse_another_loss(measured_loss, value, "sums.record")
+            elif isinstance(value, torch.Tensor):
                 self.add_recorded(name, elements_total(value), float(value.numel()))
             else:
                 self.add_recorded(name, value, 1.0)
 
+    def record_loss(self, loss: Value, size: Value) -> None:
+        """Add a batch's mean loss, weighted by its number of samples."""
+        mean_loss = mean_of(loss) if isinstance(loss, torch.Tensor) else loss
+        batch_loss = mean_loss * size
+        if isinstance(batch_loss, torch.Tensor):
+            self.add_recorded("loss", as_total(batch_loss), size)
+        else:
+            self.add_recorded("loss", batch_loss, size)
+
     def add_recorded(self, name: str, total: Total | float, elements: Value) -> None:
+        """Add the sum and the number of the elements of a batch's metric."""
         self.refuse_if_taken(name, self.totals)
         self.recorded[name] = total_with(total, self.recorded.get(name))
         self.elements[name] = self.elements.get(name, 0.0) + elements
 
     def refuse_if_taken(self, name: str, others: Mapping[str, Any]) -> None:
+        """Raise a `UserError` if a name means the number of samples, or is one of the `others`."""
         if name == "count":
             conflict = "the number of samples"
         elif name in others:
@@ -346,14 +187,20 @@ class Sums:
         raise UserError(f"{name!r} is {conflict}: choose another name", every_rank=True)
 
     def reduce(self) -> Reduced:
-        """Return the sums of all ranks; any of them may lack names, or have had no batch at all."""
-        local_sums: dict[tuple[str, str], Total | float] = {
+        """Return the sums of all ranks; called on all ranks.
+
+        A rank may lack some names, or have had no batch at all.
+        """
+        local_sums: dict[SumKey, Total | float] = {
             ("count", "added"): self.count,
             ("count", "recorded"): self.recorded_count,
-            **{("added", name): value for name, value in self.totals.items()},
-            **{("recorded", name): value for name, value in self.recorded.items()},
-            **{("elements", name): value for name, value in self.elements.items()},
         }
+        for name, total in self.totals.items():
+            local_sums["added", name] = total
+        for name, total in self.recorded.items():
+            local_sums["recorded", name] = total
+        for name, elements in self.elements.items():
+            local_sums["elements", name] = elements
         sums = sum_over_ranks(self.accelerator, local_sums)
         count = sums["count", "added"] or sums["count", "recorded"]
         totals = {"count": count}
@@ -370,39 +217,35 @@ class Sums:
         return self.reduce().totals
 
     def result(self) -> Evaluation:
-        """Return the figures of all ranks, with ``count``; called on all ranks."""
-        reduced = self.reduce()
-        totals = reduced.totals
-        count = totals["count"]
-        values: dict[str, Any] = dict(reduced.means)
+        """Return the figures over all ranks, with ``count``; called on all ranks.
+
+        Raises:
+            UserError: a figure that `finish` returned is not a single number.
+        """
+        reduced_sums = self.reduce()
+        totals = reduced_sums.totals
+        values: dict[str, Any] = dict(reduced_sums.means)
         if self.finish is not None:
             values |= self.finish(totals)
         else:
-            values |= {name: totals[name] / count for name in totals if name not in values}
+            for name, total in totals.items():
+                if name not in reduced_sums.means:
+                    values[name] = total / totals["count"]
         figures = {name: figure(name, value) for name, value in values.items()}
-        evaluation = Evaluation(figures | {"count": int(count)})
-        if not self.recorded:
+        figures["count"] = int(totals["count"])
+        evaluation = Evaluation(figures)
+        if not self.recorded:  # recorded values are means by definition
             evaluation.first_batches = self.first_batches
             evaluation.finish = self.finish
         return evaluation
 
 
-def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
-    """Raise a `UserError` where a metric has the loss's name, and is not the loss."""
-    if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):
-        is_same = loss.data_ptr() == metric.data_ptr() and loss.shape == metric.shape
-    else:
-        is_same = type(loss) is type(metric) and bool(loss == metric)
-    if not is_same:
-        raise UserError(
-            f"{caller} got two values for 'loss', as the loss and as a metric: give the metric "
-            "another name",
-            every_rank=True,
-        )
+def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Total | float:
+    """Return the sum of an earlier total, if any, and a batch's value of the same name.
 
-
-def added(name: str, before: Total | float | None, value: Value) -> Total | float:
-    """Return the sum of two totals; a `UserError` if their shapes differ."""
+    Raises:
+        UserError: their shapes differ.
+    """
     total = as_total(value) if isinstance(value, torch.Tensor) else value
     if before is None:
         return total
@@ -417,73 +260,25 @@ def added(name: str, before: Total | float | None, value: Value) -> Total | floa
     return total_with(total, before)
 
 
-def sum_over_ranks(
-    accelerator: Accelerator, local_sums: Mapping[tuple[str, str], Total | float]
-) -> dict[tuple[str, str], torch.Tensor]:
-    """Return the sums over all ranks, float64 on the host; a name that a rank lacks counts as 0.
-
-    Raises:
-        UserError: a value has different shapes on two ranks.
-    """
-    if devices.has_float64(accelerator.device):
-        options: Any = {"device": accelerator.device, "dtype": torch.float64}
-        values = {key: torch.as_tensor(value, **options) for key, value in local_sums.items()}
-    else:
-        options = {"dtype": torch.float64}
-        values = on_host(local_sums)
-    shapes = common_shapes(accelerator, {key: value.shape for key, value in values.items()})
-    flat_values = [
-        values.get(key, torch.zeros(shape, **options)).flatten() for key, shape in shapes.items()
-    ]
-    sizes = [len(flat) for flat in flat_values]
-    sums = reduced(accelerator, torch.cat(flat_values), "sum").split(sizes)  # one collective
-    shaped_sums = zip(shapes.items(), sums, strict=True)
-    return {key: total.view(shape) for (key, shape), total in shaped_sums}
-
-
-def reduced(
-    accelerator: Accelerator, local_values: torch.Tensor, reduction: Literal["sum", "mean"]
-) -> torch.Tensor:
-    """Return the sum or mean over ranks of float64 values, on the host."""
-    if devices.has_float64(accelerator.device):
-        values = local_values.to(accelerator.device)
-        return accelerator.reduce(values, reduction).cpu()
-    rows = gathered(accelerator, local_values)
-    return rows.sum(0) if reduction == "sum" else rows.mean(0)
-
-
-def common_shapes(
-    accelerator: Accelerator, local_shapes: Mapping[tuple[str, str], torch.Size]
-) -> dict[tuple[str, str], torch.Size]:
-    """Return the shapes of the values that any rank has; a `UserError` if two ranks' differ."""
-    shapes: dict[tuple[str, str], torch.Size] = {}
-    for rank, shapes_of_rank in enumerate(gather_from_ranks(accelerator, local_shapes)):
-        for key, shape in shapes_of_rank.items():
-            first_shape = shapes.setdefault(key, shape)
-            if first_shape != shape:
-                raise UserError(
-                    f"sums.add: {key[1]!r} has shape {tuple(shape)} on rank {rank} and "
-                    f"{tuple(first_shape)} on another: add up over the batch first, so that the "
-                    "shape is the same on all ranks"
-                )
-    return shapes
-
-
 def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Any]) -> Evaluation:
     """Return figures that are the same on each rank; called on all ranks.
 
-    The figures of `Sums` are so already. Others are averaged over the ranks that have them.
+    A recipe's evaluation may return the result of `Sums`, which is already the same on all ranks,
+    or a plain dict. The figures of a dict are averaged over the ranks that have them.
     """
     values = {name: figure(name, value) for name, value in figures.items()}
     if isinstance(figures, Evaluation) or accelerator.num_processes == 1:
         return Evaluation(values)
     names_of_ranks = gather_from_ranks(accelerator, [*values])
     names = [*dict.fromkeys(chain.from_iterable(names_of_ranks))]
-    if all(names == list(names_of_rank) for names_of_rank in names_of_ranks):
+    if all(names == names_of_rank for names_of_rank in names_of_ranks):
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
         means = reduced(accelerator, local_values, "mean").tolist()
         return Evaluation(zip(names, means, strict=True))
+    # Some ranks lack some figures: count those that have them.
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
     pairs = reduced(accelerator, torch.tensor(local_pairs, dtype=torch.float64), "sum").tolist()
-    totals = zip(names, pairs, strict=True)
-    return Evaluation({name: total / count for name, (total, count) in totals})
+    evaluation = Evaluation()
+    for name, (total, count) in zip(names, pairs, strict=True):
+        evaluation[name] = total / count
+    return evaluation

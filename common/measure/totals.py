@@ -1,9 +1,11 @@
-"""Totals on a device, as exact as float64 makes them or nearly so where a device has no float64.
+"""Exact totals on any device, including devices without float64.
 
-Where a device has float64, a total is a float64 tensor. Elsewhere it is a `PairTotal`, two fp32
-tensors of which the second holds what the first has rounded off. That is 48 bits in place of 53:
-the relative error of a sum is below 1e-13 of the sum of absolute values, and counts are exact up to
-2**48. Its range is that of fp32. Nothing here waits for the device but what says so.
+On a device with float64, a total is a float64 tensor. On other devices it is a `PairTotal`: two
+fp32 tensors, of which the second has the rounding error of the first. That is 48 bits instead of
+53. The error of a sum is below 1e-13 of the sum of absolute values, and counts are exact up to
+2**48. The range is that of fp32.
+
+Only functions whose docstring says so wait for the device.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -27,7 +29,7 @@ class PairTotal:
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "PairTotal":
-        """Return `values`, of any real dtype, as they are."""
+        """Return the totals that are equal to `values`, element by element, of any real dtype."""
         high = values.float()
         if values.is_floating_point():
             low = (values - high).float() if values.dtype == torch.float64 else high.new_zeros(())
@@ -40,7 +42,7 @@ class PairTotal:
         return self.high.shape
 
     def __add__(self, other: "PairTotal | torch.Tensor | float") -> "PairTotal":
-        if not isinstance(other, PairTotal):  # of the host, then
+        if not isinstance(other, PairTotal):  # a plain number, or a tensor on the host
             wide = torch.as_tensor(other, dtype=torch.float64)
             other = PairTotal.of(wide).to(self.high.device)
         total, rest = two_sum(self.high, other.high)
@@ -74,9 +76,9 @@ AnyTotal = TypeVar("AnyTotal", bound=Total | float)
 
 
 def two_sum(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rounded sum of two fp32 tensors, and exactly what rounding has taken from it.
+    """Return the rounded sum of two fp32 tensors, and its exact rounding error.
 
-    This is Knuth's algorithm. What was taken from an infinite sum counts as 0.
+    This is Knuth's algorithm. The rounding error of an infinite sum counts as 0.
     """
     total = left + right
     right_part = total - left
@@ -85,12 +87,12 @@ def two_sum(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def normalised(high: torch.Tensor, low: torch.Tensor) -> PairTotal:
-    """Return the total whose first part is the rounded sum of both."""
+    """Return the sum of both tensors as a total, whose first part is the rounded sum."""
     return PairTotal(*two_sum(high, low))
 
 
 def total_with(total: AnyTotal, before: AnyTotal | None) -> AnyTotal:
-    """Return the sum of two totals, of which the earlier one may be none yet."""
+    """Return the sum of a total and an earlier one, which may be None."""
     return total if before is None else before + total  # type: ignore[operator, return-value]
 
 
@@ -114,18 +116,20 @@ def mean_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def parts_on_host(totals: Sequence[Total]) -> list[list[float]]:
-    """Return the parts of totals without dimensions, whose sums they are; waits for the device.
+    """Return totals without dimensions as lists of numbers, exactly; waits for the device.
 
-    A float64 total has one part, and a `PairTotal` two.
+    A float64 total has one part, and a `PairTotal` has two, whose sum it is.
     """
-    rows = [[t.high, t.low] if isinstance(t, PairTotal) else [t] for t in totals]
+    rows = []
+    for total in totals:
+        rows.append([total.high, total.low] if isinstance(total, PairTotal) else [total])
     if not rows:
         return []
     return torch.stack([torch.stack(row) for row in rows]).tolist()
 
 
 def from_parts(parts: Sequence[float], device: torch.device) -> Total:
-    """Return the total on `device` whose `parts_on_host` these are, on this device or another."""
+    """Return the total with these parts on a device; they may come from another kind of device."""
     if devices.has_float64(device):
         return torch.tensor(sum(parts), dtype=torch.float64, device=device)
     total = PairTotal.of(torch.tensor(0.0))
@@ -157,10 +161,13 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
 
 
 def gathered(accelerator: Accelerator, values: torch.Tensor) -> torch.Tensor:
-    """Return the float64 `values` of all ranks as they are, [world_size, *shape], on the host.
+    """Return the values of all ranks, float64 [world_size, *shape] on the host, bit for bit.
 
-    `values` is on the host, and of the same shape on all ranks. A device without float64 hands on
-    its bits as integers.
+    All ranks must call this. If the ranks' devices have no float64, the bits are exchanged as
+    integers.
+
+    Args:
+        values: float64 on the host, of the same shape on all ranks.
     """
     if accelerator.num_processes == 1:
         return values[None]

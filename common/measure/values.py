@@ -1,5 +1,6 @@
-"""Values that a recipe measures: tensors and plain numbers, read without waiting for a device."""
+"""Checks the values that a recipe measures, without waiting for the device that they are on."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,19 @@ from common.errors import UserError
 
 # A plain number stays a float, so that it is never copied to a device.
 Value = torch.Tensor | float
+Metrics = Mapping[str, Any]  # tensors of any shape, or plain numbers, by name
 
 
 def measured_value(name: str, value: Any, caller: str) -> Value:
-    """Return a detached tensor, or a float for a plain number; `caller` is named by the error.
+    """Return a value that a recipe measured in one of two forms: a detached tensor, or a float.
 
-    Raises a `UserError` for anything that has no real value, such as a string or None.
+    Args:
+        name: of the loss, metric or total, for a message.
+        value: a tensor, a NumPy array or a plain number.
+        caller: the function that the recipe called, for a message.
+
+    Raises:
+        UserError: the value is not of real numbers, such as a string, None or a complex tensor.
     """
     if isinstance(value, torch.Tensor):
         if value.is_complex():
@@ -30,8 +38,25 @@ def measured_value(name: str, value: Any, caller: str) -> Value:
     )
 
 
+def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
+    """Raise a `UserError` if a metric is named "loss" and is another value than the loss.
+
+    Tensors are compared by their address, which does not wait for the device.
+    """
+    if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):
+        is_same = loss.data_ptr() == metric.data_ptr() and loss.shape == metric.shape
+    else:
+        is_same = type(loss) is type(metric) and bool(loss == metric)
+    if not is_same:
+        raise UserError(
+            f"{caller} got two values for 'loss', as the loss and as a metric: give the metric "
+            "another name",
+            every_rank=True,
+        )
+
+
 def figure(name: str, value: Any) -> float:
-    """Return a figure of an evaluation as a float; a `UserError` if it is not one number."""
+    """Return a figure of an evaluation as a float; a `UserError` if it is not a single number."""
     is_array = isinstance(value, (torch.Tensor, np.ndarray))
     size = int(np.prod(tuple(value.shape))) if is_array else 1
     if size == 1:

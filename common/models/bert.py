@@ -1,4 +1,4 @@
-"""BERT checkpoints: from the Hub, from a folder, or a small one trained from scratch."""
+"""BERT models for classification: from the Hub, from a folder, or a small one from scratch."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from common.errors import UserError, ask_rank_zero
 from common.files import reading
 
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
-SMALL: dict[str, Any] = {  # the sizes of google/bert_uncased_L-2_H-128_A-2
+# The sizes of google/bert_uncased_L-2_H-128_A-2.
+SMALL: dict[str, Any] = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -23,7 +24,17 @@ SMALL: dict[str, Any] = {  # the sizes of google/bert_uncased_L-2_H-128_A-2
 
 
 def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
-    """Resolve `--model`, or `--init-from`, on rank 0: a folder, a Hub id, or "scratch"."""
+    """Return the checkpoint that `--model` or `--init-from` means, the same on all ranks.
+
+    Args:
+        config: the flags `init_from`, `model` and `max_length`.
+
+    Returns:
+        A folder, the id of a model of the Hub, or "scratch".
+
+    Raises:
+        UserError: on all ranks. The checkpoint can't be found, or this recipe can't train it.
+    """
 
     def choose() -> str:
         name = find_checkpoint(config, accelerator.device.type != "cpu")
@@ -34,75 +45,112 @@ def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
 
 
 def find_checkpoint(config: Any, is_accelerated: bool) -> str:
-    """``auto`` is BERT-base with an accelerator and where it can be had, else a small BERT."""
+    """Find the checkpoint that the flags mean; see `choose_checkpoint`.
+
+    ``auto`` is BERT-base if there is an accelerator and the Hub or its cache has the model.
+    Otherwise it is a small BERT.
+    """
     if config.init_from is not None:
         return str(model_folder(config.init_from).resolve())
     name: str = config.model
     if name == "auto":
-        is_had = is_accelerated and hub_commit(PUBLIC_CHECKPOINT, "models")
-        return PUBLIC_CHECKPOINT if is_had else "scratch"
+        is_available = is_accelerated and hub_commit(PUBLIC_CHECKPOINT, "models")
+        return PUBLIC_CHECKPOINT if is_available else "scratch"
     with reading(f"--model {name}"):
         if name != "scratch" and Path(name).is_dir():
             return str(Path(name).resolve())
     if name == "scratch" or hub_commit(name, "models"):
         return name
-    why = "no such folder, it is not cached, and the Hub has no such model or does not answer"
+    reason = "no such folder, it is not cached, and the Hub has no such model or does not answer"
     advice = "pass a local folder, or --model scratch to train a small one"
-    raise UserError(f"--model {name} can't be had: {why}: {advice}")
+    raise UserError(f"--model {name} can't be had: {reason}: {advice}")
 
 
 def check_checkpoint(name: str, max_length: int) -> None:
+    """Raise a `UserError` if a checkpoint is no BERT, is too short, or has no safetensors."""
     facts: dict[str, Any] = {"model_type": "bert", **SMALL}
     if name != "scratch":
         from transformers import BertConfig
 
         with reading(f"checkpoint {name}: its config.json"):
-            found, _ = BertConfig.get_config_dict(name)
-            facts = {**SMALL, "model_type": found["model_type"], **found}
-    if (kind := facts["model_type"]) != "bert":
-        raise UserError(f"checkpoint {name} is a {kind} model: this recipe trains BERT")
+            saved_config, _ = BertConfig.get_config_dict(name)
+            facts = {**SMALL, "model_type": saved_config["model_type"], **saved_config}
+    model_type = facts["model_type"]
+    if model_type != "bert":
+        raise UserError(f"checkpoint {name} is a {model_type} model: this recipe trains BERT")
     length = padded_length(max_length)
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
     for field, (least, most) in limits.items():
-        if not isinstance(value := facts[field], int) or not least <= value <= most:
+        value = facts[field]
+        if not isinstance(value, int) or not least <= value <= most:
             needs = f"{least} to {most:,} for --max-length {max_length}"
             padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
             raise UserError(f"checkpoint {name} has {field} {value!r}, and needs {needs}, {padded}")
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        why = "pickled ones are not loaded"
-        raise UserError(f"checkpoint {name} has no weights in safetensors: {why}")
+        reason = "pickled ones are not loaded"
+        raise UserError(f"checkpoint {name} has no weights in safetensors: {reason}")
 
 
-def load_pretrained(kind: str, name: Any, what: str, **others: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model of Transformers, running no code of its own; return it, and what did not fit."""
+def load_pretrained(
+    class_name: str, name: str | Path, subject: str, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Load a model of Transformers, without running code or unpickling files of its repository.
+
+    Args:
+        class_name: of the model's class in `transformers`.
+        name: a folder or the id of a model of the Hub.
+        subject: what is loaded, the first words of an error message.
+        options: further arguments of `from_pretrained`.
+
+    Returns:
+        The model in fp32, and by reason the names of weights that did not fit.
+
+    Raises:
+        UserError: the model can't be loaded.
+    """
     quiet_transformers()
     import transformers
 
-    safely = {"trust_remote_code": False, "use_safetensors": True, "dtype": "float32"}
-    with reading(what):
-        return getattr(transformers, kind).from_pretrained(
-            name, output_loading_info=True, **safely, **others
+    with reading(subject):
+        model_class = getattr(transformers, class_name)
+        return model_class.from_pretrained(
+            name,
+            output_loading_info=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="float32",
+            **options,
         )
 
 
 def load_bert(name: str, data: TextData, dropout: float) -> Any:
-    model, loaded = load_pretrained(
-        *("BertForSequenceClassification", name, f"checkpoint {name}"),
-        ignore_mismatched_sizes=True,  # the head's: it is for other classes
+    """Return a BERT with the weights of a checkpoint, and a new head for the data's classes.
+
+    Raises:
+        UserError: the weights can't be loaded, or do not fit their own configuration or tokenizer.
+    """
+    model, loading_info = load_pretrained(
+        "BertForSequenceClassification",
+        name,
+        f"checkpoint {name}",
+        ignore_mismatched_sizes=True,  # the checkpoint's head may be for other classes
         **settings(data, dropout),
     )
-    # What doesn't fit is drawn at random: as it should be of the head and the pooler.
-    for key in [str(key) for keys in loaded.values() for key in keys]:
-        if ".layer." in key or "_embeddings." in key:
-            raise UserError(f"checkpoint {name}: its weights don't fit its config.json: {key}")
-    here, there = data.vocabulary_size, model.config.vocab_size
-    if here > there:
-        sizes = f"its tokenizer has {here:,} tokens and its weights {there:,}"
+    # Transformers draws weights that don't fit at random. Only the head and the pooler may be new.
+    for keys in loading_info.values():
+        for key in map(str, keys):
+            if ".layer." in key or "_embeddings." in key:
+                raise UserError(f"checkpoint {name}: its weights don't fit its config.json: {key}")
+    tokenizer_size = data.vocabulary_size
+    weights_size = model.config.vocab_size
+    if tokenizer_size > weights_size:
+        sizes = f"its tokenizer has {tokenizer_size:,} tokens and its weights {weights_size:,}"
         raise UserError(f"checkpoint {name}: {sizes}: they don't belong together")
     return model
 
 
 def small_bert(name: str, data: TextData, dropout: float) -> Any:
+    """Return a small BERT with random weights; called like `load_bert`, and `name` is not used."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -111,11 +159,12 @@ def small_bert(name: str, data: TextData, dropout: float) -> Any:
 
 
 def settings(data: TextData, dropout: float) -> dict[str, Any]:
+    """Return the options of a BERT's configuration that depend on the data and the flags."""
     return {
         "num_labels": len(data.class_names),
         "id2label": dict(enumerate(data.class_names)),
         "label2id": {name: index for index, name in enumerate(data.class_names)},
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
-        "attn_implementation": "sdpa",  # the one that takes the batches' mask as it is
+        "attn_implementation": "sdpa",  # takes the batches' mask as it is
     }

@@ -1,4 +1,4 @@
-"""`--compile`: torch.compile, in the way that pays for each model, and how long it took."""
+"""`--compile`: compiles a whole model or its layers with torch.compile, and counts the time."""
 
 import sys
 from collections.abc import Iterable
@@ -16,11 +16,14 @@ from common.machine import world_size
 
 
 def compile_model(model: nn.Module, config: TrainingConfig) -> None:
-    """Compile a model whose batches all have one shape, in place, when it is first called.
+    """Set a model up to be compiled at its first call, in place; all batches must have one shape.
 
-    On CUDA with CUDA graphs: one launch for all of a small model's kernels (not tried: no GPU). Not
-    under accumulation, which adds to gradients that the next micro-batch's graph writes over
-    (https://github.com/pytorch/pytorch/issues/169545), and not under DDP, until that was tried.
+    On CUDA it is compiled with CUDA graphs, which launch all kernels of a small model at once.
+    There are two exceptions:
+
+    - Under accumulation, the graph of the next micro-batch would overwrite the gradients that
+      accumulation adds to (https://github.com/pytorch/pytorch/issues/169545).
+    - CUDA graphs have not been tried with several processes (DDP).
 
     Raises:
         UserError: torch compiles nothing for the device.
@@ -35,7 +38,9 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Compile layers that are alike once, for any length: PyTorch's regional compilation.
+    """Set layers of one class up to be compiled once, for sequences of any length, in place.
+
+    This is PyTorch's regional compilation: all layers share the compiled code.
 
     Raises:
         UserError: torch compiles nothing for the device.
@@ -46,21 +51,26 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
 
 
 def refuse_device_without_compiler() -> None:
+    """Raise a `UserError` if torch.compile does not support the current accelerator."""
     device = default_device()
     if is_accelerator(device) and not has_compiler(device):
         raise UserError(f"torch.compile makes no kernels for {device.type}: leave out --compile")
 
 
 def as_written(model: nn.Module) -> AbstractContextManager[None]:
-    """Run a compiled model as written: to compile it for evaluations too would take longer."""
+    """Run a compiled model without its compiled code, within the block.
+
+    Evaluations do so, because compiling the model for them would take longer than it saves.
+    """
     return torch.compiler.set_stance("force_eager") if is_compiled(model) else nullcontext()
 
 
 def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or a layer of it, is set up to be compiled."""
     return any(module._compiled_call_impl is not None for module in model.modules())
 
 
 def compile_seconds() -> float:
-    """Return how long this process has spent compiling models so far."""
+    """Return the seconds that this process has spent compiling models so far."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return utils.calculate_time_spent()["total_wall_time"] if utils else 0.0

@@ -1,11 +1,13 @@
-"""BERT without padding: every layer works on the real tokens alone.
+"""Lets a BERT skip padding: its layers only compute the real tokens of a batch.
 
-The encoder's input, [batch, length, width], is packed to [1, tokens, width] before the first layer
-and unpacked after the last. So much padding is packed behind the real tokens as makes them a
-multiple of `TOKEN_MULTIPLE`, as oneDNN compiles and keeps a kernel for each shape. Only attention
-looks across positions: it spreads queries, keys and values out again and masks as the padded model
-does, or runs FlashAttention's kernel for sequences of any lengths on CUDA (not tried, for want of a
-GPU). This is the Effective Transformer's way (ByteDance, 2020).
+Before the first layer, the encoder's input [batch, length, width] is packed to [1, tokens, width].
+After the last layer it is unpacked. Some padding is packed behind the real tokens, so that their
+number is a multiple of `TOKEN_MULTIPLE`: oneDNN compiles and keeps a kernel for each shape, and
+this limits the number of shapes.
+
+Only attention looks across positions. It unpacks queries, keys and values, and masks padding as
+the padded model does. On CUDA it runs FlashAttention's kernel for sequences of different lengths
+instead (not tried yet). The method is that of the Effective Transformer (ByteDance, 2020).
 
 Losses and gradients are those of the padded model within rounding; dropout's masks differ.
 """
@@ -17,21 +19,30 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-ATTENTION = "packed"  # its name among Transformers' implementations of attention
-# What a batch has besides, and the model's `forward` hands down to its layers; and what `pack` adds
-# where the kernel runs: int32 [batch + 2], where each sequence starts among the packed tokens.
-POSITIONS, STARTS = "token_positions", "sequence_starts"
-# Of 1, 64, 128, 256 and 512, on two cores of an Intel CPU with AMX, in bf16: 1.6 times the samples
-# a second of 1 and half the memory with the small BERT, 0.7 of it with six layers. On CUDA it is a
-# whole number of matrix products' tiles, of 128 or 256 rows (not measured).
+ATTENTION = "packed"  # the name of `packed_attention` in Transformers
+# An entry of the batch, which the model's `forward` passes on to its layers; see `token_positions`.
+POSITIONS = "token_positions"
+# `pack` adds this for FlashAttention's kernel: int32 [batch + 2], the position among the packed
+# tokens at which each sequence starts, and the end.
+STARTS = "sequence_starts"
+# The best of 1, 64, 128, 256 and 512 on two cores of an Intel CPU with AMX, in bf16. Compared with
+# 1, the small BERT trains on 1.6 times as many samples per second, and takes half the memory (0.7
+# of it with six layers). On CUDA, 256 rows are a whole number of a matrix product's tiles (not
+# measured).
 TOKEN_MULTIPLE = 256
 
 
 def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
-    """Return where the real tokens are in a padded batch, row by row; then the first of padding.
+    """Return the positions in a flattened batch that `pack` keeps: real tokens, then some padding.
 
-    From int64 [batch], on the host, so that nothing waits for the device, to int64 [tokens rounded
-    up to `TOKEN_MULTIPLE`, or all there are]: places in the flattened batch, each at most once.
+    Args:
+        lengths: int64 [batch], the tokens of each sample, on the host, so that nothing waits for
+            the device.
+        padded_length: the tokens of each row of the batch, including padding.
+
+    Returns:
+        int64 [tokens], each position at most once. The number of tokens is rounded up to a multiple
+        of `TOKEN_MULTIPLE`, but is at most batch × padded_length.
     """
     is_padding = (torch.arange(padded_length) >= lengths[:, None]).flatten()
     tokens = len(is_padding) - int(is_padding.sum())
@@ -40,7 +51,10 @@ def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
 
 
 def leave_out_padding(model: nn.Module) -> None:
-    """Have a BERT from Transformers work on packed tokens, where a batch says which are real."""
+    """Make a BERT from Transformers compute packed tokens, in place.
+
+    It does so for batches that have `token_positions`, and computes other batches as before.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -53,21 +67,27 @@ def leave_out_padding(model: nn.Module) -> None:
 
 
 def pack(encoder: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Take the real tokens out of [batch, length, width]."""
+    """Pack the encoder's input [batch, length, width] to [1, tokens, width], as a forward hook."""
     if POSITIONS not in named:
         return None
-    hidden, positions = inputs[0], named[POSITIONS]
+    hidden = inputs[0]
+    positions = named[POSITIONS]
     if has_variable_length_kernel(hidden):
         ends = named["attention_mask"].sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
-        # The positions of padding are one more sequence, behind the real ones; it may be empty.
+        # The packed padding counts as one more sequence behind the real ones; it may be empty.
         named[STARTS] = F.pad(F.pad(ends, (1, 0)), (0, 1), value=len(positions))
-    return (hidden.flatten(0, 1).index_select(0, positions)[None],), named
+    packed = hidden.flatten(0, 1).index_select(0, positions)[None]
+    return (packed,), named
 
 
 def unpack(encoder: nn.Module, inputs: Any, named: dict[str, Any], outputs: Any) -> Any:
-    """Put the tokens back to [batch, length, width], with zeros where none was packed."""
+    """Unpack the encoder's output to [batch, length, width], as a forward hook.
+
+    Positions that were not packed become zeros.
+    """
     if POSITIONS in named:
-        packed, mask = outputs.last_hidden_state[0], named["attention_mask"]
+        packed = outputs.last_hidden_state[0]
+        mask = named["attention_mask"]
         outputs.last_hidden_state = spread(packed, named[POSITIONS], len(mask), mask.shape[-1])
     return outputs
 
@@ -79,12 +99,14 @@ def spread(packed: torch.Tensor, positions: torch.Tensor, batch: int, length: in
 
 
 def has_variable_length_kernel(hidden: torch.Tensor) -> bool:
-    """Whether FlashAttention runs where a layer's input lies, in the type that products have."""
-    kind, dtype = hidden.device.type, hidden.dtype
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-    half = dtype in (torch.float16, torch.bfloat16)
-    return kind == "cuda" and half and torch.cuda.get_device_capability(hidden.device) >= (8, 0)
+    """Whether FlashAttention supports the device of a layer's input, and the dtype of products."""
+    device_type = hidden.device.type
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+    if device_type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return torch.cuda.get_device_capability(hidden.device) >= (8, 0)
 
 
 def packed_attention(
@@ -97,31 +119,50 @@ def packed_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within each sample, as Transformers calls an implementation of attention.
+    """Compute attention within each sample; Transformers calls this in each layer.
 
-    From [1, heads, tokens, width], or [batch, heads, length, width] in a batch without `POSITIONS`,
-    to [1, tokens, heads, width], or [batch, length, heads, width]. The mask is bool
-    [batch, 1, 1, length], true for real tokens.
+    Args:
+        query, key, value: [1, heads, tokens, width]; in a batch without `POSITIONS`
+            [batch, heads, length, width].
+        attention_mask: bool [batch, 1, 1, length], true for real tokens.
+
+    Returns:
+        [1, tokens, heads, width] or [batch, length, heads, width]; and None for the attention's
+        weights, which are not computed.
     """
-    positions, starts = others.get(POSITIONS), others.get(STARTS)
+    positions = others.get(POSITIONS)
+    starts = others.get(STARTS)
     attend = functools.partial(F.scaled_dot_product_attention, scale=scaling)
     if positions is None:
         return attend(query, key, value, attention_mask, dropout).transpose(1, 2), None
     assert attention_mask is not None
-    batch, length = len(attention_mask), attention_mask.shape[-1]
-    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
-    if starts is not None and queries.shape[-1] % 8 == 0:  # which the kernel asks for
+    batch = len(attention_mask)
+    length = attention_mask.shape[-1]
+    queries = query[0].transpose(0, 1)  # [tokens, heads, width], as keys and values
+    keys = key[0].transpose(0, 1)
+    values = value[0].transpose(0, 1)
+    if starts is not None and queries.shape[-1] % 8 == 0:  # the kernel requires such a width
         longest = max(length, TOKEN_MULTIPLE)
-        # What `varlen_attn` calls, which drops nothing.
+        is_causal = False
+        returns_debug_mask = False  # of dropout
+        # `torch.nn.attention.varlen.varlen_attn` calls this, too, but without dropout.
         attended, *_ = torch.ops.aten._flash_attention_forward(
-            *(queries, keys, values, starts, starts, longest, longest),
-            *(dropout, False, False),  # neither causal, nor with the mask of what was dropped
+            queries,
+            keys,
+            values,
+            starts,
+            starts,
+            longest,
+            longest,
+            dropout,
+            is_causal,
+            returns_debug_mask,
             scale=scaling,
         )
         return attended[None], None
 
-    def apart(tokens: torch.Tensor) -> torch.Tensor:
+    def unpacked(tokens: torch.Tensor) -> torch.Tensor:
         return spread(tokens, positions, batch, length).transpose(1, 2)
 
-    attended = attend(apart(queries), apart(keys), apart(values), attention_mask, dropout)
+    attended = attend(unpacked(queries), unpacked(keys), unpacked(values), attention_mask, dropout)
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, positions)[None], None

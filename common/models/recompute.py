@@ -1,4 +1,7 @@
-"""`--gradient-checkpointing`: activations are computed again in the backward pass, not kept."""
+"""`--gradient-checkpointing`: recomputes activations in the backward pass instead of keeping them.
+
+This saves memory, and costs a second forward pass.
+"""
 
 from typing import Any
 
@@ -8,23 +11,23 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute(module: nn.Module, *inputs: Any) -> Any:
-    """Call `module` as it is, and once more in the backward pass instead of keeping activations.
+    """Call a module, and call it again in the backward pass instead of keeping its activations.
 
-    `torch.utils.checkpoint` alone updates batch norm's statistics, and any buffer that a module
-    changes, in both calls. Here the second one finds copies of what the first has found, and
-    leaves nothing behind.
+    `torch.utils.checkpoint` alone would update batch norm's statistics, and any other buffer that
+    the module changes, in both calls. Here the second call gets copies of the buffers as they were
+    before the first call, and changes only the copies.
     """
-    found = {}
+    buffers_before = {}
     if not torch.compiler.is_compiling():  # compiled code does not repeat such changes
-        found = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    if not found:
+        buffers_before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    if not buffers_before:
         return checkpoint(module, *inputs, use_reentrant=False)
     is_called = False
 
     def call(*inputs: Any) -> Any:
         nonlocal is_called
         if is_called:
-            copies = {name: buffer.clone() for name, buffer in found.items()}
+            copies = {name: buffer.clone() for name, buffer in buffers_before.items()}
             return torch.func.functional_call(module, copies, inputs)
         is_called = True
         return module(*inputs)

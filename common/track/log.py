@@ -12,7 +12,8 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, TOLD, say, warn
 from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
-from common.measure.sums import Evaluation, gather_from_ranks, of_all_ranks
+from common.measure.across_ranks import gather_from_ranks
+from common.measure.sums import Evaluation, of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.platforms import quoted
 from common.records import RunConfig

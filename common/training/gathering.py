@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import distributed
 
 from common.errors import UserError
-from common.measure.sums import gather_from_ranks
+from common.measure.across_ranks import gather_from_ranks
 
 
 class GatherRows(torch.autograd.Function):

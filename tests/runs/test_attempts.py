@@ -222,7 +222,8 @@ def test_mistake_of_one_rank_is_said_once_and_ends_all(
     tensors = load_file(newest / "rank-1.safetensors")
     broken = {name: value[:1].clone() for name, value in tensors.items() if value.ndim}
     manifest = json.loads((newest / "manifest.json").read_text())
-    manifest["files"]["rank-1.safetensors"] = write_tensors(newest / "rank-1.safetensors", broken)
+    receipt = write_tensors(newest / "rank-1.safetensors", broken)
+    manifest["files"]["rank-1.safetensors"] = receipt.to_json()
     (newest / "manifest.json").write_text(json.dumps(signed(manifest)))
     refused = runner.run("mnist_mlp", "--resume", run, launcher="two", output_directory=False,
                          succeeds=False, timeout=60)  # fmt: skip

@@ -165,7 +165,7 @@ def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
     folder = step_folders(sharded_mlp.directory / "checkpoints")[0]
     manifest = read_manifest(folder)
     shapes = {name: value.shape for name, value in sharded_mlp.weights().items()}
-    in_rows = {name.split("-")[0] for name in manifest["files"] if "-of-2" in name}
+    in_rows = {name.split("-")[0] for name in manifest.files if "-of-2" in name}
     assert in_rows == {"model", "optimizer"}
     for part in in_rows:
         rows = [load_file(folder / f"{part}-{rank}-of-2.safetensors") for rank in range(2)]

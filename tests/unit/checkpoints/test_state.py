@@ -272,7 +272,7 @@ def test_frozen_weights_are_not_written_at_each_step(tmp_path: Path) -> None:
     for step in (1, 2):
         path = tmp_path / f"step-{step:08d}"
         assert bytes_of(path) < 0.02 * whole
-        assert "../frozen-model.safetensors" in read_manifest(path)["files"]
+        assert "../frozen-model.safetensors" in read_manifest(path).files
         resumed, parts = frozen_model(), Parts(0)
         parts.add("model", resumed)
         restore(path, parts)

@@ -26,6 +26,7 @@ from common.checkpoints.finished import (
 from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
+from common.records import Receipt
 from tests.unit.damage import Payload
 
 
@@ -73,11 +74,11 @@ def test_two_ranks_make_one_checkpoint(tmp_path: Path) -> None:
     assert newest == tmp_path / "step-00000006"
     assert problems == []
     manifest = read_manifest(newest)
-    assert manifest["global_step"] == 6
-    assert manifest["parts"] == {"log": {"step": 6}}
-    assert manifest["ranks"] == [{"meters": {"seen": 6, "rank": rank}} for rank in range(2)]
+    assert manifest.global_step == 6
+    assert manifest.parts == {"log": {"step": 6}}
+    assert manifest.ranks == [{"meters": {"seen": 6, "rank": rank}} for rank in range(2)]
     written = {"model.safetensors", "rank-0.safetensors", "rank-1.safetensors"}
-    assert manifest["files"].keys() == written | {"../frozen-model.safetensors"}
+    assert manifest.files.keys() == written | {"../frozen-model.safetensors"}
     assert {*names_in(newest)} == written | {"manifest.json"}
     assert read_tensors(newest / "rank-1.safetensors")["mine"].tolist() == [7, 7, 7]
 
@@ -87,9 +88,9 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoints = save(tmp_path, 3)
     written: list[str] = []
 
-    def noted(path: Path, tensors: Any) -> dict[str, Any]:
+    def noted(path: Path, *arguments: Any) -> Receipt:
         written.append(path.name)
-        return write_tensors(path, tensors)
+        return write_tensors(path, *arguments)
 
     monkeypatch.setattr(store, "write_tensors", noted)
     checkpoints.save(6, contents_of(6), {})
@@ -121,7 +122,7 @@ def test_best_model_lies_beside_the_checkpoints_that_name_it(tmp_path: Path) -> 
     later.go_on_from(newest, read_manifest(newest))
     later.save(9, contents_of(9), {})
     later.wait()
-    assert f"../{best[1]}" in read_manifest(tmp_path / "step-00000009")["files"]
+    assert f"../{best[1]}" in read_manifest(tmp_path / "step-00000009").files
     assert {*best} & {*names_in(tmp_path)} == {best[1]}
     (tmp_path / best[1]).write_bytes(b"damaged")
     assert newest_whole(tmp_path) == (tmp_path / "step-00000009", [])
@@ -133,7 +134,7 @@ def test_best_model_that_can_not_be_written_fails_the_run(
 ) -> None:
     """As a checkpoint does; nothing half written is left."""
 
-    def full(path: Path, tensors: Any) -> None:
+    def full(path: Path, *arguments: Any) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
@@ -157,8 +158,8 @@ def test_state_is_that_of_the_call(tmp_path: Path) -> None:
     checkpoints.wait()
     newest = tmp_path / "step-00000003"
     assert read_tensors(newest / "model.safetensors")["weight"].tolist() == [3, 3, 3]
-    assert read_manifest(newest)["list"] == [1]
-    assert read_manifest(newest)["loss"] is None  # JSON has no word for it
+    assert read_manifest(newest).to_json()["list"] == [1]
+    assert read_manifest(newest).to_json()["loss"] is None  # JSON has no word for it
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_killed_at_any_step_of_a_save_the_older_checkpoint_is_whole(
         found, problems = newest_whole(folder)
         assert problems == []
         assert found in (folder / "step-00000006", folder / "step-00000009")
-        assert read_manifest(found)["global_step"] == int(found.name[-1])
+        assert read_manifest(found).global_step == int(found.name[-1])
         if not was_killed:
             assert found.name == "step-00000009"
             break
@@ -321,7 +322,7 @@ def test_any_failure_to_write_is_told(
 def test_failures_of_memory_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only those of the disk."""
 
-    def fail(path: Path, tensors: object) -> dict[str, Any]:
+    def fail(path: Path, *arguments: object) -> Receipt:
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr(store, "write_tensors", fail)
@@ -348,10 +349,10 @@ def test_a_rank_that_fails_is_heard_of_by_the_other(
 ) -> None:
     """It does not wait out its patience, and no checkpoint is made of a half."""
 
-    def written(path: Path, tensors: Any) -> dict[str, Any]:
+    def written(path: Path, *arguments: Any) -> Receipt:
         if path.name == f"rank-{failing}.safetensors":
             raise OSError(28, "No space left on device")
-        return write_tensors(path, tensors)
+        return write_tensors(path, *arguments)
 
     monkeypatch.setattr(store, "write_tensors", written)
     ranks = [opened(tmp_path, rank, 2) for rank in range(2)]

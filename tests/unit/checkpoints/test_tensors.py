@@ -26,9 +26,10 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
         "c": torch.ones(2, dtype=torch.bfloat16),
         "d": torch.tensor(3.0),
     }
-    facts = write_tensors(path, tensors)
+    receipt = write_tensors(path, tensors)
     data = path.read_bytes()
-    assert facts == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert receipt.size == len(data)
+    assert receipt.sha256 == hashlib.sha256(data).hexdigest()
     found = read_tensors(path)
     assert found.keys() == tensors.keys()
     for name, value in tensors.items():

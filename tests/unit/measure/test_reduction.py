@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from common.data.batch import Work
 from common.errors import UserError
-from common.measure import sums as module
+from common.measure import across_ranks, sums, training_sums
 from common.measure.classification import ClassificationSums
 from common.measure.meters import Meters
-from common.measure.sums import Evaluation, Sums, TrainingSums, of_all_ranks
+from common.measure.sums import Evaluation, Sums, of_all_ranks
+from common.measure.training_sums import TrainingSums
 from tests.ranks import gather_from_ranks, on_ranks
 
 NAMES = ("accuracy", "kl", "psnr", "error")
@@ -58,7 +59,8 @@ def means_of(elements: dict[str, list[float]]) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def _simulated_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "gather_from_ranks", gather_from_ranks)
+    for module in (across_ranks, sums, training_sums):
+        monkeypatch.setattr(module, "gather_from_ranks", gather_from_ranks)
 
 
 @FEW

@@ -8,7 +8,8 @@ import torch
 
 from common.errors import UserError
 from common.measure.classification import ClassificationSums
-from common.measure.sums import Evaluation, Sums, TrainingSums, of_all_ranks
+from common.measure.sums import Evaluation, Sums, of_all_ranks
+from common.measure.training_sums import TrainingSums
 
 
 def alone() -> Any:
@@ -91,9 +92,9 @@ def test_training_sums_keep_no_graph() -> None:
     weight = torch.ones(2, 2, requires_grad=True)
     logits = torch.ones(4, 2) @ weight
     sums.add(logits.sum(), {"mean": logits.mean(), "each": logits})
-    held = [*sums.held[0].values(), sums.last_update[-1]]
-    assert len(held) == 4
-    assert not any(tensor.requires_grad for tensor in held)
+    pending = [*sums.pending[0].values(), sums.last_update[-1]]
+    assert len(pending) == 4
+    assert not any(tensor.requires_grad for tensor in pending)
 
 
 def test_sums_of_any_shape_are_finished_by_the_recipe() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from common import devices
 from common.measure import totals
 from common.measure.classification import ClassificationSums
-from common.measure.sums import Sums, TrainingSums
+from common.measure.sums import Sums
+from common.measure.training_sums import TrainingSums
 from common.training.accelerator import SharedScaler
 
 CPU = torch.device("cpu")

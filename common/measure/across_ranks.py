@@ -1,0 +1,82 @@
+"""Collectives for small values: gather them from all ranks, or sum them over all ranks."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from common import devices
+from common.errors import UserError
+from common.measure.totals import Total, gathered, on_host
+
+Value = TypeVar("Value")
+SumKey = tuple[str, str]  # the group of a sum, such as "recorded", and its name
+
+
+def gather_from_ranks(accelerator: Accelerator, value: Value) -> list[Value]:
+    """Return the `value` of each rank, in the order of ranks; called on all ranks.
+
+    The value is pickled, so it may be of any class.
+    """
+    return gather_object([value]) if accelerator.num_processes > 1 else [value]
+
+
+def sum_over_ranks(
+    accelerator: Accelerator, local_sums: Mapping[SumKey, Total | float]
+) -> dict[SumKey, torch.Tensor]:
+    """Return the sums over all ranks, float64 on the host; called on all ranks.
+
+    Args:
+        local_sums: this rank's sums, of any shapes. A key that a rank lacks counts as zeros.
+
+    Raises:
+        UserError: a sum has different shapes on two ranks.
+    """
+    if devices.has_float64(accelerator.device):
+        options: Any = {"device": accelerator.device, "dtype": torch.float64}
+        values = {key: torch.as_tensor(value, **options) for key, value in local_sums.items()}
+    else:
+        options = {"dtype": torch.float64}
+        values = on_host(local_sums)
+    shapes = common_shapes(accelerator, {key: value.shape for key, value in values.items()})
+    # All sums go into one tensor, so that one collective is enough.
+    flat_values = []
+    for key, shape in shapes.items():
+        value = values.get(key, torch.zeros(shape, **options))
+        flat_values.append(value.flatten())
+    sizes = [len(flat) for flat in flat_values]
+    flat_sums = reduced(accelerator, torch.cat(flat_values), "sum").split(sizes)
+    sums = {}
+    for (key, shape), flat_sum in zip(shapes.items(), flat_sums, strict=True):
+        sums[key] = flat_sum.view(shape)
+    return sums
+
+
+def reduced(
+    accelerator: Accelerator, local_values: torch.Tensor, reduction: Literal["sum", "mean"]
+) -> torch.Tensor:
+    """Return the sum or mean over ranks of float64 values, on the host; called on all ranks."""
+    if devices.has_float64(accelerator.device):
+        values = local_values.to(accelerator.device)
+        return accelerator.reduce(values, reduction).cpu()
+    rows = gathered(accelerator, local_values)
+    return rows.sum(0) if reduction == "sum" else rows.mean(0)
+
+
+def common_shapes(
+    accelerator: Accelerator, local_shapes: Mapping[SumKey, torch.Size]
+) -> dict[SumKey, torch.Size]:
+    """Return the shapes of the values that any rank has; a `UserError` if two ranks' differ."""
+    shapes: dict[SumKey, torch.Size] = {}
+    for rank, shapes_of_rank in enumerate(gather_from_ranks(accelerator, local_shapes)):
+        for key, shape in shapes_of_rank.items():
+            first_shape = shapes.setdefault(key, shape)
+            if first_shape != shape:
+                raise UserError(
+                    f"sums.add: {key[1]!r} has shape {tuple(shape)} on rank {rank} and "
+                    f"{tuple(first_shape)} on another: add up over the batch first, so that the "
+                    "shape is the same on all ranks"
+                )
+    return shapes

@@ -1,0 +1,202 @@
+"""Sums of the training loss and metrics between two log lines, kept on the device."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from common import devices
+from common.measure.across_ranks import gather_from_ranks
+from common.measure.totals import (
+    Total,
+    elements_total,
+    from_parts,
+    mean_of,
+    parts_on_host,
+    total_with,
+)
+from common.measure.values import Metrics, Value, measured_value, refuse_another_loss
+
+SumsAndCounts = dict[str, tuple[float, float]]  # by metric: the sum and number of its elements
+
+
+class TrainingSums:
+    """Sums of the loss and of a recipe's metrics since the last log line, on one rank.
+
+    `add` is called for each micro-batch and never waits for the device. At a log line, `take`
+    fetches the sums, and the ranks gather them as rows of numbers.
+
+    Ranks may record different metrics. A row therefore has the sums of the metrics that all ranks
+    have agreed on, and the number of this rank's other metrics. Only if a rank has such others do
+    the ranks exchange names, which mostly happens at the first log line.
+    """
+
+    FOLD_EVERY = 32  # micro-batches that are summed together, in few and large operations
+
+    def __init__(self, device: torch.device, accumulation: int) -> None:
+        """Prepare empty sums.
+
+        Args:
+            accumulation: the micro-batches of an update.
+        """
+        self.device = device
+        devices.has_float64(device)  # tried now, because the answer waits for the device
+        self.last_update: deque[Value] = deque(maxlen=accumulation)  # losses of micro-batches
+        self.pending: list[dict[str, Value]] = []  # micro-batches that are not in the sums yet
+        # By metric, of tensors: the sum of all elements, on the device, and their number.
+        self.sums: dict[str, Total] = {}
+        self.sizes: dict[str, float] = {}
+        # By metric, of plain numbers and of tensors on the host.
+        self.numbers: SumsAndCounts = {}
+        self.agreed = ["loss"]  # the metrics in a row, the same on all ranks
+
+    def add(self, loss: torch.Tensor | float, metrics: Metrics) -> None:
+        """Record one micro-batch, without waiting for the device.
+
+        Args:
+            loss: its mean loss, a tensor or a plain number.
+            metrics: tensors of any shape or plain numbers, whose elements are averaged.
+
+        Raises:
+            UserError: a value is no number, or a metric named "loss" is not the loss.
+        """
+        # `measured_value` detaches tensors, because a pending one must not keep the graph of
+        # activations.
+        mean_loss = measured_value("loss", loss, "run.record")
+        values = {"loss": mean_loss}
+        for name, value in metrics.items():
+            values[name] = measured_value(name, value, "run.record")
+        if "loss" in metrics:
+            refuse_another_loss(mean_loss, values["loss"], "run.record")
+        self.pending.append(values)
+        if isinstance(mean_loss, torch.Tensor) and mean_loss.ndim:
+            mean_loss = mean_of(mean_loss)
+        self.last_update.append(mean_loss)
+        if len(self.pending) >= self.FOLD_EVERY:
+            self.fold()
+
+    def fold(self) -> None:
+        """Add the pending micro-batches to the sums."""
+        names = dict.fromkeys(chain.from_iterable(self.pending))
+        for name in names:
+            numbers: list[float] = []
+            tensors_on_device = []
+            tensors_on_host = []
+            for metrics in self.pending:
+                value = metrics.get(name)
+                if value is None:
+                    continue
+                if not isinstance(value, torch.Tensor):
+                    numbers.append(value)
+                elif self.is_left_on_host(value):
+                    tensors_on_host.append(value)
+                else:
+                    tensors_on_device.append(value)
+            for tensor in tensors_on_host:
+                numbers += tensor.double().flatten().tolist()
+            if tensors_on_device:
+                self.fold_tensors(name, tensors_on_device)
+            if numbers:
+                total, count = self.numbers.get(name, (0.0, 0.0))
+                self.numbers[name] = (total + math.fsum(numbers), count + len(numbers))
+        self.pending.clear()
+
+    def is_left_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the host while training runs on a device.
+
+        Such a tensor is added up on the host: no copy to the device is needed.
+        """
+        return tensor.device.type == "cpu" and devices.is_accelerator(self.device)
+
+    def fold_tensors(self, name: str, tensors: list[torch.Tensor]) -> None:
+        """Add the elements of tensors, on any devices, to the sum of a metric."""
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.flatten().to(self.device))
+        # Each dtype by itself, because `cat` of several may turn integers into bf16.
+        for same_dtype in by_dtype.values():
+            elements = torch.cat(same_dtype)
+            total = elements_total(elements)
+            self.sums[name] = total_with(total, self.sums.get(name))
+            self.sizes[name] = self.sizes.get(name, 0.0) + elements.numel()
+
+    def take(self) -> SumsAndCounts:
+        """Return this rank's sums and counts by metric, and reset them; waits for the device."""
+        self.fold()
+        taken: SumsAndCounts = {}
+        parts_of_sums = parts_on_host([*self.sums.values()])
+        for name, parts in zip(self.sums, parts_of_sums, strict=True):
+            taken[name] = (sum(parts), self.sizes[name])
+        for name, (total, count) in self.numbers.items():
+            total_before, count_before = taken.get(name, (0.0, 0.0))
+            taken[name] = (total_before + total, count_before + count)
+        self.sums = {}
+        self.sizes = {}
+        self.numbers = {}
+        return taken
+
+    def row(self, taken: SumsAndCounts) -> list[float]:
+        """Return this rank's row of numbers, for the ranks to gather.
+
+        Returns:
+            [1 + 2 × agreed metrics]: the number of this rank's other metrics, then the sum and the
+            count of each agreed one.
+        """
+        others = taken.keys() - set(self.agreed)
+        pairs = [taken.get(name, (0.0, 0.0)) for name in self.agreed]
+        return [float(len(others)), *chain.from_iterable(pairs)]
+
+    def agree_on_names(self, accelerator: Accelerator, taken: SumsAndCounts) -> None:
+        """Add the metrics of all ranks to the agreed ones; called on all ranks."""
+        names_of_ranks = gather_from_ranks(accelerator, [*taken])
+        self.agreed = [*dict.fromkeys([*self.agreed, *chain.from_iterable(names_of_ranks)])]
+
+    def means(self, rows: torch.Tensor) -> dict[str, float]:
+        """Return the ``train/`` metrics, means over the elements of all ranks.
+
+        Args:
+            rows: of all ranks, float64 [world_size, 1 + 2 × agreed metrics]; see `row`.
+        """
+        pairs = rows[:, 1:].sum(0).view(-1, 2).tolist()
+        means = {}
+        for name, (total, count) in zip(self.agreed, pairs, strict=True):
+            if count:
+                means[f"train/{name}"] = total / count
+        return means
+
+    def last_loss(self) -> float:
+        """Return this rank's mean loss of the last update; NaN if there was no update."""
+        return float(torch.tensor([*self.last_update]).mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        self.fold()
+        metrics = {}
+        parts_of_sums = parts_on_host([*self.sums.values()])
+        for name, (first_part, *other_parts) in zip(self.sums, parts_of_sums, strict=True):
+            metrics[name] = [first_part, self.sizes[name], *other_parts]
+        return {
+            "metrics": metrics,
+            "numbers": {name: [*pair] for name, pair in self.numbers.items()},
+            "last_update": [float(loss) for loss in self.last_update],
+        }
+
+    def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the sums of one rank, or of several ranks added up."""
+        for state in states:
+            for name, (first_part, size, *other_parts) in state["metrics"].items():
+                total = from_parts([first_part, *other_parts], self.device)
+                self.sums[name] = total_with(total, self.sums.get(name))
+                self.sizes[name] = self.sizes.get(name, 0.0) + float(size)
+            # Older versions kept no plain numbers.
+            for name, (total_of_numbers, count) in state.get("numbers", {}).items():
+                total_before, count_before = self.numbers.get(name, (0.0, 0.0))
+                self.numbers[name] = (
+                    total_before + float(total_of_numbers),
+                    count_before + float(count),
+                )
+            losses = [float(loss) for loss in state["last_update"]]
+            self.last_update.extend(torch.tensor(losses, device=self.device))
