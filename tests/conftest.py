@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections import defaultdict
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import execnet
 import pytest
 from filelock import FileLock
 
@@ -92,6 +94,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number in range(workers)
         for item in (*long[number::workers], *rest[ends[number] : ends[number + 1]])
     ]
+
+
+def is_plain(spec: execnet.XSpec) -> bool:
+    """Whether a worker is to be started as ``-n`` does it: here, with this interpreter."""
+    return bool(spec.popen) and not (spec.python or spec.via or spec.chdir)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -> None:
+    """Let the workers be forks of the template, which has imported the libraries once for all.
+
+    This process stays connected to the template, so that it lasts as long as the workers.
+    """
+    if not hasattr(os, "pidfd_open") or not all(is_plain(spec) for spec in specs):
+        return
+    runner = Runner(FOLDER)
+    config.add_cleanup(runner.close)
+    script = Path(__file__).with_name("worker.py")
+    command = shlex.join([str(runner.python), str(script), sys.executable])
+    for spec in specs:
+        spec.python = command
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

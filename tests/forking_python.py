@@ -28,7 +28,7 @@ import sys
 
 # Variables that no library reads while it is imported: a fork may have other values than the
 # template has.
-READ_LATE = ("WANDB_", "COLUMNS", "TQDM_", "PYTEST_", "TMPDIR")
+READ_LATE = ("WANDB_", "COLUMNS", "LINES", "TQDM_", "PYTEST_", "TMPDIR")
 # What shells, launchers and Slurm set. `multi_cpu.yaml` sets them for the forks of two ranks, too.
 SET_BY_LAUNCHERS = (
     *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "XDG_CACHE_HOME", "RECIPE_TESTS_FOLDER"),

@@ -46,6 +46,8 @@ from filelock import FileLock
 LIBRARIES = ("torch", "torch._dynamo", "accelerate", "tyro", "datasets", "sklearn.datasets")
 LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard")
 LIBRARIES += ("PIL.ImageOps", "sklearn.model_selection", "torch.utils.flop_counter")
+# What test modules import besides: in the forks that are pytest's workers.
+LIBRARIES_OF_TESTS = ("transformers.models.bert.modeling_bert", "optuna", "pydantic")
 # As `accelerate launch` and torchrun set them for two processes with `multi_cpu.yaml`.
 OF_TWO = {
     "ACCELERATE_MIXED_PRECISION": "no",
@@ -151,6 +153,8 @@ def serve(listener: socket.socket, path: str) -> Request:
 
 def libraries_of(words: list[str]) -> Iterator[str]:
     """Yield the libraries that this command line needs besides those of every recipe."""
+    if Path(words[0]).name == "worker.py":
+        yield from LIBRARIES_OF_TESTS
     if any(Path(word).name == "bert.py" for word in words):
         yield "transformers.models.bert.modeling_bert"
     if words[0] == "-m":

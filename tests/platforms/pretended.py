@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from tests.jobs import Job
-from tests.launch import Finished, Runner
+from tests.launch import REPOSITORY, Finished, Runner
 
 SITE = Path(__file__).parent / "site"
+LAUNCH = Path(__file__).with_name("launch.py")
 Platform = Literal["windows", "macos"]
 PLATFORMS: tuple[Platform, ...] = ("windows", "macos")
 # What a redirected output is encoded in: one of Windows has no arrows and stars.
@@ -55,6 +56,21 @@ def launch(
         succeeds=succeeds,
         output_directory=output_directory,
     )
+
+
+def launch_fork(
+    runner: Runner,
+    platform: Platform,
+    recipe: str,
+    *flags: object,
+    encoding: str | None = None,
+    succeeds: bool = True,
+    output_directory: bool = True,
+) -> Finished:
+    """Return what a recipe left in a fork, which is ten times faster; see `launch.py`."""
+    script = REPOSITORY / "recipes" / f"{recipe}.py"
+    words = (platform, encoding or ENCODINGS[platform], script, *flags)
+    return runner.run(LAUNCH, *words, succeeds=succeeds, output_directory=output_directory)
 
 
 class PretendedJob(Job):

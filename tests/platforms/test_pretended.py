@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import first
 from tests.jobs import final_weights, learned
 from tests.launch import RECIPES, Runner
-from tests.platforms.pretended import PLATFORMS, Platform, PretendedJob, launch
+from tests.platforms.pretended import PLATFORMS, Platform, PretendedJob, launch, launch_fork
 
 TINY = ("--dataset", "digits", "--tracker", "none", "--max-steps", 4, "--log-every", 2)
 TINY_OF = {
@@ -37,7 +37,9 @@ REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
 def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -> None:
     """And says in one line what the system lacks, with symbols that its output has."""
     platform, recipe = pretended
-    run = launch(runner, platform, recipe, *TINY_OF[recipe])
+    # A fresh interpreter once for each platform, also warned of default encodings.
+    launch_recipe = launch if recipe == "mnist_mlp" else launch_fork
+    run = launch_recipe(runner, platform, recipe, *TINY_OF[recipe])
     assert run.summary["progress/global_step"] == 4
     assert run.output.count("system  ") == 1, run.output
     assert ("->" if platform == "windows" else "→") in run.output

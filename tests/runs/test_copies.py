@@ -98,7 +98,7 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
     losses = [*run.series("train/loss").values()]
     assert losses != sorted(losses)
     # Where validation stands in for test, the final evaluation repeats a line: it is printed once.
-    evaluations = re.findall(r"^epoch .* of \d+: .*", run.output, re.MULTILINE)
+    evaluations = re.findall(r"^epoch .* of [\d,]+: .*", run.output, re.MULTILINE)
     lines = [line.removesuffix("  ★ best") for line in evaluations]
     assert len(lines) == len({*lines}) > 0
 

@@ -159,10 +159,11 @@ def test_command_ends_as_the_script_does(
         assert process.wait(60) == status
 
 
+# The handler writes without `print`: the signal may come while the last line is being printed.
 WAIT = """
 import os, signal, time
 def note(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    os.write(1, (signal.Signals(number).name + "\\n").encode())
     raise SystemExit(3)
 signal.signal(signal.SIGTERM, note)
 print(os.getpid(), signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, flush=True)
