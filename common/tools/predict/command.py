@@ -96,9 +96,8 @@ def choose_device(name: str) -> None:
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
         raise UserError(f"--device {name} is not here: pass {' or '.join(names)}")
-    if name == "cpu":
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-    else:
+    os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
+    if name != "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = name
 
 
