@@ -116,7 +116,8 @@ class MemoryPlan:
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
         self.planned |= {name: ratio * size for name, size in seen.items()}
         parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in seen)
-        share = f"{self.total / self.device_mib:.1%} of the {self.device.type}'s memory"
+        owner = self.device.type if has_own_memory_figures(self.device) else "host"
+        share = f"{self.total / self.device_mib:.1%} of the {owner}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
 
     def finish(self) -> MemoryRows:

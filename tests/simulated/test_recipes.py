@@ -149,12 +149,24 @@ def test_evaluation_and_prediction_of_an_exported_model(
     figures = on_device(runner, "mnist_mlp", *again, variant=LIKE_APPLE).summary
     assert figures["test/loss"] == pytest.approx(run.summary["test/loss"], rel=1e-5)
     assert figures["test/accuracy"] == run.summary["test/accuracy"]
+    image = picture(tmp_path)
     rows = []
     for device in ("simulated", "cpu"):
-        words = ("common.predict", run.directory, picture(tmp_path), "--device", device)
+        words = ("common.tools", "predict", run.directory, image, "--device", device)
         predicted = runner.run(LAUNCH, LIKE_APPLE, "-", *words, output_directory=False)
         rows.append(json.loads(predicted.output))
     assert rows[0]["label"] == rows[1]["label"]
+
+
+@pytest.mark.slow
+def test_profile_ends_without_a_verdict(runner: Runner, odd_images: Path) -> None:
+    """Torch's profiler can't time the device's kernels; the run says so and trains on."""
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--profile", "--max-steps", 30)
+    run = on_device(runner, "mnist_mlp", *flags, variant=LIKE_APPLE)
+    assert "profile no verdict: torch's profiler can't time the kernels of simulated" in run.output
+    assert run.summary["progress/global_step"] == 30
+    assert (run.directory / "profile" / "top_operations.csv").is_file()
+    assert not (run.directory / "profile" / "verdict.json").exists()
 
 
 def picture(folder: Path) -> Path:
