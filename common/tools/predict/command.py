@@ -89,7 +89,8 @@ def choose_device(name: str) -> None:
     """Make Accelerate use a device, through the environment variables that it reads."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator()
+    # A build of torch for GPUs names one on a machine that has none, too.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     names = ["cpu"]
     if accelerator is not None:
         count = torch.accelerator.device_count()

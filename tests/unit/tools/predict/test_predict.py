@@ -332,6 +332,17 @@ def test_device_of_the_command_line_outweighs_the_environment(
     if before is not None:
         monkeypatch.setenv("ACCELERATE_USE_CPU", before)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
     choose_device(name)
     assert devices.is_cpu_asked_for() == asks_for_cpu
+
+
+def test_device_that_torch_is_only_built_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model would run on the CPU in its place."""
+
+    def built_for_gpus(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_gpus)
+    with pytest.raises(UserError, match="--device cuda is not here: pass cpu"):
+        choose_device("cuda")
