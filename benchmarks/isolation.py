@@ -62,7 +62,7 @@ def reset_accelerate() -> None:
 
 def default_device() -> torch.device:
     """Return the accelerator's device if there is one, else the CPU."""
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def synchronize() -> None:

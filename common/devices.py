@@ -9,6 +9,7 @@ capability.
 import functools
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,9 @@ from common import machine
 # What torch raises where a device lacks something: besides errors of the kinds that say so,
 # a RuntimeError or an assertion of the backend, or a TypeError as for float64 on MPS.
 LACKING = (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+# A variable that users may set, and that `accelerate launch` sets to a word for yes or no.
+ASKS_FOR_CPU = "ACCELERATE_USE_CPU"
 
 # What was tried, by the name of the function and its arguments.
 ANSWERS: dict[tuple[Any, ...], bool] = {}
@@ -50,8 +54,18 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
 
 
+def is_cpu_asked_for() -> bool:
+    """Whether the environment or the launcher asks for the CPU, beside an accelerator."""
+    return os.environ.get(ASKS_FOR_CPU, "").lower() in ("1", "true", "yes", "on")
+
+
 def default_device() -> torch.device:
-    """Return the accelerator of this process, by its number, or the CPU where there is none."""
+    """Return the accelerator of this process, by its number.
+
+    It is the CPU where there is no accelerator, or where the CPU is asked for.
+    """
+    if is_cpu_asked_for():
+        return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or not torch.accelerator.is_available():
         return torch.device("cpu")

@@ -338,6 +338,11 @@ def command_line(words: Iterable[str]) -> str:
     return subprocess.list2cmdline([*words]) if IS_WINDOWS else shlex.join(words)
 
 
+def with_posix_command(advice: str, command: str) -> str:
+    """Add an example of a command to some advice, where the system has POSIX's commands."""
+    return advice if IS_WINDOWS else f"{advice}, as by {command}"
+
+
 def quoted(word: object) -> str:
     """Quote one word, such as a path, for a command that can be pasted."""
     return command_line([str(word)])

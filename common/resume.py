@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.console import say
-from common.directory import INITIAL, LOCK, read_status
+from common.directory import INITIAL, LOCK, STATUS, read_status
 from common.errors import UserError
 from common.files import has_moved, locked, read_json
 from common.flags import from_json, role_of, spelled
@@ -125,6 +125,8 @@ def run_of(named: Path, output_dir: str | None) -> Path:
                 f"--resume {named}: {directory} has checkpoints, but no config.json: put that file "
                 "back, which says what the run is"
             )
+    if os.path.isfile(named / STATUS):
+        raise UserError(f"--resume {named}: that run ended before training began: start it again")
     raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
 
 

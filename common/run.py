@@ -275,6 +275,8 @@ class Run:
         random_states = None
         if saved is not None and self.config.resume is not None:
             random_states = self.restore(Path(self.config.resume), saved.objective)
+            if self.progress.global_step > 0:
+                tell_other_device(saved.environment.device_type, self.device.type)
         self.write_facts(saved)
         self.logs.start(self.config, self.saved_config, self.position)
         self.tell_unknown_contents()
@@ -906,3 +908,12 @@ class Run:
             say(OF_THE_LAUNCHER)
         self.logs.finish()
         self.directory.write_status(outcome.status, step, outcome.reason)
+
+
+def tell_other_device(kind_before: str, kind_now: str) -> None:
+    """Say on rank 0 that a run goes on with another kind of device, such as "mps" after "cpu"."""
+    if kind_before != kind_now:
+        say(
+            f"{kind_now} instead of {kind_before}: figures differ by rounding, and random numbers "
+            "that the device draws, such as dropout's, are others"
+        )

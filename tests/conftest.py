@@ -17,7 +17,14 @@ import pytest
 from filelock import FileLock
 
 from tests import local_data
-from tests.launch import FOREIGN, UNREACHABLE, Finished, Runner, clean_environment
+from tests.launch import (
+    FOREIGN,
+    UNREACHABLE,
+    Finished,
+    Runner,
+    clean_environment,
+    without_accelerator,
+)
 
 if TYPE_CHECKING:
     from tests.cuda_stand_in import Cuda, Nvml
@@ -205,6 +212,8 @@ def own_accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     for name in ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in without_accelerator().items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     AcceleratorState._reset_state(True)
     yield

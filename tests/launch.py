@@ -61,22 +61,34 @@ FOREIGN = (
 )
 
 
+def without_accelerator() -> dict[str, str]:
+    """Return the variables that hide accelerators: these tests are about CPUs.
+
+    Apple's GPU can't be hidden, so recipes are asked to take the CPU there.
+    """
+    asks_for_cpu = {"ACCELERATE_USE_CPU": "true"} if sys.platform == "darwin" else {}
+    return {"CUDA_VISIBLE_DEVICES": "", **asks_for_cpu}
+
+
 def clean_environment(folder: Path) -> dict[str, str]:
     """Return an environment for a launch: nobody's settings or keys, caches under `folder`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return kept | {
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "HF_HOME": str(folder / "huggingface"),
-        "HF_HUB_OFFLINE": "1",
-        "WANDB_CONFIG_DIR": str(folder / "wandb-config"),
-        "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
-        "WANDB_DATA_DIR": str(folder / "wandb-data"),
-        "NETRC": str(folder / "netrc"),  # of a user without keys: there is no such file
-        "CUDA_VISIBLE_DEVICES": "",  # these tests are about CPUs
-        "COLUMNS": "200",  # messages in boxes stay on one line
-        # Threads that spin while others want their core make a step many times slower.
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
+    return (
+        kept
+        | without_accelerator()
+        | {
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "HF_HOME": str(folder / "huggingface"),
+            "HF_HUB_OFFLINE": "1",
+            "WANDB_CONFIG_DIR": str(folder / "wandb-config"),
+            "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
+            "WANDB_DATA_DIR": str(folder / "wandb-data"),
+            "NETRC": str(folder / "netrc"),  # of a user without keys: there is no such file
+            "COLUMNS": "200",  # messages in boxes stay on one line
+            # Threads that spin while others want their core make a step many times slower.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -474,7 +486,8 @@ def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable))
     if launcher in ("python", "fresh"):
         return [python]
     if launcher == "accelerate":
-        return accelerate
+        # It sets the variable of `without_accelerator` anew.
+        return [*accelerate, "--cpu"] if sys.platform == "darwin" else accelerate
     if launcher == "cpu":
         return [*accelerate, "--config_file", str(CONFIGS / "cpu.yaml")]
     port = str(free_port())

@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from common.errors import UserError
+from common.platforms import quoted, with_posix_command
 
 SEPARATORS = (",", ";", "\t", "|")
 SHOWN = {"\t": "tabs"}
@@ -98,7 +99,8 @@ def find_encoding(path: str) -> str:
         refuse_stray_zeros(path, head)
         zeros_last = head[1::2].count(0) > head[::2].count(0)
         name = "UTF-16LE" if zeros_last else "UTF-16BE"
-        raise UserError(f"{path} is no UTF-8, likely {name} without a mark: {advice(path, name)}")
+        advice = conversion_advice(path, name)
+        raise UserError(f"{path} is no UTF-8, likely {name} without a mark: {advice}")
     encoding = marked[0] if marked else "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     decoded_bytes = 0
@@ -126,10 +128,9 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
         return
     if head.count(0) < len(head) / 8:
         place = head.index(0)
-        raise UserError(
-            f"{path} holds a zero byte at {place:,}, which is no text: remove the zero bytes, as "
-            f"by tr -d '\\000' < {path} > new.csv"
-        )
+        command = f"tr -d '\\000' < {quoted(path)} > new.csv"
+        advice = with_posix_command("remove the zero bytes", command)
+        raise UserError(f"{path} holds a zero byte at {place:,}, which is no text: {advice}")
 
 
 def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> str:
@@ -143,12 +144,14 @@ def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, place: in
     byte = problem.object[problem.start]
     return (
         f"{path} is not in UTF-8 (byte 0x{byte:02X} at {place:,}); of Western languages it is "
-        f"likely Windows-1252 or Latin-1: {advice(path, 'CP1252')}"
+        "likely Windows-1252 or Latin-1: "
+        f"{conversion_advice(path, 'CP1252')}"
     )
 
 
-def advice(path: str, encoding: str) -> str:
-    return f"save it in UTF-8, as by iconv -f {encoding} -t UTF-8 {path} > new.csv"
+def conversion_advice(path: str, encoding: str) -> str:
+    command = f"iconv -f {encoding} -t UTF-8 {quoted(path)} > new.csv"
+    return with_posix_command("save it in UTF-8", command)
 
 
 def find_separator(sample: str, is_whole: bool) -> str:

@@ -34,6 +34,7 @@ from common.errors import LostProcessError, UserError, is_out_of_memory
 from common.platforms import (
     CHILD_ENDED,
     STOP_SIGNALS,
+    descriptor_limit,
     stop_signals_held_back,
     worker_start_method,
 )
@@ -264,9 +265,10 @@ class Workers:
             )
             raise UserError(message, every_rank=True, resumable=True) from None
         if TOO_MANY_FILES in words:
+            advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
             message = (
-                "this process may not open as many files as the loader's workers need: raise the "
-                "limit with ulimit -n 4096, or pass --num-workers 0"
+                "this process may not open as many files as the loader's workers need: "
+                f"{advice}pass --num-workers 0"
             )
             raise UserError(message, every_rank=True) from None
         if watch.verdict != "stop requested":

@@ -142,7 +142,8 @@ class MemoryPlan:
         for name, size in new_parts.items():
             self.planned[name] = ratio * size
         parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in new_parts)
-        share = f"{self.total / self.device_mib:.1%} of the {self.device.type}'s memory"
+        owner = self.device.type if has_own_memory_figures(self.device) else "host"
+        share = f"{self.total / self.device_mib:.1%} of the {owner}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
 
     def finish(self) -> MemoryRows:

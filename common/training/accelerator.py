@@ -26,6 +26,7 @@ from common.devices import (
     has_loss_scaling,
     has_tf32,
     is_accelerator,
+    is_cpu_asked_for,
 )
 from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
@@ -87,9 +88,7 @@ def build_accelerator(
         which = f"this is process {rank()} of {world_size()}, numbered from 0"
         raise UserError(f"by RANK and WORLD_SIZE {which}: {LAUNCH}", every_rank=True)
     refuse_other_launchers()
-    # A launcher says so with a word, also when the CPU was not asked for.
-    asked_for_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
-    use_cpu = asked_for_cpu or not torch.accelerator.is_available()
+    use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     is_known = use_cpu or name_device_for_accelerate()
     devices, started = torch.accelerator.device_count(), local_world_size()
     if not use_cpu and started > devices:

@@ -27,6 +27,8 @@ def write_report(path: Path) -> None:
 def main() -> None:
     """Install the device and run the script, as if it had been called by itself."""
     words, report, script, *flags = sys.argv[1:]
+    if sys.platform == "darwin":
+        os.environ.pop("ACCELERATE_USE_CPU", None)  # by which other tests avoid Apple's GPU
     install(Variant.parse(words))
     if "LOCAL_RANK" in os.environ:
         from tests.simulated import collectives

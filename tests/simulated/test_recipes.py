@@ -85,6 +85,28 @@ def test_killed_and_resumed_it_ends_bit_equal(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
+@pytest.mark.slow
+def test_run_of_the_cpu_goes_on_on_the_device(
+    runner: Runner, odd_images: Path, tmp_path: Path
+) -> None:
+    """To the same figures but for rounding, and with a line that says so."""
+    flags = (*small("mnist_mlp", odd_images, odd_images), *IN_FP32)
+    flags = (*flags, "--max-steps", 60, "--checkpoint-every", 1)
+    whole = runner.shared("mnist_mlp", *flags)
+    directory = tmp_path / "run"
+    job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory)
+    job.wait_for_step(3)
+    job.kill()
+    assert 0 < newest_step(directory) < 60, "the kill came too late"
+    words = (LIKE_APPLE, "-", script_of("mnist_mlp"), "--resume", directory)
+    job = Job(runner, LAUNCH, *words, directory=directory)
+    assert job.end(240) == 0, job.said()
+    assert "simulated instead of cpu: figures differ by rounding" in job.said()
+    assert job.read("config.json")["environment"]["device_type"] == "simulated"
+    losses = [read["test/loss"] for read in (job.read("summary.json"), whole.summary)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
 def in_fp16(runner: Runner, variant: str, scale: tuple[int, int], *flags: object) -> Finished:
     """Train an MLP in fp16 from a loss scale."""
     words = (*scale, script_of("mnist_mlp"), *flags, "--mixed-precision", "fp16")
@@ -149,12 +171,24 @@ def test_evaluation_and_prediction_of_an_exported_model(
     figures = on_device(runner, "mnist_mlp", *again, variant=LIKE_APPLE).summary
     assert figures["test/loss"] == pytest.approx(run.summary["test/loss"], rel=1e-5)
     assert figures["test/accuracy"] == run.summary["test/accuracy"]
+    image = picture(tmp_path)
     rows = []
     for device in ("simulated", "cpu"):
-        words = ("common.predict", run.directory, picture(tmp_path), "--device", device)
+        words = ("common.tools", "predict", run.directory, image, "--device", device)
         predicted = runner.run(LAUNCH, LIKE_APPLE, "-", *words, output_directory=False)
         rows.append(json.loads(predicted.output))
     assert rows[0]["label"] == rows[1]["label"]
+
+
+@pytest.mark.slow
+def test_profile_ends_without_a_verdict(runner: Runner, odd_images: Path) -> None:
+    """Torch's profiler can't time the device's kernels; the run says so and trains on."""
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--profile", "--max-steps", 30)
+    run = on_device(runner, "mnist_mlp", *flags, variant=LIKE_APPLE)
+    assert "profile no verdict: torch's profiler can't time the kernels of simulated" in run.output
+    assert run.summary["progress/global_step"] == 30
+    assert (run.directory / "profile" / "top_operations.csv").is_file()
+    assert not (run.directory / "profile" / "verdict.json").exists()
 
 
 def picture(folder: Path) -> Path:

@@ -27,17 +27,15 @@ OTHER = torch.device("mps", 0)  # a kind of device that this machine lacks
 
 # The files of `common` that may name CUDA, and why.
 NAMES_CUDA = {
-    "common/checkpoints/copies.py": "a copy of the state is made on CUDA's streams",
     "common/checkpoints/kinds.py": "a docstring's example",
     "common/devices.py": "docstrings' examples; torch.compile records CUDA graphs alone",
     "common/measure/peak.py": "NVML finds a GPU by its uuid",
     "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
     "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",
-    "common/tools/predict/command.py": "an example in --help",
     "common/profile/phases.py": "NVTX",
     "common/profile/profiler.py": "the history of allocations",
+    "common/tools/predict/command.py": "an example in --help",
     "common/training/accelerator.py": "the precision that `auto` takes, by what is known of kinds",
-    "common/training/sharding.py": "NCCL's rules",
 }
 
 
@@ -52,6 +50,7 @@ def test_only_some_files_name_cuda() -> None:
     """What asks for the name of a device leaves out all others: ask `common.devices` instead."""
     unexpected = [line for line in lines_with_cuda() if line.split(":")[0] not in NAMES_CUDA]
     assert unexpected == []
+    assert {*NAMES_CUDA} == {line.split(":")[0] for line in lines_with_cuda()}
 
 
 def test_checks_for_the_name_of_a_device_are_few() -> None:
@@ -371,3 +370,21 @@ def test_generator_of_another_kind_of_device_is_left_alone(module: SimpleNamespa
     assert read() == [0, 1, 2, 3]
     on_cpu = RandomState(CPU).state_dict()
     assert on_cpu.keys() == {"torch", "numpy", "python"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [(None, OTHER), ("False", OTHER), ("junk", OTHER), ("true", CPU), ("1", CPU)],
+)
+def test_cpu_that_is_asked_for_is_taken_beside_an_accelerator(
+    variable: str | None, expected: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all that asks for this process's device, such as --compile and the tracker of memory."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", variable)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    assert devices.default_device() == expected
+    assert memory.MemoryTracker().device == expected

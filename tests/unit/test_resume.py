@@ -102,6 +102,11 @@ def test_a_checkpoint_is_gone_on_from_by_name(
     for missing in (checkpoint.with_name("step-00000999"), tmp_path, "x" * 300, "nowhere"):
         with pytest.raises(UserError, match="is neither a run's directory nor one of its"):
             parse(monkeypatch, "mnist_mlp", "--resume", missing)
+    unbegun = tmp_path / "unbegun"
+    unbegun.mkdir()
+    (unbegun / "status.json").write_text('{"status": "running", "global_step": 0}')
+    with pytest.raises(UserError, match="unbegun: that run ended before training began: start it"):
+        parse(monkeypatch, "mnist_mlp", "--resume", unbegun)
     assert parse(
         monkeypatch, "mnist_mlp", "--resume", run, "--output-dir", tmp_path / "work" / ".." / "run"
     ).output_dir == str(run)

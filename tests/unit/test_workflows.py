@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.launch import REPOSITORY
+from tests.launch import REPOSITORY, clean_environment, launch_command
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 PINNED = re.compile(r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
@@ -81,3 +81,21 @@ def test_commands_run_in_every_shell(workflow: dict[str, Any]) -> None:
         for word in command.split():
             if "/" in word or word.endswith(".txt"):
                 assert (REPOSITORY / word).is_file(), word
+
+
+def test_no_system_trains_on_a_gpu_that_has_no_memory(workflow: dict[str, Any]) -> None:
+    """GitHub's macOS machines show Apple's GPU, and each allocation on it fails."""
+    assert workflow["jobs"]["systems"]["env"]["ACCELERATE_USE_CPU"] == "true"
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_launches_hide_the_accelerators_of_each_system(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests are about CPUs. Apple's GPU has no variable that hides it."""
+    monkeypatch.setattr(sys, "platform", system)
+    environment = clean_environment(Path())
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    is_asked_for = environment.get("ACCELERATE_USE_CPU") == "true"
+    assert is_asked_for == (system == "darwin")
+    assert ("--cpu" in launch_command("accelerate")) == (system == "darwin")

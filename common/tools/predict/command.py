@@ -89,16 +89,16 @@ def choose_device(name: str) -> None:
     """Make Accelerate use a device, through the environment variables that it reads."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator()
+    # A build of torch for GPUs names one on a machine that has none, too.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     names = ["cpu"]
     if accelerator is not None:
         count = torch.accelerator.device_count()
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
         raise UserError(f"--device {name} is not here: pass {' or '.join(names)}")
-    if name == "cpu":
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-    else:
+    os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
+    if name != "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = name
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from common import platforms
 from common.data.csv_files import Dialect, find_dialect
 from common.data.sources import find_named
 from common.data.tables import Tables
@@ -78,6 +79,21 @@ def test_encoding_that_is_not_certain_is_named(encoding: str, advice: str, tmp_p
     message = refusal(lambda: Tables(find_named(str(tmp_path / "mine"), None), None))
     assert "train.csv" in message
     assert f"iconv -f {advice} -t UTF-8" in message
+
+
+@pytest.mark.parametrize("is_windows", [False, True])
+@pytest.mark.parametrize("content", [b"review,label\ncaf\xe9,b\n", b"review,label\na b\0c,b\n"])
+def test_advice_names_commands_where_the_system_has_them(
+    content: bytes, is_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a command can be pasted, whatever letters the path has."""
+    monkeypatch.setattr(platforms, "IS_WINDOWS", is_windows)
+    path = tmp_path / "my reviews.csv"
+    path.write_bytes(content)
+    message = refusal(lambda: find_dialect(str(path)))
+    assert ("> new.csv" in message) != is_windows
+    assert is_windows or f"'{path}' > new.csv" in message
+    assert ("save it in UTF-8" in message) or ("remove the zero bytes" in message)
 
 
 def test_byte_that_is_no_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:

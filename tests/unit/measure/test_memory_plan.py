@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from common.data.batch import Work
+from common.measure import memory_plan
 from common.measure.memory_plan import (
     MemoryPlan,
     mebibytes,
@@ -100,6 +102,21 @@ def test_plan_is_what_exists_after_an_update(
     text = plan_text(plan.facts())
     for word in ("weights", "gradients", "optimizer state", "buffers", "MiB of"):
         assert word in text
+
+
+def test_figures_of_the_host_are_not_called_the_devices(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a device doesn't say what its tensors take, all sizes are the host's."""
+    accelerator: Any = FakeAccelerator()
+    for has_figures, owner in ((False, "host"), (True, "cpu")):
+        plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+        figures = Mock(return_value=has_figures)
+        monkeypatch.setattr(memory_plan, "has_own_memory_figures", figures)
+        for _ in range(FIRST_UPDATES):
+            with plan.watching(Work(32)):
+                model(torch.randn(32, 64)).sum().backward()
+        assert f"of the {owner}'s memory" in capsys.readouterr().out
 
 
 def test_activations_are_the_distinct_storages_that_backward_needs() -> None:

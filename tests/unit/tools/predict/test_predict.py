@@ -16,12 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
+from common import devices
 from common.checkpoints.export import save_model
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.data.tokens import train_wordpiece
 from common.errors import UserError
 from common.recipe import load_recipe
-from common.tools.predict.command import main
+from common.tools.predict.command import choose_device, main
 from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from tests.unit.damage import wrong
@@ -320,3 +321,28 @@ def test_closed_standard_input_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="standard input is closed: name files"):
         [*read_inputs(["-"], False)]
+
+
+@pytest.mark.parametrize("before", [None, "true", "false"])
+@pytest.mark.parametrize(("name", "asks_for_cpu"), [("cpu", True), ("mps", False)])
+def test_device_of_the_command_line_outweighs_the_environment(
+    name: str, asks_for_cpu: bool, before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    if before is not None:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", before)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
+    choose_device(name)
+    assert devices.is_cpu_asked_for() == asks_for_cpu
+
+
+def test_device_that_torch_is_only_built_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model would run on the CPU in its place."""
+
+    def built_for_gpus(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_gpus)
+    with pytest.raises(UserError, match="--device cuda is not here: pass cpu"):
+        choose_device("cuda")
