@@ -54,10 +54,9 @@ def test_no_path_or_command_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
 def shown_rows(split: str, final: float, best: float, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the table that ends a run whose final evaluation read a split."""
     prefix = {"validation": "val", "test": "test"}[split]
-    facts = {"recipe": "resnet", "objective": "accuracy:max"}
     summary = {f"{prefix}/accuracy": final, "val/best_accuracy": best}
     summary |= {"progress/kept_step": 3, STEP: 3}
-    show_summary(facts, summary, split, Path("runs"), [], [])
+    show_summary(saved_config(), summary, split, Path("runs"), [], [])
     return capsys.readouterr().out
 
 
