@@ -33,7 +33,7 @@ from common.machine import cpu_threads, local_world_size, name_interface, rank, 
 from common.measure.memory import limit_memory
 from common.training.averaging import ddp_options
 from common.training.rendezvous import rendezvous_url
-from common.training.sharding import ShardingAccelerator, takes_fsdp
+from common.training.sharding import ShardingAccelerator, take_fsdp_request
 
 LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
@@ -113,7 +113,7 @@ def build_accelerator(
     zero_grad.__signature__ = inspect.signature(zero_grad)
     # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    shards = takes_fsdp()
+    shards = take_fsdp_request()
     name_interface()
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
