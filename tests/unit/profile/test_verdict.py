@@ -9,11 +9,11 @@ from common.config import TrainingConfig
 from common.profile.verdict import (
     DATA,
     UpdateCost,
+    cost_category,
     cost_of_update,
     cpu_kernel_milliseconds,
     gpu_kernel_milliseconds,
     judge,
-    cost_category,
 )
 
 
