@@ -312,17 +312,17 @@ def test_collectives_get_tensors_of_the_device_only(
             {"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"},
             "which recipes don't support: leave it out",
         ),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "drop parallelism_config"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "remove parallelism_config"),
     ],
 )
 def test_what_recipes_shard_otherwise_is_refused(
     asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the launcher's file says is done, or a sentence names it."""
+    """A setting that recipes do not support is refused by name; supported ones are taken."""
     monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
     with pytest.raises(UserError, match=said):
         take_fsdp_request()
     done = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
     monkeypatch.setattr(os, "environ", {**SHARDED, **done})
     assert take_fsdp_request()
-    assert not take_fsdp_request()  # Accelerate is not to hear of it
+    assert not take_fsdp_request()  # the request is hidden from Accelerate
