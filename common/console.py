@@ -28,7 +28,7 @@ TOLD: list[Callable[[str], None]] = []  # who gets each line of rank 0 besides t
 
 
 class Output(io.TextIOWrapper):
-    """Standard output that ends no run: its pipe may be closed, and the disk of its file full."""
+    """Standard output of a run, which goes on if its pipe is closed or its disk is full."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -41,7 +41,7 @@ class Output(io.TextIOWrapper):
 
 
 class ToolOutput(io.TextIOWrapper):
-    """Standard output of a tool, which ends without a traceback where nothing can be written."""
+    """Standard output of a tool, which ends without a traceback if its output can't be written."""
 
     def write(self, text: str) -> int:
         with self.ending():
@@ -67,7 +67,7 @@ class ToolOutput(io.TextIOWrapper):
 
 
 def spare_output() -> None:
-    """Have a run outlive its terminal, and print lookalikes of symbols that this one has not."""
+    """Have a run outlive its terminal, and replace symbols that the terminal can't show."""
     open_closed_streams()
     replace_output(Output, by_line=False)
 
@@ -130,7 +130,7 @@ def warn(message: str, *, every_rank: bool = False) -> None:
 
 
 def tell(line: str) -> None:
-    """Give a line of rank 0 to those who keep them, without printing it."""
+    """Pass a line to all of `TOLD`, such as the run's log, without printing it."""
     line = printable(line)
     for keep in TOLD:
         keep(line)
@@ -159,11 +159,11 @@ class LineLimit:
 
 
 class Display:
-    """Where a run stands: on a terminal a line that a thread draws, elsewhere one an interval."""
+    """Shows a run's progress: as a bar on a terminal, else as a printed line per log interval."""
 
     def __init__(self) -> None:
         self.live: Live | None = None
-        self.doing = ""  # besides training; while it loads, the library is named
+        self.doing = ""  # the present activity, if it is not training
         self.text = ""  # the figures of the last interval
         self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
         self.limit = LineLimit()
@@ -186,25 +186,39 @@ class Display:
             atexit.register(self.close)
 
     def draw(self) -> progress.Progress:
-        task, completed = self.bar.tasks[0], 0
-        place, text = f"{self.place()} …", f"{task.elapsed or 0:.0f} s"
-        if self.position is not None:
-            completed, place, text = self.position()[0], self.place(), self.doing or self.text
-        self.bar.update(task.id, description=place, text=text, completed=completed)
+        """Return the bar with the run's present position; a thread calls this."""
+        task = self.bar.tasks[0]
+        position = self.position
+        if position is None:  # training has not started
+            completed = 0
+            description = f"{self.place()} …"
+            text = f"{task.elapsed or 0:.0f} s"
+        else:
+            completed = position()[0]
+            description = self.place()
+            text = self.doing or self.text
+        self.bar.update(task.id, description=description, text=text, completed=completed)
         return self.bar
 
     def start(self, total_steps: int, position: Callable[[], tuple[int, float]]) -> None:
-        """Show from now on where the run stands: `position` is asked at each redrawing."""
-        self.total_steps, self.position, self.doing = total_steps, position, ""
+        """Show the position in the training from now on.
+
+        Args:
+            total_steps: the updates of the whole run.
+            position: returns the update and the epoch; it is called whenever the bar is drawn.
+        """
+        self.total_steps = total_steps
+        self.position = position
+        self.doing = ""
         self.limit = LineLimit()
         if self.live is not None:
             self.bar.update(self.bar.task_ids[0], total=total_steps, completed=position()[0])
 
     def interval(self, text: str) -> None:
-        """Show the figures of an interval: on a terminal in its bar, elsewhere as a line.
+        """Show the metrics of a log interval: in the bar on a terminal, else as a line.
 
-        The line of the last update is always printed. Others are left out where there are very
-        many a second.
+        The line of the last update is always printed. Other lines may be left out, as `LineLimit`
+        decides.
         """
         self.text = text
         is_last = self.position is not None and self.position()[0] == self.total_steps
@@ -214,6 +228,7 @@ class Display:
         print_line(f"{self.place()}  {text}")
 
     def place(self) -> str:
+        """Return the epoch and the update, or before training the present activity."""
         if self.position is None:
             loaded = [name for name in list(sys.modules) if name in LIBRARIES]
             return self.doing or f"loading {(loaded or ['Python'])[-1]}"

@@ -1,9 +1,9 @@
-"""What a device can do: asked of the device itself, and never concluded from its name.
+"""The capabilities of a device, found by asking or trying it, and never concluded from its name.
 
-Each function takes a `torch.device` and answers for a CPU, a GPU of any vendor, and a backend that
-lives outside of torch. What can't be asked is tried once, on a tiny tensor, and remembered. The
-module of a device (``torch.cuda``, ``torch.mps``) may lack any function: the device then lacks the
-capability.
+Each function takes a `torch.device` and works for a CPU, a GPU of any vendor, and a backend that
+lives outside of torch. A capability for which torch has no query is tried once, on a tiny tensor,
+and the answer is remembered. The module of a device (``torch.cuda``, ``torch.mps``) may lack any
+function: the device then lacks the capability.
 """
 
 import functools
@@ -21,20 +21,20 @@ from torch.optim import Optimizer
 
 from common import machine
 
-# What torch raises where a device lacks something: besides errors of the kinds that say so,
-# a RuntimeError or an assertion of the backend, or a TypeError as for float64 on MPS.
+# What torch raises if a device lacks something. The type differs by backend: float64 on MPS, for
+# example, is a TypeError.
 LACKING = (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 # A variable that users may set, and that `accelerate launch` sets to a word for yes or no.
 ASKS_FOR_CPU = "ACCELERATE_USE_CPU"
 
-# What was tried, by the name of the function and its arguments.
+# The answers of `tried_once` functions, by the function's name and its arguments.
 ANSWERS: dict[tuple[Any, ...], bool] = {}
 Arguments = ParamSpec("Arguments")
 
 
 def tried_once(function: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
-    """Remember what a function answered for the same arguments, which are positional."""
+    """Call a function once for the same positional arguments, and remember its answer."""
 
     @functools.wraps(function)
     def answer(*arguments: Arguments.args, **named: Arguments.kwargs) -> bool:
@@ -50,7 +50,7 @@ def tried_once(function: Callable[Arguments, bool]) -> Callable[Arguments, bool]
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether `device` is anything but the CPU, with memory of its own or shared with it."""
+    """Whether `device` computes and is not the CPU; its memory may be the CPU's."""
     return device.type not in ("cpu", "meta")
 
 
@@ -73,7 +73,7 @@ def default_device() -> torch.device:
 
 
 def indexed(device: torch.device) -> torch.device:
-    """Return `device` by its number: ``cuda`` and ``cuda:0`` are one, and unequal."""
+    """Return `device` with its index, because ``cuda`` and ``cuda:0`` compare unequal."""
     if not is_accelerator(device) or device.index is not None:
         return device
     try:
@@ -83,7 +83,7 @@ def indexed(device: torch.device) -> torch.device:
 
 
 def device_module(device: torch.device) -> ModuleType | None:
-    """Return what torch has for this kind of device, such as ``torch.cuda``; None if nothing."""
+    """Return torch's module for this type of device, such as ``torch.cuda``; None if none."""
     try:
         return torch.get_device_module(device)
     except LACKING:
@@ -103,7 +103,7 @@ def function_of(device: torch.device, *names: str) -> Callable[..., Any] | None:
 def device_name(device: torch.device) -> str:
     """Return the name of the hardware, such as "NVIDIA H100 80GB HBM3".
 
-    An accelerator that tells no name is called by its kind and the processor it belongs to.
+    An accelerator without a known name is called by its type and the machine's processor.
     """
     if not is_accelerator(device):
         return f"{machine.processor_name()}, {machine.usable_cores()} cores"
@@ -112,7 +112,7 @@ def device_name(device: torch.device) -> str:
 
 
 def asked(device: torch.device, *names: str) -> Any:
-    """Return what the first of these functions of the device's module answers; None if none can."""
+    """Call the first of these functions that the device's module has; None if it lacks them."""
     function = function_of(device, *names)
     if function is None:
         return None
@@ -123,7 +123,7 @@ def asked(device: torch.device, *names: str) -> Any:
 
 
 def use(device: torch.device) -> None:
-    """Make `device` the current one of this thread; a new thread would begin with the first."""
+    """Make `device` this thread's current one; a new thread begins with the first device."""
     if is_accelerator(device) and device_count(device) > 1:
         torch.accelerator.set_device_index(indexed(device))
 
@@ -165,7 +165,7 @@ def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Whether `device` does not say that it would emulate bf16."""
+    """Whether bf16 is native as far as is known: false if the device says that it emulates it."""
     is_supported = function_of(device, "is_bf16_supported")
     if is_supported is None:
         return True
@@ -186,7 +186,7 @@ def has_tf32(device: torch.device) -> bool:
 
 @tried_once
 def has_loss_scaling(device: torch.device) -> bool:
-    """Whether `device` has what fp16's loss scale takes: to unscale gradients, and to adapt it."""
+    """Whether `device` has the operations of fp16's loss scale: unscale gradients, adapt it."""
     try:
         gradient = torch.full((2,), 8.0, device=device)
         overflow = torch.zeros((), device=device)

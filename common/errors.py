@@ -1,4 +1,4 @@
-"""Ways in which a run ends early: by a mistake, by request, or by what a restart mends."""
+"""The ways in which a run ends early: a user's mistake, a request to stop, or a lost process."""
 
 import errno
 import time
@@ -9,24 +9,25 @@ from common.machine import is_main_rank
 from common.platforms import words_for
 from common.printable import printable
 
-# Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
+# The seconds that a thread of gloo needs to release the last collective: `stop.end_collectives`.
 LETTING_GO = 0.2
-# What says that a rank or a worker of a loader is gone or out of reach, and that memory is.
+# Words in an error's text which say that a rank or a loader's worker is gone or out of reach.
 LOST = (
     *("gloo", "nccl", "peer", "timed out", "timeout", "not connected"),
     *("killed by signal", "exited unexpectedly"),
     *words_for(errno.EPIPE, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH),
 )
+# Words in an error's text which say that memory ran out.
 NO_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
     "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
 )
-# What a system says of a disk that is full or fails, and of no mistake of the user's.
+# The errors of a disk that is full or fails, which are not the user's mistake.
 OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 FULL_ON_WINDOWS = "not enough space on the disk"  # in the words of its own errors, not of C's
 NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
 
-# What to do about an error of a file system, by how the system words it. Else: mend what it says.
+# What to do about an error of a file system, by its error numbers.
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
     (errno.EIO,): "free some space, or look for a failing disk",
@@ -35,9 +36,9 @@ ADVICE = {
     (errno.ENOENT,): "put back the folder that was removed",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
-# What a run finds where its directory was; whoever says so also says what to do.
+# The end of a sentence about a run directory; the caller adds what to do.
 REPLACED = "was removed, moved or replaced while the run wrote to it"
-# A loss of a process at the same update again is no accident.
+# Printed if a process is lost at the same update for the second time, which is no accident.
 LOST_AGAIN = (
     "this is the second time at update {step}, so that a restart would not mend it: look for ranks "
     "with other numbers of batches, a collective (gather, reduce) under a condition that not all "
@@ -48,28 +49,33 @@ Answer = TypeVar("Answer")
 
 
 class UserError(SystemExit):
-    """A mistake that the user can mend: says what is wrong, where, and what to do.
+    """A mistake that the user can mend: the message says what is wrong, where, and what to do.
 
-    A ``SystemExit``: the interpreter prints the sentence without a traceback and ends with
-    status 1. Only the first process of a job prints it, because all of them meet the same
-    mistake; pass ``every_rank=True``, or call `speak`, for what one rank alone can see, and
-    ``resumable=True`` for what is no mistake: the same command may end in another way.
+    It is a ``SystemExit``, so Python prints the message without a traceback and exits with
+    status 1. All ranks meet the same mistake, so only rank 0 prints it.
+
+    Args:
+        message: one sentence, without "error:".
+        every_rank: whether any rank prints the message, because only one may have the problem.
+        resumable: whether the same command may succeed later, so that it is no mistake.
     """
 
     def __init__(self, message: str, *, every_rank: bool = False, resumable: bool = False) -> None:
-        self.message, self.resumable = printable(message), resumable
+        self.message = printable(message)
+        self.resumable = resumable
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
     def speak(self) -> None:
+        """Have this rank print the message, although it is not rank 0."""
         self.code = f"error: {self.message}"
 
 
 class TrainingError(UserError):
-    """Training can't go on; says at which update, why, and what to try."""
+    """Training can't go on. The message says at which update, why, and what to try."""
 
 
 class Preempted(SystemExit):
-    """The run was asked to stop, and did, with everything saved; status 75 says: try again."""
+    """The run stopped on request with everything saved. Exit status 75 means: start it again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(75)
@@ -77,11 +83,11 @@ class Preempted(SystemExit):
 
 
 class LostProcessError(RuntimeError):
-    """Another rank, or a worker of a loader, is gone or hangs: what a restart mends."""
+    """Another rank or a loader's worker is gone or hangs. A restart helps."""
 
 
 class Outcome(NamedTuple):
-    """How a run ended, as `status.json` says it."""
+    """How a run ended, as `status.json` records it."""
 
     status: str  # preempted or failed
     resumable: bool  # whether the same command, given again, may end in another way
@@ -89,14 +95,19 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
-    """Return what an error on a rank, to be named unless it is the user's, means for the run."""
+    """Return the outcome of a run that an error ended.
+
+    Args:
+        error: what ended the run.
+        rank: the rank to name in the reason of an error that is not the user's.
+    """
     if isinstance(error, Preempted):
         return Outcome("preempted", True, error.message)
     if isinstance(error, UserError):
         return Outcome("failed", error.resumable, error.message)
-    is_mended = is_of_disk(error) or is_loss(error)
-    where = "" if rank is None else f"rank {rank}: "
-    return Outcome("failed", is_mended, f"{where}{type(error).__name__}: {error}")
+    is_resumable = is_of_disk(error) or is_loss(error)
+    prefix = "" if rank is None else f"rank {rank}: "
+    return Outcome("failed", is_resumable, f"{prefix}{type(error).__name__}: {error}")
 
 
 def is_loss(error: BaseException) -> bool:
@@ -109,7 +120,11 @@ def is_loss(error: BaseException) -> bool:
 
 
 def advice_for(problem: str) -> str:
-    """Return what to do about an error of a file system, from its text."""
+    """Return what to do about an error of a file system.
+
+    Args:
+        problem: the error's text; a library may have raised it without an error number.
+    """
     for numbers, advice in ADVICE.items():
         is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
         if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
@@ -125,24 +140,33 @@ def is_of_disk(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, in any of the wordings of torch and Python."""
-    asked = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return asked or isinstance(error, MemoryError) or says(error, NO_MEMORY)
+    is_numbered = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return is_numbered or isinstance(error, MemoryError) or says(error, NO_MEMORY)
 
 
 def says(error: BaseException, words: tuple[str, ...]) -> bool:
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word.lower() in said for word in words)
+    """Whether a RuntimeError, which most libraries raise, has one of these words in its text."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word.lower() in text for word in words)
 
 
 def let_main_rank_exit_first() -> None:
-    """Wait on other ranks: a launcher ends all ranks when one exits, also one about to speak."""
+    """Wait for 5 s on all ranks but 0, so that rank 0 can print its message.
+
+    A launcher kills all ranks as soon as one has exited.
+    """
     if not is_main_rank():
         time.sleep(5)
 
 
 def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
-    """Return what `choose` returns on rank 0, on all ranks; its `UserError` ends all of them."""
-    from accelerate.utils import broadcast_object_list  # loads torch: what compares needs none
+    """Call `choose` on rank 0, and return its result on all ranks.
+
+    Raises:
+        UserError: on all ranks, if `choose` raised one.
+    """
+    # Imported here because it loads torch, which tools such as `recipes compare` do not need.
+    from accelerate.utils import broadcast_object_list
 
     answer: list[Any] = [None]
     if is_main_rank():

@@ -1,7 +1,7 @@
-"""Which flags a recipe's source uses: it may read one later than in its first update.
+"""Finds the flags that a recipe's source uses, so that a run can name flags that have no effect.
 
 A recipe may read a flag only in its last lines, in a later epoch, on one rank, or in a process that
-loads data. What was read so far does not show that, and the source does.
+loads data. Watching which flags were read so far would miss these uses. The source shows them.
 """
 
 import ast

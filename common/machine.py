@@ -1,4 +1,4 @@
-"""Which process this is of its job, and what the machine under it has."""
+"""This process's place in its job (rank, world size), and the machine's cores and network."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from common.platforms import usable_cores
 
 
 def count_of(name: str, default: int) -> int:
-    """Return a number of the launcher's; who needs one that is none refuses it by itself."""
+    """Return an integer from the environment, or the default if malformed; callers validate it."""
     try:
         return int(os.environ.get(name, default))
     except ValueError:
@@ -22,7 +22,7 @@ def rank() -> int:
 
 
 def is_main_rank() -> bool:
-    """Whether this process is the one that speaks for the job."""
+    """Whether this process is rank 0, which prints and writes for the whole job."""
     return rank() == 0
 
 
@@ -39,30 +39,37 @@ def several_machines() -> bool:
 
 
 def name_interface() -> None:
-    """Let gloo talk over the interface that the machines meet on: it might take the loopback."""
+    """Set GLOO_SOCKET_IFNAME to the network interface that leads to the first machine.
+
+    Gloo might choose the loopback otherwise, over which other machines can't be reached. A value
+    that the user has set stays.
+    """
     import psutil
 
     if not several_machines() or "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect((os.environ.get("MASTER_ADDR", ""), 1))  # sends nothing
-        mine = asking.getsockname()[0]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ.get("MASTER_ADDR", ""), 1))  # chooses a route, sends nothing
+        own_address = probe.getsockname()[0]
+        if own_address.startswith("127."):
+            return
         for name, addresses in psutil.net_if_addrs().items():
-            if mine in (one.address for one in addresses) and not mine.startswith("127."):
+            if any(address.address == own_address for address in addresses):
                 os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def cpu_threads(asked: int | None = None) -> int:
-    """Return the threads of a process: `--num-threads`, or its share of the cores.
+def cpu_threads(requested: int | None = None) -> int:
+    """Return how many threads this process should use.
 
-    ``accelerate launch`` exports ``OMP_NUM_THREADS=1`` when nothing is set, which would leave
-    every core but one idle, and with a file for the CPU all cores of the machine, usable or not;
-    any other value is the user's and is kept.
+    That is `requested` (`--num-threads`), or else the user's OMP_NUM_THREADS, or else this
+    process's share of the usable cores. A value of 1 is not taken for the user's, because
+    ``accelerate launch`` exports it by default, which would leave all cores but one idle. With a
+    file for the CPU it exports all cores of the machine, so a value is limited to the usable ones.
     """
     exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes 4,2 as well
-    if asked is None and exported.isdigit() and int(exported) > 1:
-        asked = min(int(exported), usable_cores())
-    return asked or max(1, usable_cores() // local_world_size())
+    if requested is None and exported.isdigit() and int(exported) > 1:
+        requested = min(int(exported), usable_cores())
+    return requested or max(1, usable_cores() // local_world_size())
 
 
 def processor_name() -> str:

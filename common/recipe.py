@@ -1,4 +1,4 @@
-"""A recipe as others see it: its flags, its objective and its model's class, without running it."""
+"""Imports a recipe without running it, so that tools can read its flags and its objective."""
 
 import importlib.util
 import os
@@ -21,7 +21,11 @@ class Recipe(NamedTuple):
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Import a recipe without running it; a `UserError` for what is none."""
+    """Import a recipe without running it.
+
+    Raises:
+        UserError: the path is not a recipe.
+    """
     if not os.path.isfile(path):
         raise UserError(f"{path} is no file: pass a recipe, such as recipes/resnet.py")
     spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
@@ -29,7 +33,7 @@ def load_recipe(path: Path) -> Recipe:
         raise UserError(f"{path} is no recipe: pass a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where the dataclass looks its types up
-    # What a launched recipe finds: modules that lie beside it.
+    # A launched recipe can import the modules in its own folder.
     beside = str(path.resolve().parent)
     sys.path.insert(0, beside)
     try:

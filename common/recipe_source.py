@@ -1,7 +1,7 @@
-"""The text of a recipe's file: kept with a run, and compared whenever the run is resumed.
+"""The source of a recipe, kept with a run and compared whenever the run is resumed.
 
-A checkpoint can't know an activation or a loss that was changed in the recipe. So the run keeps the
-text that it was started with, and `config.json` lists the updates at which another text took over.
+A checkpoint does not contain the recipe's code, such as its loss. So the run keeps the source that
+it was started with, and `config.json` lists the updates at which changed source took over.
 """
 
 import ast
@@ -23,7 +23,7 @@ TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{20,}|gh[pousr]_\w{30,}|git
 
 
 class RecipeSource:
-    """A recipe's text as this process runs it, and what a run's directory has of earlier ones."""
+    """The recipe's source in this process, to keep in the run directory or compare with it."""
 
     def __init__(self, recipe_file: Path) -> None:
         """Read the file; where it can't be read, nothing is kept and compared."""
@@ -95,7 +95,7 @@ class RecipeSource:
 
 
 def code_of(text: str) -> str:
-    """Return a text that is the same for Python files that do the same by their syntax.
+    """Return a text that is equal for Python files with the same code, whatever their comments.
 
     Raises:
         SyntaxError, ValueError, RecursionError: it is no Python that can be parsed.

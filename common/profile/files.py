@@ -1,4 +1,4 @@
-"""What `--profile` writes: a trace, tables of operations, the memory over time."""
+"""The files that `--profile` writes: a trace, tables of operations, a picture of memory."""
 
 import csv
 from pathlib import Path
@@ -11,10 +11,11 @@ from common.console import warn
 from common.devices import has_own_memory_figures, is_accelerator, profiler_activity
 from common.measure.memory import MEBIBYTE
 
-TRACE = "rank0.pt.trace.json.gz"  # a name that TensorBoard's plugin looks for
+TRACE = "rank0.pt.trace.json.gz"  # TensorBoard's plugin looks for names like this
+# The columns of the table of operations: their headings, and the profiler's attributes.
 COLUMNS = {
     "name": "key",
-    "input_shapes": "input_shapes",  # empty but for `--profile-shapes`
+    "input_shapes": "input_shapes",  # empty without `--profile-shapes`
     "calls": "count",
     "self_cpu_microseconds": "self_cpu_time_total",
     "cpu_microseconds": "cpu_time_total",
@@ -28,37 +29,62 @@ COLUMNS = {
 def write_profile(
     folder: Path, profile: TorchProfile, device: torch.device, before: int, by_shape: bool
 ) -> list[str]:
-    """Write what was recorded; `before` it, so many bytes were in use on the device.
+    """Write all files of a finished profile, except its verdict.
+
+    Args:
+        folder: where the files go; it is created.
+        profile: the finished profile.
+        device: the device of the training.
+        before: the bytes that tensors on the device took before the profile began.
+        by_shape: whether operations on inputs of other shapes are counted apart.
 
     Returns:
-        The three slowest operations, each with its own share of the time of all.
+        The three slowest operations, each with its share of the time of all operations.
     """
     folder.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(folder / TRACE))
-    is_timed = profiler_activity(device) is not None
-    key = "self_device_time_total" if is_timed else "self_cpu_time_total"
+    has_kernel_times = profiler_activity(device) is not None
+    sort_key = "self_device_time_total" if has_kernel_times else "self_cpu_time_total"
     averages = profile.key_averages(group_by_input_shape=by_shape)
-    table = averages.table(sort_by=key, row_limit=40, max_name_column_width=80)
+    table = averages.table(sort_by=sort_key, row_limit=40, max_name_column_width=80)
     (folder / "top_operations.txt").write_text(table, encoding="utf-8")
-    rows = sorted(averages, key=lambda row: -getattr(row, key))
+    rows = sorted(averages, key=lambda row: -getattr(row, sort_key))
     with (folder / "top_operations.csv").open("w", newline="", encoding="utf-8") as file:
-        values = ([getattr(row, source) for source in COLUMNS.values()] for row in rows)
-        csv.writer(file).writerows([COLUMNS, *values])
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in rows:
+            writer.writerow([getattr(row, attribute) for attribute in COLUMNS.values()])
     draw_memory(folder / "memory.png", profile, device, before)
-    called = [row for row in rows if row.device_type.name == "CPU" and not row.is_user_annotation]
-    total = max(sum(getattr(row, key) for row in called), 1e-9)
-    shapes = [[s for s in row.input_shapes if s] if by_shape else [] for row in called[:3]]
-    shares = [f"{getattr(row, key) / total:.0%}" for row in called[:3]]
-    parts = zip((row.key for row in called[:3]), shapes, shares, strict=True)
-    return [
-        f"{name} {shape} {share}" if shape else f"{name} {share}" for name, shape, share in parts
+    return slowest_operations(rows, sort_key, by_shape)
+
+
+def slowest_operations(rows: list[Any], sort_key: str, by_shape: bool) -> list[str]:
+    """Return the names, shapes (if known) and shares of time of the first three operations.
+
+    Kernels are not listed: the operations that launched them have their time.
+    """
+    operations = [
+        row for row in rows if row.device_type.name == "CPU" and not row.is_user_annotation
     ]
+    total = max(sum(getattr(row, sort_key) for row in operations), 1e-9)
+    texts = []
+    for row in operations[:3]:
+        share = f"{getattr(row, sort_key) / total:.0%}"
+        shapes = [shape for shape in row.input_shapes if shape] if by_shape else []
+        texts.append(f"{row.key} {shapes} {share}" if shapes else f"{row.key} {share}")
+    return texts
 
 
 def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:
     """Draw the memory of tensors over time, with a line at the end of each update.
 
-    Without matplotlib, the profile has no picture.
+    Nothing is drawn if matplotlib is not installed, or if no memory changed.
+
+    Args:
+        path: of the picture.
+        profile: the finished profile.
+        device: the device whose memory is drawn.
+        before: the bytes that tensors on the device took before the profile began.
     """
     try:
         from matplotlib.figure import Figure
@@ -75,22 +101,23 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     )
     if not changes:
         return
-    times = [(at - results.trace_start_ns()) / 1e6 for at, _ in changes]
-    added = torch.tensor([size for _, size in changes]).cumsum(0)
-    # On a CPU nobody counts the tensors that were there before: only what was added is known.
-    is_counted = has_own_memory_figures(device)
-    base = before if is_counted else -min(0, int(added.min()))
-    heights = ((base + added) / MEBIBYTE).tolist()
+    milliseconds = [(nanoseconds - results.trace_start_ns()) / 1e6 for nanoseconds, _ in changes]
+    added_bytes = torch.tensor([size for _, size in changes]).cumsum(0)
+    # The bytes that tensors on a CPU took before are not known. The curve shows what was added to
+    # its lowest point.
+    is_total_known = has_own_memory_figures(device)
+    base = before if is_total_known else -min(0, int(added_bytes.min()))
+    mebibytes = ((base + added_bytes) / MEBIBYTE).tolist()
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots()
     for event in profile.events() or []:
         if event.name.startswith("ProfilerStep") and event.device_type.name == "CPU":
             axes.axvline(event.time_range.end / 1000, color="0.75", linewidth=0.8, zorder=0)
-    axes.fill_between(times, heights, step="post", alpha=0.5, color="C0")
-    peak = max(heights)
+    axes.fill_between(milliseconds, mebibytes, step="post", alpha=0.5, color="C0")
+    peak = max(mebibytes)
     axes.axhline(peak, color="C3", linewidth=0.8, linestyle="--", label=f"peak {peak:,.1f} MiB")
     axes.legend(loc="lower right")
-    above = "" if is_counted else " above the least in these updates"
+    above = "" if is_total_known else " above the least in these updates"
     axes.set_title(f"Memory of tensors on the {device.type.upper()}, allocated{above}")
     axes.set(xlabel="milliseconds (grey: an update ends)", ylabel="MiB", ylim=(0, None))
     figure.savefig(path, dpi=120)

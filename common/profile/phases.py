@@ -1,4 +1,4 @@
-"""What an update is doing: named ranges in a trace, and the time of each."""
+"""The phases of an update (data, forward, backward, optimizer), marked in a trace and timed."""
 
 import time
 from collections.abc import Iterator
@@ -16,61 +16,69 @@ PHASES = (DATA, "forward", "backward", "optimizer")
 
 
 class Phases:
-    """The phases of updates: each is a range in the profiler's trace, on NVIDIA's GPUs NVTX's too.
+    """Marks the phases of updates as ranges in the profiler's trace, and times them.
 
-    A recipe calls nothing for it. Forward begins with a batch, backward is Accelerate's, and what
-    is left until the next batch is the optimizer's: clipping, its step, what is noted for the log.
-    (Of two networks that are trained in turn, the second forward is in the first optimizer's.)
+    On NVIDIA's GPUs each phase is also an NVTX range. A recipe calls nothing for this. "forward"
+    begins when the loop gets a batch. "backward" is Accelerate's `backward`. Everything after it
+    until the loop asks for the next batch is "optimizer": clipping, the step, and logging. If two
+    networks are trained in turn, the second network's forward pass counts as "optimizer" too.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator, self.device = accelerator, accelerator.device
+        self.accelerator = accelerator
+        self.device = accelerator.device
         self.has_nvtx = self.device.type == "cuda"
         self.times_device = has_timed_events(self.device)
         self.is_on = False
-        self.range: Any = None
-        self.stamps: list[tuple[str | None, Any]] = []  # a phase, and when it began
+        self.range: Any = None  # the open range in the trace
+        # Each phase and when it began: an event of the device, or seconds of the host's clock.
+        self.starts: list[tuple[str | None, Any]] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note phases from now on: of updates outside, nothing is wrapped."""
+        """Mark phases in this block. Outside of it, `accelerator.backward` is not wrapped."""
         accelerator: Any = self.accelerator
-        backward, self.is_on = accelerator.backward, True
+        backward = accelerator.backward
 
-        def noted(*arguments: Any, **others: Any) -> None:
+        def marked_backward(*args: Any, **kwargs: Any) -> None:
             self.enter("backward")
-            backward(*arguments, **others)
+            backward(*args, **kwargs)
             self.enter("optimizer")
 
-        accelerator.backward = noted
+        self.is_on = True
+        accelerator.backward = marked_backward
         try:
             yield
         finally:
-            accelerator.backward, self.is_on = backward, False
+            accelerator.backward = backward
+            self.is_on = False
             self.enter(None)
 
     def enter(self, phase: str | None) -> None:
+        """End the present phase and begin another one, or none."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
             self.range = None
             if self.has_nvtx:
                 torch.cuda.nvtx.range_pop()
         now: Any = time.perf_counter()
-        if self.times_device:  # of its stream, which may be far behind
+        if self.times_device:  # the device may be far behind the host
             now = recorded_event(self.device)
-        self.stamps.append((phase, now))
+        self.starts.append((phase, now))
         if phase is not None:
             self.range = torch.profiler.record_function(phase).__enter__()
             if self.has_nvtx:
                 torch.cuda.nvtx.range_push(phase)
 
     def milliseconds(self) -> dict[str, float]:
-        """Return the time of each phase so far, and forget it; the device must have caught up."""
-        spent = dict.fromkeys(PHASES, 0.0)
-        for (phase, began), (_, ended) in pairwise(self.stamps):
-            if phase is not None:
-                spent[phase] += (
-                    began.elapsed_time(ended) if self.times_device else 1000 * (ended - began)
-                )
-        self.stamps.clear()
-        return spent
+        """Return the total milliseconds of each phase so far, and start over.
+
+        The device must have finished its work, or its events have no times yet.
+        """
+        totals = dict.fromkeys(PHASES, 0.0)
+        for (phase, start), (_, end) in pairwise(self.starts):
+            if phase is None:
+                continue
+            totals[phase] += start.elapsed_time(end) if self.times_device else 1000 * (end - start)
+        self.starts.clear()
+        return totals

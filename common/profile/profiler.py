@@ -1,4 +1,4 @@
-"""`--profile`: look closely at a few real updates, and say what bounds their speed."""
+"""`--profile`: time a few updates, profile a few more, and say what bounds their speed."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -26,20 +26,33 @@ from common.training.plan import Plan
 
 
 class Window(NamedTuple):
-    """Updates, counted from where the run starts or goes on; timed from `FIRST_UPDATES` on."""
+    """The updates to profile, counted from where this process starts or resumes the run.
 
-    warm_up: int  # after this many the profiler is on, and what it sees is thrown away
-    record: int  # after this many it is kept
-    end: int  # after this many it is over
+    The updates between `FIRST_UPDATES` and `warm_up` are timed without the profiler.
+    """
+
+    warm_up: int  # the profiler runs after this many updates, but discards what it records
+    record: int  # the profiler keeps what it records after this many updates
+    end: int  # the profile ends after this many updates
 
 
 def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> Window | None:
-    """Choose updates from `first` to `total`, uninterrupted where that can be; None if too few."""
-    for size in (10, 5, 2, 1):  # updates to time, then to profile
-        earliest, warming = FIRST_UPDATES + size, 2 if size > 1 else 1
-        latest = min(total - first - warming - size, earliest + 10_000)
+    """Choose the updates to profile, if possible without an evaluation or a save among them.
+
+    Args:
+        first: the update at which this process starts or resumes the run.
+        total: the updates of the whole run.
+        interrupts: whether an evaluation or a save follows an update.
+
+    Returns:
+        The longest window that fits, or None if too few updates are left.
+    """
+    for size in (10, 5, 2, 1):  # so many updates are timed, and then so many are profiled
+        warm_up_size = 2 if size > 1 else 1
+        earliest = FIRST_UPDATES + size
+        latest = min(total - first - warm_up_size - size, earliest + 10_000)
         for start in range(earliest, latest + 1):
-            window = Window(start, start + warming, start + warming + size)
+            window = Window(start, start + warm_up_size, start + warm_up_size + size)
             if not any(interrupts(first + n) for n in range(start + 1, window.end)):
                 return window
     window = Window(FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
@@ -48,179 +61,259 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
 
 @dataclass
 class Profiler:
-    """Profiles some updates on the first rank; all ranks leave them out of ``perf/``."""
+    """Profiles some updates on rank 0. All ranks leave these updates out of ``perf/``."""
 
     config: TrainingConfig
     folder: Path  # where the files go
     accelerator: Accelerator
     stopwatch: Stopwatch
     plan: Plan
-    attach: Callable[..., None]  # calls with the W&B run, where there is one
+    attach: Callable[..., None]  # calls a function with the W&B run, if there is one
 
-    looking: Generator[None, None, None] | None = None  # goes on with each update
+    # The procedure of `measure`, which continues at the end of each update.
+    procedure: Generator[None, None, None] | None = None
     is_over: bool = False
     is_timing: bool = False
-    waited: float = 0.0  # seconds, in the timed updates
-    # Waiting, and the micro-batches whose data it made: several may be made at once.
-    making: float = 0.0
-    made: int = 0
+    waited: float = 0.0  # seconds for which the timed updates waited for batches
+    # The seconds of waiting in which batches were made, and the number of those micro-batches. One
+    # wait may make the data of several micro-batches.
+    making_seconds: float = 0.0
+    batches_made: int = 0
 
     def __post_init__(self) -> None:
         self.phases = Phases(self.accelerator)
 
     def watch(self, batches: Iterator[Any], loader: Loader, global_step: int) -> Iterator[Any]:
-        """Return the rest of an epoch's batches; while updates are looked at, time the waiting."""
+        """Return the rest of an epoch's batches; while updates are measured, time the waiting.
+
+        Args:
+            batches: an iterator over the rest of the epoch.
+            loader: the loader that the batches come from.
+            global_step: the updates that the run has made.
+        """
         if not (self.config.profile or self.config.profile_shapes) or self.is_over:
             return batches
-        plan, self.placement = self.plan, loader.placement
-        if self.looking is None:
+        plan = self.plan
+        self.placement = loader.placement
+        if self.procedure is None:
             window = choose_window(
-                global_step, plan.total_steps, lambda n: plan.evaluates(n) or plan.saves(n)
+                global_step,
+                plan.total_steps,
+                lambda step: plan.evaluates(step) or plan.saves(step),
             )
             if window is None:
                 self.is_over = True
                 least = FIRST_UPDATES + 3
                 warn(f"--profile needs {least} updates; this run has fewer, and is not profiled")
                 return batches
-            self.looking = self.look(window, global_step)
-            next(self.looking)
-        left = plan.updates_per_epoch - global_step % plan.updates_per_epoch
-        left *= self.config.gradient_accumulation_steps
-        return self.watched(batches, left, loader.batches_per_gather)
+            self.procedure = self.measure(window, global_step)
+            next(self.procedure)
+        updates_left = plan.updates_per_epoch - global_step % plan.updates_per_epoch
+        batches_left = updates_left * self.config.gradient_accumulation_steps
+        return self.watched(batches, batches_left, loader.batches_per_gather)
 
-    def watched(self, batches: Iterator[Any], left: int, at_once: int) -> Iterator[Any]:
-        """Yield the `left` batches, made `at_once`, with notes of how long each was waited for."""
-        for position in range(left):
+    def watched(
+        self, batches: Iterator[Any], batches_left: int, batches_at_once: int
+    ) -> Iterator[Any]:
+        """Yield batches, and note how long the loop waited for each.
+
+        Args:
+            batches: an iterator over the rest of the epoch.
+            batches_left: how many batches it has.
+            batches_at_once: how many micro-batches the loader makes in one wait.
+        """
+        for position in range(batches_left):
             if self.is_over:
                 break
-            began = time.perf_counter()
+            start = time.perf_counter()
             if self.phases.is_on:
                 self.phases.enter(verdict.DATA)
-            item = next(batches, None)
+            batch = next(batches, None)
             if self.phases.is_on:
                 self.phases.enter("forward")
-            if item is None:
+            if batch is None:
                 return
-            waited = time.perf_counter() - began
-            self.waited += waited if self.is_timing else 0.0
-            # Where one waiting makes the data of many batches, all of it is shared among them.
-            if self.is_timing or at_once > 1:
-                self.making += waited
-                self.made += min(at_once, left - position) if position % at_once == 0 else 0
-            yield item
+            waited = time.perf_counter() - start
+            if self.is_timing:
+                self.waited += waited
+            # If one wait makes many batches, they share all waiting since the first update: the
+            # timed updates alone might contain none of the waits, or a wait for later batches.
+            if self.is_timing or batches_at_once > 1:
+                self.making_seconds += waited
+                if position % batches_at_once == 0:
+                    self.batches_made += min(batches_at_once, batches_left - position)
+            yield batch
         yield from batches
 
     def step(self) -> None:
-        if self.looking is not None:
-            next(self.looking, None)
+        """Continue the procedure; called after each update."""
+        if self.procedure is not None:
+            next(self.procedure, None)
 
-    def look(self, window: Window, first: int) -> Generator[None, None, None]:
-        """Time some updates, then profile some; each `yield` waits for the end of one."""
+    def measure(self, window: Window, first: int) -> Generator[None, None, None]:
+        """Time some updates, then profile some. Each `yield` waits for the end of an update.
+
+        Args:
+            window: the updates to profile.
+            first: the update at which this process starts or resumes the run.
+        """
         yield from [None] * FIRST_UPDATES
         with self.stopwatch.stopped():
-            before = self.stopwatch.total.seconds
-        self.is_timing, timed = True, window.warm_up - FIRST_UPDATES
+            seconds_before = self.stopwatch.total.seconds
+        timed_updates = window.warm_up - FIRST_UPDATES
+        self.is_timing = True
         with self.phases.watching():
-            yield from [None] * timed
+            yield from [None] * timed_updates
             self.is_timing = False
             self.phases.enter(None)
             self.stopwatch.stop()
-            self.spent = self.phases.milliseconds()
-            busy = (self.stopwatch.total.seconds - before - self.waited) / timed
+            self.phase_milliseconds = self.phases.milliseconds()
+            timed_seconds = self.stopwatch.total.seconds - seconds_before
+            busy_seconds = (timed_seconds - self.waited) / timed_updates
             updates = iter([None] * (window.end - window.warm_up))
             if self.accelerator.is_main_process:
                 try:
-                    yield from self.profile(window, updates, busy)
+                    yield from self.profile(window, updates, busy_seconds)
                     numbers = f"{first + window.warm_up + 1} to {first + window.end}"
                     say(f"        updates {numbers} are left out of perf/; {self.folder}")
-                except Exception as problem:  # it must not stop the training
+                except Exception as problem:  # a failed profile must not stop the training
                     warn(
                         f"--profile failed ({type(problem).__name__}: {problem}); training goes on"
                     )
-            yield from updates  # of the other ranks, or what an error has left
+            yield from updates  # all of them on other ranks; on rank 0 those after an error
         self.is_over = True
-        # Others wait here for the first rank, not in an update that is counted.
+        # The other ranks wait for rank 0 here, and not in an update that is timed.
         self.accelerator.wait_for_everyone()
         self.stopwatch.start()
 
-    def profile(self, window: Window, updates: Iterator[None], busy: float) -> Iterator[None]:
-        """Profile `updates`, judge and write; others take `busy` seconds without their waiting."""
+    def profile(
+        self, window: Window, updates: Iterator[None], busy_seconds: float
+    ) -> Iterator[None]:
+        """Profile updates on rank 0, write the files and print the verdict.
+
+        Args:
+            window: the updates to profile.
+            updates: yields once for each of them.
+            busy_seconds: the time of an update without the profiler and without waiting for data.
+        """
         device = self.accelerator.device
         has_memory_history = device.type == "cuda"
-        device_activity = profiler_activity(device)
-        host_activity = torch.profiler.ProfilerActivity.CPU
-        warming, active = window.record - window.warm_up, window.end - window.record
-        with ExitStack() as opened:
-            opened.enter_context(without_native_messages())
-            profile = torch.profiler.profile(
-                activities=[host_activity, *([device_activity] if device_activity else [])],
-                schedule=torch.profiler.schedule(wait=0, warmup=warming, active=active, repeat=1),
-                profile_memory=True,
-                record_shapes=self.config.profile_shapes,
-                acc_events=True,
-            )
-            opened.enter_context(profile)
-            for _ in islice(updates, warming):
+        warm_up_updates = window.record - window.warm_up
+        recorded_updates = window.end - window.record
+        with ExitStack() as contexts:
+            contexts.enter_context(without_native_messages())
+            profile = self.torch_profile(warm_up_updates, recorded_updates)
+            contexts.enter_context(profile)
+            for _ in islice(updates, warm_up_updates):
                 yield
                 profile.step()
-            bytes_before, began = memory_now(device), time.perf_counter()
+            bytes_before = memory_now(device)
+            start = time.perf_counter()
             if has_memory_history:
-                history = torch.cuda.memory._record_memory_history
-                opened.callback(history, enabled=None)
-                history(max_entries=200_000, stacks="python")
-            for _ in islice(updates, active - 1):
+                record_history = torch.cuda.memory._record_memory_history
+                contexts.callback(record_history, enabled=None)
+                record_history(max_entries=200_000, stacks="python")
+            for _ in islice(updates, recorded_updates - 1):
                 yield
                 profile.step()
             yield from updates
             synchronize(device)
-            # Profiled updates take longer, but where other programs had held up the timed ones.
-            busy = min(busy, (time.perf_counter() - began) / active)
+            # Profiled updates are slower, unless other programs slowed the timed updates down.
+            profiled_seconds = (time.perf_counter() - start) / recorded_updates
             profile.step()
             by_shape = self.config.profile_shapes
             slowest = write_profile(self.folder, profile, device, bytes_before, by_shape)
             if has_memory_history:
                 torch.cuda.memory._dump_snapshot(str(self.folder / "memory_snapshot.pickle"))
-            if is_accelerator(device) and device_activity is None:
-                self.say_phases(slowest)
-                return
-            is_gpu = device_activity is not None
-            sums = verdict.gpu_kernel_milliseconds if is_gpu else verdict.cpu_kernel_milliseconds
-            kernels = {kind: spent / active for kind, spent in sums(profile.events()).items()}
-            self.judge(kernels, busy, is_gpu, slowest)
+            self.report(profile, recorded_updates, min(busy_seconds, profiled_seconds), slowest)
+
+    def torch_profile(self, warm_up_updates: int, recorded_updates: int) -> torch.profiler.profile:
+        """Return torch's profiler, set up to record some updates after a warm-up."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        device_activity = profiler_activity(self.accelerator.device)
+        if device_activity is not None:
+            activities.append(device_activity)
+        schedule = torch.profiler.schedule(
+            wait=0, warmup=warm_up_updates, active=recorded_updates, repeat=1
+        )
+        return torch.profiler.profile(
+            activities=activities,
+            schedule=schedule,
+            profile_memory=True,
+            record_shapes=self.config.profile_shapes,
+            acc_events=True,
+        )
+
+    def report(
+        self,
+        profile: torch.profiler.profile,
+        recorded_updates: int,
+        busy_seconds: float,
+        slowest: list[str],
+    ) -> None:
+        """Print the verdict, or only the phases if torch can't time the device's kernels."""
+        device = self.accelerator.device
+        has_kernel_times = profiler_activity(device) is not None
+        if is_accelerator(device) and not has_kernel_times:
+            self.say_phases(slowest)
+            return
+        events: Any = profile.events()
+        if has_kernel_times:
+            totals = verdict.gpu_kernel_milliseconds(events)
+        else:
+            totals = verdict.cpu_kernel_milliseconds(events)
+        kernels = {category: total / recorded_updates for category, total in totals.items()}
+        self.judge(kernels, busy_seconds, has_kernel_times, slowest)
 
     def say_phases(self, slowest: list[str]) -> None:
-        """Say what is known of a device whose kernels torch's profiler can't time."""
-        kind = self.accelerator.device.type
-        say(f"profile no verdict: torch's profiler can't time the kernels of {kind}")
+        """Print the time of each phase, for a device whose kernels torch's profiler can't time."""
+        device_type = self.accelerator.device.type
+        say(f"profile no verdict: torch's profiler can't time the kernels of {device_type}")
         say(f"        {shares_text(self.phase_shares())}")
         say(f"        operations that took the host longest: {', '.join(slowest)}")
 
     def phase_shares(self) -> dict[str, float]:
         """Return each phase's share of the time of the timed updates."""
-        whole = max(sum(self.spent.values()), 1e-9)
-        return {phase: spent / whole for phase, spent in self.spent.items()}
+        total = max(sum(self.phase_milliseconds.values()), 1e-9)
+        return {phase: value / total for phase, value in self.phase_milliseconds.items()}
 
     def judge(
-        self, kernels: dict[str, float], busy: float, is_gpu: bool, slowest: list[str]
+        self, kernels: dict[str, float], busy_seconds: float, is_gpu: bool, slowest: list[str]
     ) -> None:
-        """Say and keep what bounds the speed; `kernels`: milliseconds of an update, by kind."""
-        waiting = self.config.gradient_accumulation_steps * self.making / max(self.made, 1)
-        cost = verdict.cost_of_update(kernels, 1000 * busy, 1000 * waiting, is_asynchronous=is_gpu)
-        precision, processes = self.accelerator.mixed_precision, self.accelerator.num_processes
-        found = verdict.judge(cost, self.config, precision, self.placement, processes)
+        """Print the verdict on the speed, write `verdict.json`, and send both to W&B.
+
+        Args:
+            kernels: the milliseconds of an update's "memory" and "compute" kernels.
+            busy_seconds: the time of an update without the profiler and without waiting for data.
+            is_gpu: whether kernels run while the loop goes on.
+            slowest: the three slowest operations.
+        """
+        seconds_per_batch = self.making_seconds / max(self.batches_made, 1)
+        waiting = self.config.gradient_accumulation_steps * seconds_per_batch
+        cost = verdict.cost_of_update(
+            kernels, 1000 * busy_seconds, 1000 * waiting, is_asynchronous=is_gpu
+        )
+        judgement = verdict.judge(
+            cost,
+            self.config,
+            self.accelerator.mixed_precision,
+            self.placement,
+            self.accelerator.num_processes,
+        )
         phases = self.phase_shares()
-        told = {**found, "phases": phases, "slowest_operations": slowest}
-        write_json(self.folder / "verdict.json", told)
-        say(f"profile {found['verdict']}: {found['evidence']}. {found['advice']}")
+        contents = {**judgement, "phases": phases, "slowest_operations": slowest}
+        write_json(self.folder / "verdict.json", contents)
+        say(f"profile {judgement['verdict']}: {judgement['evidence']}. {judgement['advice']}")
         say(f"        {shares_text(phases)}")
         say(f"        slowest operations: {', '.join(slowest)}")
-        self.attach(media.profile, self.folder, found["verdict"])
+        self.attach(media.profile, self.folder, judgement["verdict"])
 
     def stop(self) -> None:
+        """End the profile early: the run ends, and its procedure must let go of the profiler."""
         self.is_over = True
-        if self.looking is not None:
+        if self.procedure is not None:
             with suppress(Exception):
-                self.looking.close()
+                self.procedure.close()
 
 
 def shares_text(shares: Mapping[str, float]) -> str:

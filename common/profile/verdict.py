@@ -1,4 +1,4 @@
-"""Where the time of an update goes, by the profiler's events, and what bounds its speed."""
+"""The verdict of a profile: where the time of an update goes, what bounds it, what to change."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from common.config import TrainingConfig
 
-# The record of what is done while the loop waits for a batch; see `common.profile.profiler`.
+# The name of the range in which the loop waits for a batch; see `common.profile.profiler`.
 DATA = "data"
 
 # Matrix products, convolutions and attention, by the names of PyTorch's operations and of the
@@ -17,7 +17,7 @@ ARITHMETIC = re.compile(
     r"|winograd|implicit_con|flash|fmha",
     re.IGNORECASE,
 )
-# Operations that move no data: all of their time is the price of calling them.
+# Operations that do no work of their own. All of their own time is the cost of calling them.
 BOOKKEEPING = re.compile(
     r"aten::(_unsafe_view|view(_as)?|_?reshape(_alias)?|t|transpose|permute|as_strided|expand(_as)?"
     r"|(un)?squeeze|select|slice|narrow|split(_with_sizes)?|unbind|chunk|detach_?|alias"
@@ -36,9 +36,9 @@ class UpdateCost(NamedTuple):
     compute: float  # matrix products, convolutions, attention
 
 
-def kind_of(name: str) -> str:
-    """Return the part of an update that an operation of the CPU belongs to, by its name."""
-    # Compiled code is one event around fused kernels, which save traffic and stay bound by it.
+def cost_category(name: str) -> str:
+    """Return to which part of `UpdateCost` an operation on a CPU belongs, by its name."""
+    # Compiled code is one event. Its fused kernels save memory traffic but are still bound by it.
     if "CompiledFx" in name or name.startswith("Torch-Compiled Region"):
         return "memory"
     if not name.startswith(("aten::", "mkldnn", "onednn")) or BOOKKEEPING.fullmatch(name):
@@ -47,93 +47,122 @@ def kind_of(name: str) -> str:
 
 
 def cpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
-    """Sum the own time of operations on a CPU's training thread, but while it waits for data."""
+    """Return the milliseconds that a CPU spends in "memory" and "compute" operations.
+
+    Only the training thread counts, and only while it does not wait for data.
+
+    Args:
+        events: the profiler's events; each counts with its own time, without its children's.
+    """
     threads = {event.thread for event in events if event.name.startswith("ProfilerStep")}
-    sums = {"memory": 0.0, "compute": 0.0, "launch": 0.0}
+    totals = {"memory": 0.0, "compute": 0.0, "launch": 0.0}
     for event in events:
         if event.thread in threads and not waits_for_data(event):
-            sums[kind_of(event.name)] += event.self_cpu_time_total / 1000
-    del sums["launch"]  # it is what the kernels leave
-    return sums
+            totals[cost_category(event.name)] += event.self_cpu_time_total / 1000
+    del totals["launch"]  # `cost_of_update` takes it as the time that the kernels leave
+    return totals
 
 
 def waits_for_data(event: Any) -> bool:
+    """Whether an event lies inside a range in which the loop waits for a batch."""
     while event is not None and event.name != DATA:
         event = event.cpu_parent
     return event is not None
 
 
 def gpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
-    """Sum the time of a GPU's kernels and copies; NCCL's mostly wait for other ranks."""
-    sums = {"memory": 0.0, "compute": 0.0}
+    """Return the milliseconds that a GPU spends in "memory" and "compute" kernels and copies.
+
+    NCCL's kernels are left out, because they mostly wait for other ranks.
+    """
+    totals = {"memory": 0.0, "compute": 0.0}
     for event in events:
         is_kernel = event.device_type.name != "CPU" and not event.is_user_annotation
         if is_kernel and "nccl" not in event.name.lower():
-            kind = "compute" if ARITHMETIC.search(event.name) else "memory"
-            sums[kind] += event.time_range.elapsed_us() / 1000
-    return sums
+            category = "compute" if ARITHMETIC.search(event.name) else "memory"
+            totals[category] += event.time_range.elapsed_us() / 1000
+    return totals
 
 
 def cost_of_update(
     kernels: dict[str, float], rest: float, data: float, *, is_asynchronous: bool
 ) -> UpdateCost:
-    """Split the time of an update; all in milliseconds.
+    """Split the time of one update into its parts; all times are in milliseconds.
+
+    Kernels are timed with the profiler on, and the update without it, because the profiler slows
+    launches down.
 
     Args:
-        kernels: of the profiled updates, by kind.
-        rest: of an update that was not profiled, whose launches take longer, less its `data`.
-        data: that the loop waits for batches; the device may be busy if it `is_asynchronous`.
+        kernels: the time of one profiled update in "memory" and in "compute" kernels.
+        rest: the time of one update that was not profiled, without `data`.
+        data: the time for which the loop waits for the update's batches.
+        is_asynchronous: whether the device may run kernels while the loop waits.
     """
     whole = rest + data
-    room = whole if is_asynchronous else rest
-    # More than there is room for were slowed by the profiler.
-    scale = min(1.0, room / max(sum(kernels.values()), 1e-9))
-    memory, compute = kernels["memory"] * scale, kernels["compute"] * scale
+    time_for_kernels = whole if is_asynchronous else rest
+    # If the kernels take more than that, the profiler slowed them down.
+    scale = min(1.0, time_for_kernels / max(sum(kernels.values()), 1e-9))
+    memory = kernels["memory"] * scale
+    compute = kernels["compute"] * scale
     idle = max(0.0, whole - memory - compute)
     waiting = min(data, idle)
-    return UpdateCost(waiting, idle - waiting, memory, compute)
+    return UpdateCost(data=waiting, launch=idle - waiting, memory=memory, compute=compute)
 
 
 def judge(
     cost: UpdateCost, config: TrainingConfig, precision: str, placement: str, processes: int = 1
 ) -> dict[str, Any]:
-    """Return what `profile/verdict.json` holds: the largest part of an update bounds its speed."""
+    """Return the verdict, its evidence and advice: the largest part of an update bounds its speed.
+
+    Args:
+        cost: where the time of an update goes.
+        config: the flags that the run has.
+        precision: "no" (fp32), "bf16" or "fp16".
+        placement: where batches are made, "device" or "workers".
+        processes: how many ranks train.
+    """
     others = " and waiting for other processes" if processes > 1 else ""
-    words = {
+    descriptions = {
         "data": "waiting for data",
         "launch": f"Python and launches{others}, with no kernel running",
         "memory": "element-wise operations, normalisation and copies",
         "compute": "matrix products and convolutions",
     }
-    parts, total = cost._asdict(), max(sum(cost), 1e-9)
-    shares = {name: value / total for name, value in parts.items()}
-    order = sorted(parts, key=lambda name: -parts[name])
-    shown = ", ".join(f"{words[name]} {shares[name]:.0%}" for name in order)
+    milliseconds = cost._asdict()
+    total = max(sum(cost), 1e-9)
+    shares = {part: value / total for part, value in milliseconds.items()}
+    largest_first = sorted(milliseconds, key=lambda part: -milliseconds[part])
+    evidence = ", ".join(f"{descriptions[part]} {shares[part]:.0%}" for part in largest_first)
+    largest = largest_first[0]
     return {
-        "verdict": f"{order[0]}-bound",
-        "evidence": f"of {total:,.2f} ms an update, {shown}",
-        "advice": advice(order[0], config, precision, placement),
-        "milliseconds_per_update": {**parts, "total": total},
+        "verdict": f"{largest}-bound",
+        "evidence": f"of {total:,.2f} ms an update, {evidence}",
+        "advice": advice(largest, config, precision, placement),
+        "milliseconds_per_update": {**milliseconds, "total": total},
         "shares": shares,
     }
 
 
 def advice(largest: str, config: TrainingConfig, precision: str, placement: str) -> str:
+    """Return which flag to change, or what else, to shorten the largest part of an update."""
     if largest == "data" and placement == "device":
-        elsewhere = (
-            "--data-placement workers --num-workers N, which makes batches in other processes"
+        return (
+            "Try --data-placement workers --num-workers N, which makes batches in other "
+            "processes; or make the transform cheaper"
         )
-        return f"Turn: {elsewhere}; or make the transform cheaper"
     if largest == "data":
-        return "Turn: --num-workers up, or --data-placement device if the data fits in its memory"
+        return "Try a higher --num-workers, or --data-placement device if the data fit in memory"
     if largest == "launch":
-        fused = "" if config.compile else "; or --compile"
-        return f"Turn: --batch-size {2 * config.batch_size}, twice the work of each launch{fused}"
+        compile_flag = "" if config.compile else "; or --compile"
+        batch_size = 2 * config.batch_size
+        return f"Try --batch-size {batch_size}, which doubles the work of a launch{compile_flag}"
     if precision == "no":
-        where = "on a GPU, or bf16 where the processor has instructions for it"
-        return f"Turn: --mixed-precision fp16 {where}"
+        return (
+            "Try --mixed-precision fp16 on a GPU, or bf16 where the processor has instructions "
+            "for it"
+        )
     if largest == "memory" and not config.compile:
-        return "Turn: --compile, which fuses such operations"
+        return "Try --compile, which fuses such operations"
     if largest == "memory":
-        return "No flag is left to turn: fewer or cheaper such operations in the model"
-    return "No flag is left to turn: this is what the hardware is for. Add devices to go faster"
+        return "No flag helps further: use fewer or cheaper such operations in the model"
+    return "No flag helps further: the time goes to useful arithmetic. Add devices to go faster"

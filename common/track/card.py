@@ -1,4 +1,4 @@
-"""The model card: `README.md` of a `model` folder, so that `hf upload` is all publishing takes."""
+"""The model card: the `README.md` of a run's `model` folder, ready for `hf upload`."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -12,9 +12,10 @@ from common.platforms import command_line
 from common.records import Flags, RunConfig
 from common.track.names import PEAK, Facts, describe, precision_name
 
+# The Hub's name of a task, by the fact that only models of that task have.
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
-USE = "recipes predict FOLDER"
-OF_THE_RUN = ("perf/samples_per_second", "time/train_seconds")
+PREDICT = "recipes predict FOLDER"
+WHOLE_RUN_METRICS = ("perf/samples_per_second", "time/train_seconds")
 
 
 def model_card(
@@ -25,59 +26,108 @@ def model_card(
     split: str,
     summary: Facts,
 ) -> str:
-    """Return a model's card, without folders of this machine, names of runs and notes."""
-    from huggingface_hub import EvalResult, ModelCardData
+    """Return a model's card as Markdown, with nothing private in it.
 
+    The card is made to be published. It names no folders of this machine, no runs and no notes.
+
+    Args:
+        config: the flags.
+        run: the contents of `config.json`.
+        description: the facts about the model that its folder keeps.
+        data: what the recipe's `load_data` returned.
+        split: the split of the final evaluation, "validation" or "test".
+        summary: the contents of `summary.json`.
+    """
     name = description["name"]
     environment = run.environment
-    own = [n for n in summary if n.startswith(f"{PREFIXES[split]}/") and describe(n).panel]
     task = next((task for fact, task in TASKS.items() if fact in description), None)
-    place = Path(data.source.location if data.source is not None else data.name)
-    location = data.name if place.is_absolute() else str(place)  # a Hub id has a slash
-    results = [
-        EvalResult(
-            task_type=task,
-            dataset_type=location,
-            dataset_name=data.name,
-            dataset_split=split,
-            metric_type=n.rpartition("/")[2],
-            metric_value=summary[n],
-        )
-        for n in own
-        if task is not None and summary[n] is not None
-    ]
-    metadata = ModelCardData(
-        model_name=name,
-        eval_results=results or None,
-        datasets=[location] if "/" in location else None,
-        pipeline_tag=task,
-        library_name="transformers" if "files" in description else None,
-        tags=["accelerate", run.recipe],
-    )
     sizes = ", ".join(f"{split} {size:,}" for split, size in run.data.sizes.items())
-    figures = [(f"{describe(n).heading}, {split}", describe(n).text(summary[n])) for n in own]
-    figures += [(describe(n).heading, describe(n).text(summary.get(n))) for n in OF_THE_RUN]
-    figures += [(describe(PEAK).heading, describe(PEAK).text(peak_memory(summary)))]
-    versions = ", ".join(f"{package} {v}" for package, v in environment.versions.items())
-    word = "FILE.txt" if task == "text-classification" else "IMAGE.png"
+    versions = ", ".join(
+        f"{package} {version}" for package, version in environment.versions.items()
+    )
+    input_file = "FILE.txt" if task == "text-classification" else "IMAGE.png"
     lines = (
-        f"---\n{metadata.to_yaml()}\n---\n\n# {name}\n",
+        f"---\n{card_metadata(run, description, data, split, summary, task)}\n---\n\n# {name}\n",
         f"Trained by the recipe `{run.recipe}` on {data.name}: {sizes}.",
         *(f"- {note}" for note in data.notes),
-        "\n| one run, seed " + str(config.seed) + " | |\n|---|--:|",
-        *(f"| {label} | {value} |" for label, value in figures),
+        f"\n| one run, seed {config.seed} | |\n|---|--:|",
+        *(f"| {heading} | {value} |" for heading, value in result_rows(split, summary)),
         f"\nFlags: `{flags_given(config, run.given)}`\n",
         f"Hardware: {environment.device}, {environment.world_size} × "
         f"{precision_name(environment.mixed_precision)}, effective batch "
         f"{environment.effective_batch_size}; python {environment.python}, {versions}; "
         f"commit {environment.git_commit or 'unknown'}.",
-        f"\nTo use it:\n\n```bash\n{USE} {word}\n```\n" if task else "",
+        f"\nTo use it:\n\n```bash\n{PREDICT} {input_file}\n```\n" if task else "",
     )
     return "\n".join(lines)
 
 
+def metrics_of_split(split: str, summary: Facts) -> list[str]:
+    """Return the names of the split's metrics that have a chart, so not of its sample count."""
+    prefix = f"{PREFIXES[split]}/"
+    return [name for name in summary if name.startswith(prefix) and describe(name).panel]
+
+
+def card_metadata(
+    run: RunConfig,
+    description: Facts,
+    data: Data,
+    split: str,
+    summary: Facts,
+    task: str | None,
+) -> str:
+    """Return the YAML block by which the Hub lists a model: its task, data set and results."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    location = data.name if data.source is None else data.source.location
+    # The path of a local folder is private. A Hub id, which is relative, is not.
+    dataset_id = data.name if Path(location).is_absolute() else str(Path(location))
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=dataset_id,
+            dataset_name=data.name,
+            dataset_split=split,
+            metric_type=name.rpartition("/")[2],
+            metric_value=summary[name],
+        )
+        for name in metrics_of_split(split, summary)
+        if task is not None and summary[name] is not None
+    ]
+    metadata = ModelCardData(
+        model_name=description["name"],
+        eval_results=results or None,
+        datasets=[dataset_id] if "/" in dataset_id else None,
+        pipeline_tag=task,
+        library_name="transformers" if "files" in description else None,
+        tags=["accelerate", run.recipe],
+    )
+    return metadata.to_yaml()
+
+
+def result_rows(split: str, summary: Facts) -> list[tuple[str, str]]:
+    """Return the heading and the value of each row of the card's table of results."""
+    rows = []
+    for name in metrics_of_split(split, summary):
+        metric = describe(name)
+        rows.append((f"{metric.heading}, {split}", metric.text(summary[name])))
+    for name in WHOLE_RUN_METRICS:
+        metric = describe(name)
+        rows.append((metric.heading, metric.text(summary.get(name))))
+    peak = describe(PEAK)
+    rows.append((peak.heading, peak.text(peak_memory(summary))))
+    return rows
+
+
 def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
-    """Return the flags of a run: those that its figures depend on, without folders, or all."""
+    """Return a run's flags as on a command line, without those at their defaults.
+
+    Args:
+        config: the recipe's flags, for their names, defaults and roles.
+        given: the values before anything resolved `auto`, by name.
+        all_of_them: whether to include flags on which no result depends, and whole paths. Otherwise
+            paths are cut to their last name, so that the text can be published.
+    """
     words: list[str] = []
     for field in fields(config):
         value = given.get(field.name, field.default)
@@ -88,12 +138,13 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
             words.append(spelled(field.name if value else f"no_{field.name}"))
         else:
             items = value if isinstance(value, list | tuple) else [value]
-            shown = str if all_of_them else without_folder
-            words += [spelled(field.name), *(shown(str(item)) for item in items)]
+            texts = [str(item) for item in items]
+            words.append(spelled(field.name))
+            words += texts if all_of_them else [without_folder(text) for text in texts]
     return command_line(words) or "none"
 
 
 def without_folder(text: str) -> str:
-    """Return the last name of a path that is of this machine; a Hub id stays whole."""
-    is_here = text.startswith((".", "~", "/", "runs")) or Path(text).exists()
-    return Path(text).name if is_here and "/" in text else text
+    """Return the last name of a local path; any other text, such as a Hub id, stays whole."""
+    is_local_path = text.startswith((".", "~", "/", "runs")) or Path(text).exists()
+    return Path(text).name if is_local_path and "/" in text else text

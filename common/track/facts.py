@@ -19,6 +19,7 @@ from common.flags import role_of
 from common.records import Environment, Flags, RunConfig
 from common.track.card import flags_given
 from common.training.accelerator import running_precision
+from common.training.sharding import ShardingAccelerator
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
@@ -33,6 +34,8 @@ def collect(
     """Return the contents of `config.json`.
 
     Args:
+        recipe: the name of the recipe's file, without ``.py``.
+        config: the flags, with `auto` resolved.
         flags_stated: the flags before anything resolved `auto`.
         saved: `config.json` as the run's first attempt wrote it; None on a first start.
         other_fields: the remaining fields of `RunConfig`.
@@ -41,7 +44,7 @@ def collect(
         flags_stated = {name: saved.given[name] for name in saved.given if name in flags_stated}
         wandb_run_id = saved.wandb_run_id
     else:
-        # Chosen before anything is tracked, so that a run killed at once keeps it.
+        # Chosen before the tracker starts: a run that is killed at once resumes the same W&B run.
         wandb_run_id = secrets.token_hex(4)
     compared = compared_otherwise(config)
     if compared:
@@ -57,27 +60,42 @@ def collect(
 
 
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
-    """Return the flags to whose field a recipe gives another role, and whether to compare them.
+    """Return whether to compare each flag whose role the recipe changed in this respect.
 
-    `recipes compare` takes the others as `TrainingConfig` has them.
+    `recipes compare` reads this from `config.json`, because it does not import recipes. For all
+    other flags it asks `TrainingConfig`.
     """
-    return {
-        field.name: role_of(type(config), field.name).compared
-        for field in fields(config)
-        if role_of(type(config), field.name).compared
-        != role_of(TrainingConfig, field.name).compared
-    }
+    changed: dict[str, bool] = {}
+    for field in fields(config):
+        is_compared = role_of(type(config), field.name).compared
+        if is_compared != role_of(TrainingConfig, field.name).compared:
+            changed[field.name] = is_compared
+    return changed
 
 
 def resolve(config: TrainingConfig, data: Data) -> None:
-    """Note in the flags what `--dataset` turned out to be: `--config` repeats that."""
-    if (source := data.source) is not None:
-        is_folder = Path(source.location).is_absolute()
-        config.dataset = source.location if is_folder else source.name
-        config.dataset_config = source.configuration
+    """Put the data set that ``--dataset auto`` chose into the flags, so that `--config` repeats it.
+
+    It changes `config` in place.
+    """
+    source = data.source
+    if source is None:
+        return
+    is_folder = Path(source.location).is_absolute()
+    config.dataset = source.location if is_folder else source.name
+    config.dataset_config = source.configuration
 
 
-def environment(config: TrainingConfig, accelerator: Any, placement: str) -> Environment:
+def environment(
+    config: TrainingConfig, accelerator: ShardingAccelerator, placement: str
+) -> Environment:
+    """Return the hardware, settings and versions on which a run's figures depend.
+
+    Args:
+        config: the flags.
+        accelerator: the run's Accelerator.
+        placement: where batches are made, "device" or "workers".
+    """
     world_size = accelerator.num_processes
     batch_size_of_rank = config.batch_size * config.gradient_accumulation_steps
     return Environment(

@@ -1,4 +1,4 @@
-"""What a W&B run shows besides curves: confusion, classes, mistakes, memory, profile, model."""
+"""What a W&B run shows besides curves: tables of results, memory, the profile and the model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,24 +11,32 @@ from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
 from common.track.names import Facts
 
-MOST_CLASSES = 40  # in a matrix; of more classes, those pairs are listed that are confused most
+MOST_CLASSES = 40  # in a matrix; with more classes, a table lists the most confused pairs
 MOST_PAIRS = 100
 MOST_MISTAKES = 32
+MISTAKE_COLUMNS = ("sample", "file", "content", "label", "prediction", "probability")
 
 
 def results(
     wandb_run: Any, evaluation: Facts, prefix: str, loader: Loader, data: Any, memory: MemoryRows
 ) -> None:
-    """Show memory and evaluation, in the summary: of tables among rows W&B draws their sizes."""
+    """Put tables of the final evaluation and of memory into the W&B run's summary.
+
+    W&B charts a table that is logged with the metrics by its number of rows. In the summary it
+    shows the table itself.
+
+    Args:
+        evaluation: the final evaluation, of which `Classified` has more to show.
+        prefix: that of the split's metrics, "val" or "test".
+        loader: the loader that the evaluation read.
+        data: what the recipe's `load_data` returned.
+        memory: the planned and measured MiB of each part; empty if nothing was planned.
+    """
     panels: dict[str, Any] = {}
     if isinstance(evaluation, Classified):
         if evaluation.confusion is not None:
             chart = confusion(evaluation.confusion, evaluation.class_names)
-            if hasattr(chart, "spec"):
-                chart.set_key(f"{prefix}/confusion")
-                place, name, key = chart.spec.config_key
-                kept = {**wandb_run.config.get(place, {}), name: {key: chart.spec.config_value}}
-                wandb_run.config.update({place: kept}, allow_val_change=True)
+            define_chart(wandb_run, chart, f"{prefix}/confusion")
             panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
@@ -40,11 +48,23 @@ def results(
     wandb_run.summary.update(panels)
 
 
-def kept_in_run(wandb_run: Any, name: str, panel: Any, step: int | str) -> Any:
-    """Have W&B keep an offline run's table among the run's own files.
+def define_chart(wandb_run: Any, chart: Any, key: str) -> None:
+    """Define a custom chart in the run's configuration, as `wandb.log` would with a new row."""
+    if not hasattr(chart, "spec"):  # a plain table needs no definition
+        return
+    chart.set_key(key)
+    section, name, spec_key = chart.spec.config_key
+    definitions = dict(wandb_run.config.get(section, {}))
+    definitions[name] = {spec_key: chart.spec.config_value}
+    wandb_run.config.update({section: definitions}, allow_val_change=True)
 
-    By default it copies tables to a folder of the user's, and the run names them by absolute paths,
-    so that a run which was moved could not be uploaded whole. Online, it uploads them at once.
+
+def kept_in_run(wandb_run: Any, name: str, panel: Any, step: int | str) -> Any:
+    """Have W&B store an offline run's table inside the run's own folder; return the panel.
+
+    By default W&B copies the table to a folder in the user's home, and the run refers to it by an
+    absolute path. A run that was moved to another machine could then not be uploaded whole. An
+    online run needs no such care, because W&B uploads its tables at once.
     """
     import wandb
 
@@ -54,111 +74,134 @@ def kept_in_run(wandb_run: Any, name: str, panel: Any, step: int | str) -> Any:
 
 
 def mistake_panels(prefix: str, loader: Loader, evaluation: Classified, data: Any) -> Facts:
-    """Return a table of this rank's most confident mistakes, and their images with captions."""
+    """Return panels with this rank's most confident mistakes: a table, and images with captions."""
     import wandb
 
     rows = mistakes(loader, evaluation, data)
     if not rows:
         return {}
-    names = ["sample", "file", "content", "label", "prediction", "probability"]
+    columns = list(MISTAKE_COLUMNS)
     contents = [row["content"] for row in rows]
     panels: dict[str, Any] = {}
     if isinstance(contents[0], wandb.Image):
-        # Images of a table would be kept outside of the run: they stand beside it, in its order.
+        # W&B would store a table's images outside of the run. So they stand in a panel of their
+        # own, in the table's order.
         panels[f"{prefix}/mistake_images"] = contents
-        names.remove("content")
+        columns.remove("content")
     if rows[0]["file"] is None:
-        names.remove("file")
-    cells = [[row[name] for name in names] for row in rows]
-    return {f"{prefix}/mistakes": table(" ".join(names), cells), **panels}
+        columns.remove("file")
+    cells = [[row[column] for column in columns] for row in rows]
+    return {f"{prefix}/mistakes": table(" ".join(columns), cells), **panels}
 
 
 def profile(wandb_run: Any, folder: Path, verdict: str) -> None:
+    """Upload the files of a profile, and show its verdict and its picture of memory."""
     import wandb
 
     artifact(wandb_run, folder, "profile")
     wandb_run.summary["profile/verdict"] = verdict
     if (folder / "memory.png").is_file():
-        # With the next metrics: a row of its own would take their place in the order.
+        # Without a commit, the picture joins the next row of metrics. A row of its own would take
+        # that row's step.
         wandb_run.log({"profile/memory": wandb.Image(str(folder / "memory.png"))}, commit=False)
 
 
-def artifact(wandb_run: Any, folder: Path, kind: str) -> None:
+def artifact(wandb_run: Any, folder: Path, artifact_type: str) -> None:
+    """Log all files under a folder as one artifact, such as the type "model"."""
     import wandb
 
-    kept = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
+    logged = wandb.Artifact(f"{artifact_type}-{wandb_run.id}", type=artifact_type)
     for path in sorted(folder.rglob("*")):  # `add_dir` would print
         if path.is_file():
-            # They do not change any more: W&B needs no copy in a folder of the user's.
-            kept.add_file(str(path), str(path.relative_to(folder)), policy="immutable")
-    wandb_run.log_artifact(kept)
+            # The files will not change, so W&B need not copy them to a folder in the user's home.
+            logged.add_file(str(path), str(path.relative_to(folder)), policy="immutable")
+    wandb_run.log_artifact(logged)
 
 
 def table(columns: str, rows: Iterable[Iterable[Any]]) -> Any:
+    """Return a W&B table; `columns` are names separated by spaces."""
     import wandb
 
     return wandb.Table(columns=[*columns.split()], data=[[*row] for row in rows])
 
 
 def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
-    """Return W&B's chart of counts [true class, predicted], or a table of the worst pairs."""
+    """Return W&B's chart of a confusion matrix, or a table of the worst pairs of many classes.
+
+    Args:
+        counts: the number of samples, [true class, predicted class].
+        class_names: the name of each class.
+    """
     import wandb
 
-    columns, size = "Actual Predicted nPredictions", len(class_names)
-    cells, flat = list(range(size**2)), counts.flatten().tolist()
+    columns = "Actual Predicted nPredictions"
+    size = len(class_names)
+    cells = list(range(size**2))  # cell = true class × size + predicted class
     if size > MOST_CLASSES:
-        wrong = counts.clone().fill_diagonal_(0).flatten()
-        cells = [cell for cell in wrong.topk(MOST_PAIRS).indices.tolist() if wrong[cell]]
-    rows = [[class_names[c // size], class_names[c % size], int(flat[c])] for c in cells]
+        errors = counts.clone().fill_diagonal_(0).flatten()
+        cells = [cell for cell in errors.topk(MOST_PAIRS).indices.tolist() if errors[cell]]
+    flat_counts = counts.flatten().tolist()
+    rows = []
+    for cell in cells:
+        label, prediction = divmod(cell, size)
+        rows.append([class_names[label], class_names[prediction], int(flat_counts[cell])])
     if size > MOST_CLASSES:
         return table(columns, rows)
-    fields, title = {name: name for name in columns.split()}, {"title": "Final evaluation"}
+    fields = {name: name for name in columns.split()}
+    title = {"title": "Final evaluation"}
     return wandb.plot_table("wandb/confusion_matrix/v1", table(columns, rows), fields, title)
 
 
-def mistakes(loader: Loader, found: Classified, data: Any) -> list[dict[str, Any]]:
-    """Return this rank's most confident mistakes, over all batches that were kept.
+def mistakes(loader: Loader, evaluation: Classified, data: Any) -> list[dict[str, Any]]:
+    """Return this rank's most confident mistakes among the samples that `evaluation` kept.
 
-    Of each: the sample's number, its file where that is known, its image or text, its class, the
-    class that was predicted, and the probability of that.
+    Returns:
+        For each mistake the `MISTAKE_COLUMNS`: the sample's number in its split, its file (None if
+        it has none), its content (W&B's image, or text), the names of its class and of the
+        predicted class, and the probability of the latter. The most probable comes first. The list
+        is empty if the samples are neither images nor text.
     """
     batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
-    read = reader(loader.samples, data)
-    if not batches or read is None:
+    show = content_reader(loader.samples, data)
+    if not batches or show is None:
         return []
-    samples = torch.cat(batches).tolist()
+    sample_numbers = torch.cat(batches).tolist()
     files = getattr(loader.samples, "files", None)  # paths by number of the sample
-    names = found.class_names
-    probabilities = found.probabilities
-    wrong = (found.predicted != found.labels).nonzero()[:, 0]
+    class_names = evaluation.class_names
+    probabilities = evaluation.probabilities
+    wrong = (evaluation.predicted != evaluation.labels).nonzero()[:, 0]
     order = probabilities[wrong].argsort(descending=True, stable=True)
     rows = []
     for position in wrong[order][:MOST_MISTAKES].tolist():
-        sample = samples[position]
-        label = names[int(found.labels[position])]
-        prediction = names[int(found.predicted[position])]
+        sample = sample_numbers[position]
+        label = class_names[int(evaluation.labels[position])]
+        prediction = class_names[int(evaluation.predicted[position])]
         probability = round(float(probabilities[position]), 6)
         file = None if files is None else str(files[sample])
-        content = read(sample)
+        content = show(sample)
         if hasattr(content, "_caption"):
             content._caption = f"{label}, taken for {prediction} ({probability:.0%})"
-        row = {"sample": sample, "file": file, "content": content, "label": label}
-        rows.append({**row, "prediction": prediction, "probability": probability})
+        values = (sample, file, content, label, prediction, probability)
+        rows.append(dict(zip(MISTAKE_COLUMNS, values, strict=True)))
     return rows
 
 
-def reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
-    """Return what turns a sample's number into W&B's picture or text; None of other samples."""
+def content_reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
+    """Return a function from a sample's number to W&B's image or to text; None for other data."""
     if hasattr(samples, "images"):
-        import wandb
-
-        return lambda number: wandb.Image(
-            samples.images[number][..., 0 if samples.images.shape[-1] == 1 else slice(None)]
-        )
+        return lambda number: image_panel(samples.images[number])
     if not hasattr(data, "tokenizer_folder") or not hasattr(samples, "tensors"):
         return None
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer_folder / "tokenizer.json"))
-    tokens, offsets = samples.tensors["tokens"], samples.tensors["offsets"]
+    tokens = samples.tensors["tokens"]
+    offsets = samples.tensors["offsets"]  # where each sample's tokens begin
     return lambda number: tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())
+
+
+def image_panel(pixels: Any) -> Any:
+    """Return W&B's image of pixels [height, width, channels]; one channel is grey."""
+    import wandb
+
+    return wandb.Image(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)

@@ -1,4 +1,4 @@
-"""What a run tells: each metric's label, unit, better direction and place; groups of facts."""
+"""How metrics are shown (label, unit, direction, panel), and how facts are named at W&B."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,30 +6,44 @@ from typing import Any
 
 from common.records import RunConfig
 
-Facts = Mapping[str, Any]  # by name: of a run, or figures
+Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
 STEP = "progress/global_step"
-RATE = "train/learning_rate"  # of further groups of parameters, followed by their names
-PEAK = "memory/peak_mib"  # of the device or the host, where runs stand side by side
-EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over that of processes
+RATE = "train/learning_rate"  # a second group of parameters adds its name: `RATE/group`
+PEAK = "memory/peak_mib"  # of the device if it counts, else of the host; for comparing runs
+EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes
 SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
-# Of `config.json`; at W&B, what is no group is a flag.
+# The entries of `config.json` that keep their names in W&B's flat table. Every other name in that
+# table is a flag.
 GROUPS = (
-    *("recipe", "run_id", "source", "objective", "command", "compared"),
-    *("environment", "data", "architecture", "plan", "memory_plan", "peak"),
+    "recipe",
+    "run_id",
+    "source",
+    "objective",
+    "command",
+    "compared",
+    "environment",
+    "data",
+    "architecture",
+    "plan",
+    "memory_plan",
+    "peak",
 )
 
 
 @dataclass(frozen=True)
 class Metric:
+    """How tables, charts and the terminal show a metric."""
+
     label: str
-    panel: str = "Learning"  # the section of a view in which it is drawn; none if empty
-    unit: str = ""  # where it is s, `text` writes it with the value, as a person would
-    better: str | None = None  # max or min, where it has a good direction
-    form: str = ".4f"
+    panel: str = "Learning"  # the section of a chart page; "" for no chart
+    unit: str = ""  # for "s", `text` chooses seconds, minutes or hours and writes the unit
+    better: str | None = None  # "max" or "min"; None if neither direction is good
+    form: str = ".4f"  # a format specification
 
     @property
     def heading(self) -> str:
+        """The label with its unit, unless `text` writes the unit."""
         return self.label if self.unit in ("", "s") else f"{self.label}, {self.unit}"
 
     def text(self, value: float | None) -> str:
@@ -38,7 +52,7 @@ class Metric:
         return duration(value) if self.unit == "s" else format(value, self.form)
 
 
-# By full name; those of a split (`SPLITS`) by what follows its name.
+# By full name. A metric that several splits share stands here without its split's prefix.
 METRICS = {
     "loss": Metric("loss", better="min"),
     "accuracy": Metric("accuracy", better="max"),
@@ -80,7 +94,7 @@ METRICS = {
 
 
 def describe(name: str) -> Metric:
-    """Return how a metric is shown; one that a recipe brings, by its own name."""
+    """Return how to show a metric, also one that only a recipe knows: its name is the label."""
     prefix, _, bare = name.rpartition("/")
     if name.startswith(f"{RATE}/"):
         group = name.removeprefix(f"{RATE}/")
@@ -88,14 +102,15 @@ def describe(name: str) -> Metric:
     if bare.startswith("best_"):
         metric = describe(bare.removeprefix("best_"))
         return replace(metric, label=f"best {metric.label}")
-    own = Metric(bare.replace("_", " "), "Learning" if prefix in ("", *SPLITS) else "")
-    return METRICS.get(name) or METRICS.get(bare, own)
+    recipe_metric = Metric(bare.replace("_", " "), "Learning" if prefix in ("", *SPLITS) else "")
+    return METRICS.get(name) or METRICS.get(bare, recipe_metric)
 
 
 def duration(seconds: float) -> str:
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 10 * length:
-            return f"{seconds / length:.1f} {unit}"
+    """Return a time in hours or minutes if there are at least ten of them, else in seconds."""
+    for unit, unit_seconds in (("h", 3600), ("min", 60)):
+        if seconds >= 10 * unit_seconds:
+            return f"{seconds / unit_seconds:.1f} {unit}"
     return f"{seconds:.1f} s"
 
 
@@ -104,7 +119,10 @@ def precision_name(mixed_precision: str) -> str:
 
 
 def flat(run: RunConfig) -> dict[str, Any]:
-    """Return a run's facts for W&B's table, one a column: flags by name, ``group/name``."""
+    """Return a run's facts as one flat table, because W&B sorts and filters runs by its columns.
+
+    A flag's column has the flag's name. Every other fact's column is ``group/name``.
+    """
     facts: dict[str, Any] = run.to_json()
     columns = dict(facts["config"])
     for name in GROUPS:
@@ -114,7 +132,7 @@ def flat(run: RunConfig) -> dict[str, Any]:
 
 
 def columns_of(name: str, value: Any) -> dict[str, Any]:
-    """Return a fact as one column, or a group of facts as one for each fact in it."""
+    """Return one column for a single fact, or one column for each fact in a (nested) group."""
     if not isinstance(value, Mapping):
         return {name: value}
     columns: dict[str, Any] = {}
@@ -124,12 +142,15 @@ def columns_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def unflat(config: Facts) -> dict[str, Any]:
-    """Return the facts that `flat` was given, without what it leaves out."""
+    """Undo `flat`: return the nested facts of a run that was read back from W&B.
+
+    The entries of `config.json` that `flat` leaves out are missing.
+    """
     facts: dict[str, Any] = {"config": {}}
-    for path, value in config.items():
-        *groups, name = path.split("/")
-        place = facts if groups or name in GROUPS else facts["config"]
+    for column, value in config.items():
+        *groups, name = column.split("/")
+        parent = facts if groups or name in GROUPS else facts["config"]
         for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = value
+            parent = parent.setdefault(group, {})
+        parent[name] = value
     return facts

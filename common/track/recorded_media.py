@@ -1,4 +1,4 @@
-"""Images, tables and histograms that a recipe logs: as files of the run, and at its tracker."""
+"""Images, tables and histograms that a recipe logs: kept as files and sent to the tracker."""
 
 import json
 import re
@@ -15,31 +15,32 @@ from common.console import warn
 from common.errors import UserError
 from common.files import json_safe, write_text, writing
 
-BINS = 64  # of a histogram
-MOST_IMAGES = 64  # of one call, and of one step at the tracker
-CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
+BINS = 64  # of each histogram
+MOST_IMAGES = 64  # that one call logs
+PILLOW_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
+Cell = bool | int | float | str | None  # what JSON and a tracker accept in a table
 
 
 @dataclass
 class Entry:
-    """What one call logged. Tensors stay on their device until the entry is written."""
+    """What one call logged at a step. Tensors stay on their device until the entry is written."""
 
     name: str
     step: int
 
     def write(self, folder: Path) -> None:
-        """Write the entry's files under `folder`, for which it waits for the device."""
+        """Write the entry's files under `folder`. This waits for the device."""
         raise NotImplementedError
 
 
 @dataclass
 class ImagesEntry(Entry):
-    images: Any  # a tensor [images, channels, height, width], or a list of Pillow's
+    images: torch.Tensor | list[Image.Image]  # a tensor is [images, channels, height, width]
     captions: list[str] | None
-    files: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)  # filled by `write`
 
     def write(self, folder: Path) -> None:
-        for number, image in enumerate(as_pictures(self.images)):
+        for number, image in enumerate(to_pillow(self.images)):
             path = folder / "images" / f"{file_name(self)}-{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             image.save(path)
@@ -52,7 +53,7 @@ class TableEntry(Entry):
     rows: list[list[Any]]
 
     def write(self, folder: Path) -> None:
-        self.rows = [[as_cell(cell) for cell in row] for row in self.rows]
+        self.rows = [[to_cell(cell) for cell in row] for row in self.rows]
         path = folder / "tables" / f"{file_name(self)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         table = {"columns": self.columns, "rows": self.rows}
@@ -61,25 +62,32 @@ class TableEntry(Entry):
 
 @dataclass
 class HistogramEntry(Entry):
-    counts: Any  # int64 [BINS]
-    limits: Any  # the least and the greatest finite value
-    left_out: Any  # number of values that are not finite
+    bin_counts: torch.Tensor  # int64 [BINS]
+    limits: torch.Tensor  # float32 [2]: the smallest and the largest finite value
+    not_finite: torch.Tensor  # int64 []: the number of values that are not finite
+    # Filled by `write`.
+    counts: list[int] = field(default_factory=list)  # [BINS]
+    edges: list[float] = field(default_factory=list)  # [BINS + 1]
 
     def write(self, folder: Path) -> None:
         low, high = self.limits.tolist()
-        self.counts = self.counts.tolist()
+        self.counts = self.bin_counts.tolist()
         self.edges = np.linspace(low, high, BINS + 1).tolist()
         path = folder / "histograms" / f"{file_name(self)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"counts": self.counts, "edges": self.edges, "not_finite": int(self.left_out)}
-        write_text(path, json.dumps(facts, indent=2) + "\n")
+        contents = {
+            "counts": self.counts,
+            "edges": self.edges,
+            "not_finite": int(self.not_finite),
+        }
+        write_text(path, json.dumps(contents, indent=2) + "\n")
 
 
 class RecordedMedia:
-    """Keeps what a recipe logs until the next row is written, which has waited for the device.
+    """Queues media until the next row of metrics is written, so that no update waits for the GPU.
 
-    Rank 0 alone keeps and writes. Nothing here fails a training: what can't be logged is left out
-    with a warning.
+    Writing a row has waited for the device anyway. Only rank 0 queues and writes. Media never fail
+    a training: what can't be logged is left out with a warning.
     """
 
     def __init__(self, directory: Path, is_main_rank: bool) -> None:
@@ -88,40 +96,47 @@ class RecordedMedia:
         self.entries: list[Entry] = []
 
     def images(self, name: str, images: Any, captions: Sequence[str] | None, step: int) -> None:
-        def entry() -> Entry:
-            kept = kept_images(images)
-            texts = None if captions is None else [str(caption) for caption in captions]
-            if texts is not None and len(texts) != len(kept):
-                raise ValueError(f"{len(kept)} images and {len(texts)} captions")
-            return ImagesEntry(name, step, kept, texts)
+        """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images."""
 
-        self.keep(name, entry)
+        def make_entry() -> Entry:
+            copies = copy_images(images)
+            texts = None if captions is None else [str(caption) for caption in captions]
+            if texts is not None and len(texts) != len(copies):
+                raise ValueError(f"{len(copies)} images and {len(texts)} captions")
+            return ImagesEntry(name, step, copies, texts)
+
+        self.queue(name, make_entry)
 
     def table(
         self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], step: int
     ) -> None:
-        def entry() -> Entry:
-            kept = [[as_kept_cell(cell) for cell in row] for row in rows]
-            if wrong := next((row for row in kept if len(row) != len(columns)), None):
-                raise ValueError(f"{len(columns)} columns, and a row of {len(wrong)} cells")
-            return TableEntry(name, step, [str(column) for column in columns], kept)
+        """Queue a table; each row has a number, text, truth value, None or tensor per column."""
 
-        self.keep(name, entry)
+        def make_entry() -> Entry:
+            copies = [[copy_cell(cell) for cell in row] for row in rows]
+            for row in copies:
+                if len(row) != len(columns):
+                    raise ValueError(f"{len(columns)} columns, and a row of {len(row)} cells")
+            return TableEntry(name, step, [str(column) for column in columns], copies)
+
+        self.queue(name, make_entry)
 
     def histogram(self, name: str, values: Any, step: int) -> None:
-        self.keep(name, lambda: HistogramEntry(name, step, *histogram_of(values)))
+        """Queue a histogram of values of any shape; only the counts of its bins are kept."""
+        self.queue(name, lambda: HistogramEntry(name, step, *histogram_of(values)))
 
-    def keep(self, name: str, make: Callable[[], Entry]) -> None:
+    def queue(self, name: str, make_entry: Callable[[], Entry]) -> None:
         if not self.is_main_rank:
             return
         try:
-            self.entries.append(make())
+            self.entries.append(make_entry())
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
             warn(f"{name} is not logged: {problem}")
 
     def write(self, tracker: Any) -> None:
-        """Write all entries to files and to a tracker; None stands for no tracker."""
-        entries, self.entries = self.entries, []
+        """Write all queued entries to files, then send them to the tracker unless it is None."""
+        entries = self.entries
+        self.entries = []
         for entry in entries:
             try:
                 with writing(str(self.folder)):
@@ -132,15 +147,21 @@ class RecordedMedia:
             if tracker is not None:
                 try:
                     tracker.log_media(entry)
-                except Exception as problem:  # a tracker may fail in any way
+                except Exception as problem:  # a tracker may raise anything
                     message = f"{type(problem).__name__}: {problem}"
                     warn(f"{entry.name} is not sent to the tracker ({message})")
 
 
-def kept_images(images: Any) -> Any:
-    """Return a copy of at most `MOST_IMAGES` images, made without waiting for their device."""
+def copy_images(images: Any) -> torch.Tensor | list[Image.Image]:
+    """Copy at most `MOST_IMAGES` images without waiting for their device.
+
+    The recipe may change its images before the queue is written.
+
+    Raises:
+        ValueError: there are no images, or they have another shape or type.
+    """
     if isinstance(images, torch.Tensor):
-        if images.dim() != 4 or images.shape[1] not in CHANNELS:
+        if images.dim() != 4 or images.shape[1] not in PILLOW_MODES:
             shape = "[images, channels, height, width], of 1, 3 or 4 channels"
             raise ValueError(f"its images have the shape {list(images.shape)}: give {shape}")
         if not len(images) or not images[0].numel():
@@ -152,8 +173,12 @@ def kept_images(images: Any) -> Any:
     return pictures
 
 
-def as_pictures(images: Any) -> list[Image.Image]:
-    """Return Pillow's images of a tensor: of real numbers, 0 is black and 1 is white."""
+def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
+    """Convert a tensor [images, channels, height, width] to Pillow's images.
+
+    Floating-point values from 0 (black) to 1 (white) become 0 to 255; integers are taken as they
+    are. A list of Pillow's images is returned unchanged.
+    """
     if not isinstance(images, torch.Tensor):
         return list(images)
     if images.is_floating_point():
@@ -161,14 +186,21 @@ def as_pictures(images: Any) -> list[Image.Image]:
     elif images.dtype == torch.bool:
         images = images.to(torch.uint8) * 255
     pixels = images.clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    mode = CHANNELS[pixels.shape[-1]]
-    return [Image.fromarray(one[..., 0] if mode == "L" else one, mode) for one in pixels]
+    mode = PILLOW_MODES[pixels.shape[-1]]
+    if mode == "L":
+        pixels = pixels[..., 0]
+    return [Image.fromarray(image, mode) for image in pixels]
 
 
 def histogram_of(values: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return counts [BINS], limits [2] and the number of values left out, on the values' device.
+    """Count values in equal bins on their device, without waiting for it.
 
-    Nothing waits for the device: only these few numbers are kept of the values.
+    Returns:
+        The counts, int64 [BINS]; the smallest and the largest finite value, float32 [2]; and the
+        number of values that are not finite, int64 [].
+
+    Raises:
+        ValueError: there are no values.
     """
     flat = torch.as_tensor(values).detach().flatten()
     if not flat.numel():
@@ -177,27 +209,29 @@ def histogram_of(values: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     is_finite = flat.isfinite()
     low = torch.where(is_finite, flat, torch.inf).min()
     high = torch.where(is_finite, flat, -torch.inf).max()
-    low, high = torch.where(low <= high, low, 0.0), torch.where(low <= high, high, 0.0)
+    has_finite_values = low <= high
+    low = torch.where(has_finite_values, low, 0.0)
+    high = torch.where(has_finite_values, high, 0.0)
     width = torch.where(high > low, high - low, 1.0)
-    shares = torch.where(is_finite, (flat - low) / width, 0.0)
-    bins = (shares * BINS).long().clamp(0, BINS - 1)
+    fractions = torch.where(is_finite, (flat - low) / width, 0.0)  # 0 at `low`, 1 at `high`
+    bins = (fractions * BINS).long().clamp(0, BINS - 1)
     counts = torch.zeros(BINS, dtype=torch.int64, device=flat.device)
     counts.scatter_add_(0, bins, is_finite.long())
     return counts, torch.stack([low, high]), (~is_finite).sum()
 
 
-def as_kept_cell(cell: Any) -> Any:
+def copy_cell(cell: Any) -> Any:
     return cell.detach().clone() if isinstance(cell, torch.Tensor) else cell
 
 
-def as_cell(cell: Any) -> Any:
-    """Return what JSON and a tracker take: a number, a text, a truth value or None."""
+def to_cell(cell: Any) -> Cell:
+    """Convert a table's cell to what JSON and a tracker accept; other objects become text."""
     if isinstance(cell, torch.Tensor | np.ndarray | np.generic):
         cell = cell.tolist()
     return cell if cell is None or isinstance(cell, bool | int | float | str) else str(cell)
 
 
 def file_name(entry: Entry) -> str:
-    """Return the entry's name and step, as part of a path inside the run's directory."""
+    """Return a relative path of the entry's name and step, safe on every file system."""
     parts = [re.sub(r"[^\w+-]+", "-", part) for part in entry.name.split("/") if part]
     return f"{'/'.join(parts) or 'unnamed'}-{entry.step:08d}"

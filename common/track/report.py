@@ -1,4 +1,4 @@
-"""What a run says at its beginning, at an evaluation and at its end."""
+"""The text a run prints: its plan at the start, a line per log interval, a table at the end."""
 
 from pathlib import Path
 
@@ -14,14 +14,23 @@ from common.printable import printable
 from common.records import RunConfig
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
-OF_THE_RUN = (
-    *("time/total_seconds", "time/train_seconds", "time/compile_seconds"),
-    *("perf/samples_per_second", "perf/tokens_per_second"),
+# The rows of the final table that describe the whole run, not one split.
+WHOLE_RUN_METRICS = (
+    "time/total_seconds",
+    "time/train_seconds",
+    "time/compile_seconds",
+    "perf/samples_per_second",
+    "perf/tokens_per_second",
 )
 
 
 def show_plan(run: RunConfig, logs: str) -> None:
-    """Print what will run, on what, and why; `logs` says where the metrics go."""
+    """Print the model, the data, the device and the length of a run before it begins.
+
+    Args:
+        run: the contents of `config.json`.
+        logs: where the metrics go, such as "W&B online (...), and metrics.jsonl".
+    """
     data = run.data
     environment = run.environment
     world_size = environment.world_size
@@ -35,9 +44,9 @@ def show_plan(run: RunConfig, logs: str) -> None:
         say(f"        {note}")
     precision = precision_name(environment.mixed_precision)
     say(f"device  {environment.device}; {processes}; {precision}")
-    missing = limits()
-    if missing is not None:
-        say(f"system  {missing}")
+    system_limits = limits()
+    if system_limits is not None:
+        say(f"system  {system_limits}")
     if not run.config["evaluate_only"]:
         for line in training_lines(run):
             say(line)
@@ -45,17 +54,17 @@ def show_plan(run: RunConfig, logs: str) -> None:
 
 
 def training_lines(run: RunConfig) -> list[str]:
-    """Return the lines on the batch, the learning rate, the length and the memory of a run."""
+    """Return the printed lines on a run's batch, learning rate, length and memory plan."""
     flags = run.config
     plan = run.plan
     max_steps = flags["max_steps"]
-    cut = f", cut at {max_steps:,}" if max_steps else ""
+    limit = f", cut at {max_steps:,}" if max_steps else ""
     lines = [
         f"batch   {flags['batch_size']} × {flags['gradient_accumulation_steps']} accumulated × "
         f"{run.environment.world_size} processes = {run.environment.effective_batch_size}",
         *rate_lines(run),
         f"plan    {plan.total_steps:,} updates: {flags['epochs']} epochs of "
-        f"{plan.updates_per_epoch:,}{cut}; logged every {plan.log_every:,}, evaluated every "
+        f"{plan.updates_per_epoch:,}{limit}; logged every {plan.log_every:,}, evaluated every "
         f"{plan.eval_every:,}",
     ]
     if run.memory_plan is not None:
@@ -64,10 +73,11 @@ def training_lines(run: RunConfig) -> list[str]:
 
 
 def rate_lines(run: RunConfig) -> list[str]:
-    """Return the line on how the learning rate follows the effective batch size.
+    """Return the line on how the learning rate relates to the effective batch size.
 
-    With several processes and an unscaled rate, the line says so. It is left out where neither
-    holds, and where the recipe sets rates of its own.
+    Several processes make the batch larger. If the rate was scaled, the line shows how. If it was
+    not, the line names the flags that would compensate. The list is empty for a single process
+    with an unscaled rate, and if the recipe sets its own rates.
     """
     plan = run.plan
     world_size = run.environment.world_size
@@ -89,28 +99,41 @@ def rate_lines(run: RunConfig) -> list[str]:
     ]
 
 
-def figure(name: str, value: float) -> str:
+def labelled(name: str, value: float) -> str:
+    """Return a metric's label and value, such as "loss 0.1234"."""
     metric = describe(name)
     return f"{metric.label} {metric.text(value)}"
 
 
 def interval_text(row: Facts) -> str:
-    # What is learned: the loss and the recipe's own metrics, not the rates or the norm.
-    learned = [
-        figure(name, value)
+    """Return the progress line of a log interval: loss, the recipe's metrics, speed, memory.
+
+    The learning rates and the gradient norm are only in the logs.
+    """
+    training_metrics = [
+        labelled(name, value)
         for name, value in row.items()
         if name.startswith("train/") and name not in METRICS and not name.startswith(f"{RATE}/")
     ]
-    speed = row.get("perf/samples_per_second")
-    rate = "profiling" if speed is None else f"{speed:,.0f} samples/s"
-    return "  ".join([*learned, rate, f"{peak_memory(row):,.0f} MiB"])
+    samples_per_second = row.get("perf/samples_per_second")
+    # An interval in which every update was profiled has no throughput.
+    speed = "profiling" if samples_per_second is None else f"{samples_per_second:,.0f} samples/s"
+    memory = f"{peak_memory(row):,.0f} MiB"
+    return "  ".join([*training_metrics, speed, memory])
 
 
 def evaluation_text(values: Facts, split: str, position: Facts) -> str:
-    figures = [figure(name, value) for name, value in values.items() if name != "count"]
+    """Return the line of an evaluation, usually at most 100 characters wide.
+
+    Args:
+        values: metrics by name, without the split's prefix.
+        split: "validation" or "test".
+        position: the ``progress/`` metrics of the model that was evaluated.
+    """
+    metrics = [labelled(name, value) for name, value in values.items() if name != "count"]
     samples = f" of {values['count']:,.0f}" if "count" in values else ""
-    where = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}"
-    return f"{where}  {split}{samples}: {'  '.join(figures)}"  # not wider than 100
+    progress = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}"
+    return f"{progress}  {split}{samples}: {'  '.join(metrics)}"
 
 
 def show_summary(
@@ -121,28 +144,31 @@ def show_summary(
     commands: list[str],
     memory: MemoryRows,
 ) -> None:
-    """Print the table that ends a run; `split` is what the final evaluation read."""
+    """Print the table of results at the end of a run, and how to view or upload the run.
+
+    Args:
+        run: the contents of `config.json`.
+        summary: the contents of `summary.json`.
+        split: the split of the final evaluation, "validation" or "test".
+        folder: the run directory.
+        commands: the tracker's commands, or its URL.
+        memory: the planned and measured MiB of each part; empty if nothing was planned.
+    """
     table = Table(
-        *("", Column(overflow="fold")),  # a path is cut nowhere
+        "",
+        Column(overflow="fold"),  # a long path continues on the next line
         title=printable(run.recipe),
         title_justify="left",
         show_header=False,
     )
-    objective, prefix = Objective.parse(run.objective), f"{PREFIXES[split]}/"
-    own = [n for n in summary if n.startswith(prefix) and n != f"{prefix}count"]
-    shown = dict.fromkeys([prefix + objective.metric, objective.best_key, *own], f", {split}")
-    final_value = summary.get(prefix + objective.metric)
-    if split == "validation" and final_value == summary.get(objective.best_key):
-        del shown[objective.best_key]  # the final figure and the best one are the same
-    else:
-        shown[objective.best_key] = ", validation"
-    shown |= dict.fromkeys(OF_THE_RUN, "")
-    for name, on in shown.items():
+    for name, suffix in summary_rows(Objective.parse(run.objective), summary, split).items():
         if name in summary:
-            heading = printable(describe(name).heading + on)
-            table.add_row(heading, describe(name).text(summary[name]))
-    kept, last = (f"{summary[name]:,.0f}" for name in ("progress/kept_step", STEP))
-    table.add_row("model", f"of update {kept}" + ("" if kept == last else f", the best of {last}"))
+            metric = describe(name)
+            table.add_row(printable(metric.heading + suffix), metric.text(summary[name]))
+    kept_step = f"{summary['progress/kept_step']:,.0f}"
+    last_step = f"{summary[STEP]:,.0f}"
+    best = "" if kept_step == last_step else f", the best of {last_step}"
+    table.add_row("model", f"of update {kept_step}{best}")
     if "perf/samples_per_second" in summary:
         table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
     if memory:
@@ -152,3 +178,22 @@ def show_summary(
         CONSOLE.print(table, markup=False)
     for command in commands:
         say(f"{'upload' if ' sync ' in command else 'view':8}{command}")
+
+
+def summary_rows(objective: Objective, summary: Facts, split: str) -> dict[str, str]:
+    """Return the metrics of the final table, in its order, each with a suffix for its heading.
+
+    The suffix names the split that the metric was measured on, such as ", test".
+    """
+    prefix = f"{PREFIXES[split]}/"
+    final_key = prefix + objective.metric
+    best_key = objective.best_key
+    split_metrics = [
+        name for name in summary if name.startswith(prefix) and name != f"{prefix}count"
+    ]
+    rows = dict.fromkeys([final_key, best_key, *split_metrics], f", {split}")
+    if split == "validation" and summary.get(final_key) == summary.get(best_key):
+        del rows[best_key]  # it would repeat the final value
+    else:
+        rows[best_key] = ", validation"
+    return rows | dict.fromkeys(WHOLE_RUN_METRICS, "")

@@ -1,4 +1,8 @@
-"""The process that W&B starts beside a run: ended where a call would wait for it without end."""
+"""A watch over the process that W&B starts beside a run, so that W&B can never hang a training.
+
+Calls of `wandb` wait for that process, its service, without a time limit. The watch kills a service
+that does not answer. The waiting call then fails, and the training goes on.
+"""
 
 import logging
 import threading
@@ -8,30 +12,37 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-NAME = "wandb-core"
-LOOK_EVERY = 1.0  # seconds
-# Seconds of a call in which the service may do nothing at all. It is stopped then, or hangs.
+SERVICE_NAME = "wandb-core"
+LOOK_EVERY = 1.0  # seconds between two looks at the service
+# The seconds for which the service may use no processor time during a call. A service that is idle
+# for longer is suspended or hangs.
 MOST_IDLE = 15.0
-MOST_SECONDS = 60.0  # of a call, whatever the service does meanwhile
-MOST_SECONDS_TO_FINISH = 600.0  # in which large files may still be sent
+MOST_SECONDS = 60.0  # the longest call, whatever the service does meanwhile
+MOST_SECONDS_TO_FINISH = 600.0  # the longest last call, which may still upload large files
 
 
 class ServiceWatch(threading.Thread):
-    """Ends the W&B service of this process where a call waits for it in vain.
+    """A thread that kills this process's W&B service if a call waits for it in vain.
 
-    The call then fails at once, and so do the later ones, also that at the end of Python.
+    The waiting call then fails at once. Later calls fail at once as well, including the one that
+    W&B makes when Python exits.
     """
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="watch over the W&B service")
         self.services = [child for child in psutil.Process().children() if is_service(child)]
-        self.deadline: float | None = None  # time.monotonic(), of the call that waits
+        # The `time.monotonic()` at which the present call is too late; None between calls.
+        self.deadline: float | None = None
         self.has_ended_service = False
         self.start()
 
     @contextmanager
     def limited(self, seconds: float = MOST_SECONDS) -> Iterator[None]:
-        """End the service if the block takes longer; raise a `TimeoutError` in that case."""
+        """Give the calls in this block so many seconds.
+
+        Raises:
+            TimeoutError: the service is gone, or it was killed because a call took too long.
+        """
         began = time.monotonic()
         self.deadline = began + seconds
         try:
@@ -47,19 +58,23 @@ class ServiceWatch(threading.Thread):
             self.deadline = None
 
     def run(self) -> None:
-        looks, before = 0, None
+        """Look at the service every second, until it had to be killed."""
+        idle_looks = 0
+        earlier_times = None
         while not self.has_ended_service:
             time.sleep(LOOK_EVERY)
             deadline = self.deadline
-            work = None if deadline is None else self.work_done()
-            # Looks are counted, and not seconds: this process may have been stopped as well.
-            looks = looks + 1 if work is not None and work == before else 0
-            before = work
+            times = None if deadline is None else self.processor_times()
+            # Count looks, not seconds: this process may have been suspended too, and its clock
+            # went on.
+            is_idle = times is not None and times == earlier_times
+            idle_looks = idle_looks + 1 if is_idle else 0
+            earlier_times = times
             is_late = deadline is not None and time.monotonic() > deadline
-            if is_late or looks * LOOK_EVERY >= MOST_IDLE:
-                self.end_service()
+            if is_late or idle_looks * LOOK_EVERY >= MOST_IDLE:
+                self.kill_service()
 
-    def end_service(self) -> None:
+    def kill_service(self) -> None:
         self.has_ended_service = True
         for service in self.services:
             with suppress(psutil.Error):
@@ -68,27 +83,28 @@ class ServiceWatch(threading.Thread):
     def is_service_gone(self) -> bool:
         return self.has_ended_service or not any(map(is_service, self.services))
 
-    def work_done(self) -> list[float] | None:
-        """Return figures that grow while the service works; None where they can't be read."""
-        work = list[float]()
+    def processor_times(self) -> list[float] | None:
+        """Return the service's processor seconds, which grow while it works; None if unknown."""
+        seconds: list[float] = []
         try:
             for service in self.services:
                 times = service.cpu_times()
-                work += [times.user, times.system]
+                seconds += [times.user, times.system]
         except psutil.Error:
             return None
-        return work or None
+        return seconds or None
 
 
 def is_service(process: psutil.Process) -> bool:
+    """Whether a process is a W&B service that still runs."""
     try:
-        return process.name() == NAME and process.status() != psutil.STATUS_ZOMBIE
+        return process.name() == SERVICE_NAME and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
 def forget_service() -> None:
-    """Have W&B not wait for its service at the end of Python, nor report that it is gone."""
+    """Stop W&B from waiting for the dead service when Python exits, and from reporting its loss."""
     import wandb
 
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -23,9 +23,9 @@ from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.service import MOST_SECONDS_TO_FINISH, ServiceWatch
 
-LONGEST_TAG = 64  # W&B refuses a run with a longer one
-PROBE_BYTES = 2**16  # a folder for W&B's files must have room for so many
-SERVER_SECONDS = 5.0  # the server has so long to accept a connection, and again to answer
+LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
+PROBE_BYTES = 2**16  # written to a folder to see whether it takes W&B's files
+SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again to answer
 
 
 class TrackerSettingsError(ValueError):
@@ -33,8 +33,10 @@ class TrackerSettingsError(ValueError):
 
 
 class TensorBoard:
+    """Event files for TensorBoard in the run directory, on rank 0, written through Accelerate."""
+
     shown = "TensorBoard, and metrics.jsonl"
-    run = None  # what is made for W&B is left out
+    run = None  # there is no W&B run, so results and models are not attached to one
 
     def __init__(self, accelerator: Accelerator, directory: Path) -> None:
         accelerator.project_configuration.set_directories(str(directory))
@@ -62,15 +64,17 @@ class TensorBoard:
             for number, file in enumerate(entry.files):
                 with Image.open(file) as image:
                     pixels = np.asarray(image.convert("RGB"))
-                tag = f"{entry.name}/{entry.captions[number] if entry.captions else number}"
-                writer.add_image(tag, pixels, entry.step, dataformats="HWC")
+                caption = entry.captions[number] if entry.captions else number
+                writer.add_image(f"{entry.name}/{caption}", pixels, entry.step, dataformats="HWC")
         elif isinstance(entry, TableEntry):
             lines = [entry.columns, ["---"] * len(entry.columns), *entry.rows]
             text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
             writer.add_text(entry.name, text, entry.step)
         elif isinstance(entry, HistogramEntry):
-            middles = np.repeat((np.array(entry.edges[:-1]) + entry.edges[1:]) / 2, entry.counts)
-            writer.add_histogram(entry.name, middles, entry.step)
+            # TensorBoard takes values, not counts: repeat the middle of each bin.
+            middles = (np.array(entry.edges[:-1]) + entry.edges[1:]) / 2
+            values = np.repeat(middles, entry.counts)
+            writer.add_histogram(entry.name, values, entry.step)
 
     def finish(self, summary: Facts, exit_code: int) -> None:
         self.accelerator.end_training()
@@ -102,9 +106,10 @@ class WandB:
         mode, reason = wandb_mode()
         settings = wandb.Settings(
             silent=True,
-            console="off",  # it would keep every frame of a bar; `keep_line` has whole lines
-            init_timeout=20,
-            # Neither the command line, which may hold a token, nor code or git remotes.
+            # W&B would store every redrawing of a progress bar. The run keeps whole lines itself.
+            console="off",
+            init_timeout=20,  # seconds
+            # Upload no command line, which may contain a token, and no code or git remotes.
             x_disable_meta=True,
             save_code=False,
             disable_git=True,
@@ -133,13 +138,13 @@ class WandB:
             self.commands = [self.run.url] if self.run.url else []
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Limit the time for which calls within wait for W&B's service."""
+        """Limit the time that the calls in a block may wait for W&B's service."""
         return self.service.limited()
 
     def begin(
         self, accelerator: Accelerator, run_config: RunConfig, earlier: Sequence[Facts]
     ) -> None:
-        """Define how W&B shows the metrics, and log the rows again that it lost."""
+        """Define how W&B shows the metrics, and log the `earlier` rows again that it lost."""
         self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(run_config), allow_val_change=True)
         self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
@@ -147,8 +152,9 @@ class WandB:
             self.run.define_metric(name, hidden=True)  # these make no useful charts
         objective = Objective.parse(run_config.objective)
         split = next(PREFIXES[name] for name in PREFIXES if name in run_config.data.sizes)
-        # W&B shows names without a section before all sections.
-        self.first = {
+        # A metric without a slash in its name belongs to no section, and W&B shows it before all
+        # sections. So the most important metrics are logged under such names as well.
+        self.top_names = {
             f"{split}/{objective.metric}": f"{objective.metric}_{split}",
             "train/loss": "loss_train",
             f"{split}/loss": f"loss_{split}",
@@ -160,10 +166,13 @@ class WandB:
                 self.log(row)
 
     def log(self, row: Mapping[str, float]) -> None:
-        first = {short: row[name] for name, short in self.first.items() if name in row}
+        """Log a row of metrics at its step."""
+        top_values = {
+            top_name: row[name] for name, top_name in self.top_names.items() if name in row
+        }
         with self.limited():
             # Commit at once. Otherwise W&B would write the last row after the summary, over it.
-            self.run.log({**first, **row}, step=int(row[STEP]), commit=True)
+            self.run.log({**top_values, **row}, step=int(row[STEP]), commit=True)
             value = row.get(f"val/{self.objective.metric}")
             if value is not None:
                 self.note_best(value)
@@ -192,8 +201,9 @@ class WandB:
             table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
             panel = media.kept_in_run(self.run, entry.name, table, entry.step)
         elif isinstance(entry, HistogramEntry):
-            panel = wandb.Histogram(np_histogram=(entry.counts, entry.edges))
-        # Do not commit: the figures of the same step follow, in the same row.
+            histogram: Any = (entry.counts, entry.edges)  # lists will do, and are converted
+            panel = wandb.Histogram(np_histogram=histogram)
+        # Do not commit: the metrics of the same step follow, and belong to the same row.
         with self.limited():
             self.run.log({entry.name: panel, STEP: entry.step}, step=entry.step, commit=False)
 
@@ -210,6 +220,7 @@ def init_arguments(
     """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
     environment = run_config.environment
     variable = os.environ.get
+    default_job_type = "evaluate" if config.evaluate_only else "train"
     tags: list[str] = [
         run_config.recipe,
         run_config.data.name,
@@ -224,7 +235,7 @@ def init_arguments(
         "name": with_letters(config.run_name or variable("WANDB_NAME") or directory.name),
         "dir": wandb_folder(directory),
         "group": config.group or variable("WANDB_RUN_GROUP"),
-        "job_type": variable("WANDB_JOB_TYPE") or ("evaluate" if config.evaluate_only else "train"),
+        "job_type": variable("WANDB_JOB_TYPE") or default_job_type,
         "notes": config.notes or variable("WANDB_NOTES"),
         "tags": short_tags(tags),
     }
@@ -245,19 +256,19 @@ def wandb_settings() -> Any:
         error = problem.errors()[0]
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
         value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
-        raise TrackerSettingsError(f"{variable}{value} can't work: {error['msg']}") from None
+        raise TrackerSettingsError(f"W&B rejects {variable}{value}: {error['msg']}") from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
-        raise TrackerSettingsError(f"a WANDB_* variable can't work: {problem}") from None
+        raise TrackerSettingsError(f"W&B rejects a WANDB_* variable: {problem}") from None
 
 
 def short_tags(tags: Sequence[str]) -> list[str]:
-    """Return tags that W&B accepts: none empty, none too long, each one once."""
+    """Return the tags as W&B accepts them: shortened, without empty ones and repetitions."""
     shortened = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
     return list(dict.fromkeys(shortened))
 
 
 def wandb_folder(directory: Path) -> Path:
-    """Return the folder for W&B's files: WANDB_DIR, or `directory` if that can't be written."""
+    """Return the folder for W&B's files: WANDB_DIR, or `directory` if WANDB_DIR isn't writable."""
     chosen_folder = os.environ.get("WANDB_DIR")
     if not chosen_folder:
         return directory
@@ -273,9 +284,12 @@ def wandb_folder(directory: Path) -> Path:
 
 
 def wandb_mode() -> tuple[str, str]:
-    """Return W&B's mode and the reason for it: online if the server knows the key.
+    """Return W&B's mode, "online" if the server knows the user's key, and the reason to print.
 
-    The server has `SERVER_SECONDS` to answer.
+    Asking first keeps W&B from prompting for a key or waiting for a server that is out of reach.
+
+    Raises:
+        TrackerSettingsError: a `WANDB_*` variable has a value that W&B does not accept.
     """
     import requests
 

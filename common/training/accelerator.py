@@ -34,85 +34,77 @@ from common.machine import cpu_threads, local_world_size, name_interface, rank, 
 from common.measure.memory import limit_memory
 from common.training.averaging import ddp_options
 from common.training.rendezvous import rendezvous_url
-from common.training.sharding import ShardingAccelerator, takes_fsdp
+from common.training.sharding import ShardingAccelerator, take_fsdp_request
 
 LAUNCH = (
     "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
     "--multi_gpu --num_processes N"
 )
-# What `accelerate launch` sets for `distributed_type: DEEPSPEED` and the like.
-NOT_HONOURED = {
+# The variables that `accelerate launch` sets for ways to train that recipes do not support.
+UNSUPPORTED_LAUNCHERS = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
-NEEDS = {
+# By precision, why a device can't run it.
+MISSING_PRECISION = {
     "fp16": "fp16 needs a GPU that has it and there is none here (it would silently run as fp32)",
     "bf16": "this GPU has no bf16 arithmetic",
     "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020)",
 }
-# `auto` on the accelerators whose matrix units are known to be faster in 16 bits, if they have it:
-# NVIDIA's and AMD's (fp16, since Volta), and Intel's (bf16, which needs no loss scale: that of
-# torch takes float64, which many of Intel's GPUs lack). Apple's compute fp16 no faster than fp32,
-# and unfused updates in fp16 would wait for the GPU each. Of others nothing is known.
+# What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
+# bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
+# float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
+# faster than fp32, and each unfused fp16 update would wait for the GPU.
 AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
+TRUE_WORDS = ("1", "true", "yes", "on")  # how launchers write True in the environment
 
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """Turn what Accelerate and torch raise about the launcher's environment into a sentence."""
+    """Turn what Accelerate and torch raise about the launcher's environment into a `UserError`."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
-        lost, words = outcome_of(problem).resumable, " ".join(str(problem).split())[:MOST_WORDS]
-        what = f"the processes that were launched can't begin ({type(problem).__name__}: {words})"
-        raise UserError(f"{what}: {LAUNCH}", every_rank=True, resumable=lost) from None
+        is_resumable = outcome_of(problem).resumable
+        details = f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_WORDS]}"
+        message = f"the processes that were launched can't begin ({details}): {LAUNCH}"
+        raise UserError(message, every_rank=True, resumable=is_resumable) from None
 
 
 @launching()
 def build_accelerator(
     config: TrainingConfig, ddp: Mapping[str, Any] | None = None
 ) -> ShardingAccelerator:
-    """Return what fits the hardware, or say what can't run on it.
+    """Return the run's Accelerator, set up for this hardware, the launcher and the flags.
 
     Args:
         config: the flags.
         ddp: options of DistributedDataParallel that the recipe states.
 
     Raises:
-        UserError: where the launcher, a flag or an option asks for what can't run here.
+        UserError: the launcher, a flag or an option asks for something that can't run here.
     """
     refuse_launchers_compiler()
     options = ddp_options(ddp or {}, config.gradient_compression)
     if not 0 <= rank() < world_size():
-        which = f"this is process {rank()} of {world_size()}, numbered from 0"
-        raise UserError(f"by RANK and WORLD_SIZE {which}: {LAUNCH}", every_rank=True)
+        position = f"this is process {rank()} of {world_size()}, numbered from 0"
+        raise UserError(f"by RANK and WORLD_SIZE {position}: {LAUNCH}", every_rank=True)
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     is_known = use_cpu or name_device_for_accelerate()
-    devices, started = torch.accelerator.device_count(), local_world_size()
-    if not use_cpu and started > devices:
-        counts = f"{started} processes on this machine, which has {devices} GPUs"
+    devices = torch.accelerator.device_count()
+    local_processes = local_world_size()
+    if not use_cpu and local_processes > devices:
+        counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
         raise UserError(f"the launcher started {counts}: pass it --num_processes {devices}")
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
-    if use_cpu and config.gradient_compression == "bf16":
-        advice = "pass --gradient-compression fp16"
-        raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
-    if precision == "bf16" and use_cpu and not (cpu_has_bf16() or config.resume):
-        slow = "this processor emulates bf16, which takes many times as long as fp32"
-        warn(f"{slow}: pass --mixed-precision no")
     if use_cpu:
-        torch.set_num_threads(cpu_threads(config.num_threads))
-        limit_memory()
-    # Accelerate asks for these in each update: two look-ups of a package that is not there (90 µs),
-    # and a signature that never changes (30 µs).
-    stepping: Any = accelerate.optimizer
-    stepping.is_lomo_available = functools.cache(utils.is_lomo_available)
-    zero_grad: Any = torch.optim.Optimizer.zero_grad
-    zero_grad.__signature__ = inspect.signature(zero_grad)
-    # Accelerate 1.15 knows the old name only, and torch 2.13 warns of it.
+        prepare_cpu(config, precision)
+    quicken_updates()
+    # Accelerate 1.15 only knows the old name, of which torch 2.13 warns.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    shards = takes_fsdp()
+    uses_fsdp = take_fsdp_request()
     name_interface()
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
@@ -127,35 +119,73 @@ def build_accelerator(
             options,
         ],
     )
-    # Not to its constructor: a variable of the environment would override it.
+    # If the constructor got this, a variable of the environment would override it.
     accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
-    if accelerator.num_processes != world_size():
-        seen = f"but each of them sees {accelerator.num_processes}"
-        raise UserError(f"the launcher started {world_size()} processes, {seen}: {LAUNCH}")
-    # `accelerate launch` says so with `--cpu` or MULTI_CPU, and starts one process all the same.
-    is_lonely = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
-    if is_lonely and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1:
-        asked = "was asked for more (or MASTER_ADDR is set, and should not be)"
-        raise UserError(f"the launcher started one process, and {asked}: {LAUNCH}")
-    if precision in ("fp16", "bf16") and not is_known:  # Accelerate refuses them there
+    refuse_missing_processes(accelerator)
+    if precision in ("fp16", "bf16") and not is_known:
+        # Accelerate refuses these on devices that it does not know.
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True
-    if precision == "fp16":  # which Accelerate would leave out on a CPU, where tests see it run
-        accelerator.native_amp, accelerator.scaler = True, SharedScaler(accelerator.device.type)
+    if precision == "fp16":
+        # Accelerate would have no loss scale on a CPU, where tests run fp16.
+        accelerator.native_amp = True
+        accelerator.scaler = SharedScaler(accelerator.device.type)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
-    if shards and accelerator.num_processes > 1:
+    if uses_fsdp and accelerator.num_processes > 1:
         if config.auto_batch_size:
-            why = "has each rank try alone, and shards can't"
-            raise UserError(f"--auto-batch-size {why}: pass a --batch-size")
+            raise UserError(
+                "--auto-batch-size has each rank try sizes alone, which a sharded model can't: "
+                "pass a --batch-size"
+            )
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
 
 
-def name_device_for_accelerate() -> bool:
-    """Have Accelerate take this process's accelerator; return whether it knows that kind.
+def prepare_cpu(config: TrainingConfig, precision: str) -> None:
+    """Set the threads and the memory limit of a training on a CPU.
 
-    It knows the kinds that it lists, and would take the CPU in place of another one.
+    Raises:
+        UserError: gradients are to be compressed to bf16, which gloo can't sum.
+    """
+    if config.gradient_compression == "bf16":
+        advice = "pass --gradient-compression fp16"
+        raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
+    if precision == "bf16" and not (cpu_has_bf16() or config.resume):
+        problem = "this processor emulates bf16, which takes many times as long as fp32"
+        warn(f"{problem}: pass --mixed-precision no")
+    torch.set_num_threads(cpu_threads(config.num_threads))
+    limit_memory()
+
+
+def quicken_updates() -> None:
+    """Cache two things that Accelerate looks up in each update, which takes 120 µs.
+
+    They are whether a package is installed (90 µs), and a signature that never changes (30 µs).
+    """
+    optimizer_module: Any = accelerate.optimizer
+    optimizer_module.is_lomo_available = functools.cache(utils.is_lomo_available)
+    zero_grad: Any = torch.optim.Optimizer.zero_grad
+    zero_grad.__signature__ = inspect.signature(zero_grad)
+
+
+def refuse_missing_processes(accelerator: Accelerator) -> None:
+    """Raise a `UserError` if the processes of this job do not train together."""
+    if accelerator.num_processes != world_size():
+        problem = f"but each of them sees {accelerator.num_processes}"
+        raise UserError(f"the launcher started {world_size()} processes, {problem}: {LAUNCH}")
+    # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables for several processes, but
+    # starts only one.
+    expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
+    if expects_more and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1:
+        problem = "was asked for more (or MASTER_ADDR is set, and should not be)"
+        raise UserError(f"the launcher started one process, and {problem}: {LAUNCH}")
+
+
+def name_device_for_accelerate() -> bool:
+    """Have Accelerate use this process's accelerator; return whether Accelerate knows its type.
+
+    In place of a type that it does not know, Accelerate would use the CPU.
     """
     device = default_device()
     known: Any = PartialState.default_device
@@ -166,15 +196,16 @@ def name_device_for_accelerate() -> bool:
 
 
 def note_ranks_of_debug_launcher() -> None:
-    """Put the ranks where a launcher puts them: `debug_launcher` tells them to torch alone."""
+    """Set the variables of a launcher, such as RANK: `debug_launcher` only tells torch the rank."""
     if "RANK" not in os.environ and torch.distributed.is_initialized():
-        own_rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        os.environ |= {"RANK": str(own_rank), "LOCAL_RANK": str(own_rank)}
-        os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        own_rank = str(torch.distributed.get_rank())
+        processes = str(torch.distributed.get_world_size())
+        os.environ |= {"RANK": own_rank, "LOCAL_RANK": own_rank}
+        os.environ |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
 
 
 def is_called_by_a_program(recipe_file: str) -> bool:
-    """Whether a recipe was imported, as by a notebook, which goes on when the run has ended."""
+    """Whether another program, such as a notebook, imported the recipe and outlives its run."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)
 
@@ -186,30 +217,30 @@ def forget_accelerator() -> None:
 
 
 def refuse_launchers_compiler() -> None:
-    """Raise a `UserError` where the launcher asks for torch.compile, which is a recipe's flag.
+    """Raise a `UserError` if the launcher asks for torch.compile: recipes have a flag for it.
 
-    Accelerate would wrap a network in a compiled one, besides the one that the recipe compiles.
+    Accelerate would compile the network a second time.
     """
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() not in ("", "no"):
-        asked = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
-        raise UserError(f"{asked}: leave that out, and pass --compile to the recipe")
+        problem = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
+        raise UserError(f"{problem}: leave that out, and pass --compile to the recipe")
 
 
 def refuse_other_launchers() -> None:
     """Raise a `UserError` where the launcher asks for a way to train that recipes do not have."""
-    for variable, setting in NOT_HONOURED.items():
+    for variable, setting in UNSUPPORTED_LAUNCHERS.items():
         value = os.environ.get(variable, "")
-        if value.lower() in ("1", "true", "yes", "on"):
-            asked = f"{variable}={value} asks for {setting}, which recipes do not use"
-            raise UserError(f"{asked}: unset it, or launch with one of accelerate_configs/")
+        if value.lower() in TRUE_WORDS:
+            problem = f"{variable}={value} asks for {setting}, which recipes do not use"
+            raise UserError(f"{problem}: unset it, or launch with one of accelerate_configs/")
 
 
 class SharedScaler(torch.amp.GradScaler):
-    """fp16's loss scale, set anew once all optimizers that were clipped have stepped.
+    """fp16's loss scale for several optimizers: it changes once all of them have stepped.
 
-    Accelerate asks for that after the step of each, and a second optimizer's gradients, unscaled
-    when they were clipped, would be divided by the scale again.
+    Accelerate calls `update` after each optimizer's step. That would reset the state of the others:
+    their gradients, which clipping has unscaled, would be divided by the scale again.
     """
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
@@ -244,13 +275,19 @@ def compute_dtype(accelerator: Accelerator) -> torch.dtype:
 
 
 def running_precision(accelerator: Accelerator) -> str:
-    """Return "no" (fp32), "tf32", which Accelerate takes and shows as "no", "bf16" or "fp16"."""
+    """Return the precision that runs: "no" (fp32), "tf32", "bf16" or "fp16".
+
+    Accelerate itself calls TF32 "no".
+    """
     is_tf32 = torch.get_float32_matmul_precision() == "high"
     return "tf32" if is_tf32 else accelerator.mixed_precision
 
 
 def left_out(accelerator: Any, named: Iterable[Any]) -> str | None:
-    """Return the kind of what the Accelerator has prepared and is not `named`, if anything."""
+    """Return the class name of a prepared object that is not `named`, or None if all are.
+
+    Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
+    """
     bare = {id(getattr(part, "module", part)) for part in named}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
         if id(getattr(part, "module", part)) not in bare:
@@ -258,17 +295,32 @@ def left_out(accelerator: Any, named: Iterable[Any]) -> str | None:
     return None
 
 
-def choose_precision(asked: str, use_cpu: bool, resumes: bool = False) -> str:
-    """Return what will run, "no" (fp32) to "fp16"; ``auto``: the launcher's, or the best here."""
-    launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> str:
+    """Return the precision to run in: "no" (fp32), "tf32", "bf16" or "fp16".
+
+    Args:
+        requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
+            best of this device if the launcher names none.
+        use_cpu: whether the CPU trains.
+        resumes: whether a run is resumed, whose precision can't change.
+
+    Raises:
+        UserError: the device can't run this precision.
+    """
     best = best_precision(use_cpu)
-    wanted = asked if asked != "auto" else launcher if launcher in ("fp16", "bf16") else best
+    precision = requested
+    if requested == "auto":
+        launcher_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        precision = launcher_precision if launcher_precision in ("fp16", "bf16") else best
     advice = f"pass --mixed-precision {best}"
     if resumes:
-        advice = "resume this run where it can, or start another from its model with --init-from"
-    if not is_offered(wanted, use_cpu):
-        raise UserError(f"{NEEDS[wanted]}: {advice}")
-    return wanted
+        advice = (
+            "resume this run on a machine that has it, or start another from its model with "
+            "--init-from"
+        )
+    if not is_offered(precision, use_cpu):
+        raise UserError(f"{MISSING_PRECISION[precision]}: {advice}")
+    return precision
 
 
 def best_precision(use_cpu: bool) -> str:
@@ -280,7 +332,10 @@ def best_precision(use_cpu: bool) -> str:
 
 
 def is_offered(precision: str, use_cpu: bool) -> bool:
-    """Whether the device has it; fp16 not on a CPU, where torch has all of it, slower than fp32."""
+    """Whether a precision can be chosen on this device.
+
+    Torch could run fp16 on a CPU, but slower than fp32, so it is not offered there.
+    """
     if precision == "no":
         return True
     device = torch.device("cpu") if use_cpu else default_device()
@@ -301,7 +356,7 @@ def cpu_has_bf16() -> bool:
 
 
 def set_kernels(precision: str, deterministic: bool) -> None:
-    """Choose the kernels for a precision, as reproducible ones as asked for."""
+    """Choose the kernels for a precision, and deterministic ones if requested."""
     # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where the
     # newer one has been written to. cuDNN's default is TF32: fp32 has to be asked for.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -1,4 +1,4 @@
-"""The micro-batch that is fastest for the same updates, and what to do where memory ran out."""
+"""`--auto-batch-size`: the fastest micro-batch for the same updates; advice if memory runs out."""
 
 import gc
 import math
@@ -33,15 +33,25 @@ from common.measure.totals import gathered
 from common.models.compile import as_written, is_compiled
 from common.platforms import command_line
 
-PAYS = 1.1  # times the samples a second is what a larger batch must give
-SECONDS = 0.3  # for which a size is timed at least, after a first pass
-MARGIN = 0.1  # of a GPU's memory, for what a compiled model takes in place of the one that is tried
+MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is so many times as fast
+MIN_SECONDS = 0.3  # for which a size is timed, after a first pass
+# The share of a GPU's memory that stays free for a compiled model, which may take more than the
+# uncompiled one on which sizes are tried.
+COMPILE_MARGIN = 0.1
 
 
 class Trial(NamedTuple):
-    rate: float  # samples/s; 0: it does not fit
+    """What trying one micro-batch size on one rank showed."""
+
+    rate: float  # samples/s; 0 if the size does not fit into memory
     peak_mib: float
-    has_room: bool = False  # for twice as much
+    has_room: bool = False  # whether twice the size may fit
+
+
+# What a rank assumes of sizes that it did not try. Smaller sizes than those that fit may fit, at an
+# unknown speed. Of larger sizes than those that it tried, nothing is known.
+UNTRIED_SMALLER = Trial(math.inf, 0)
+UNTRIED_LARGER = Trial(-1, 0)
 
 
 def fit_batch_size(
@@ -50,54 +60,90 @@ def fit_batch_size(
     config: TrainingConfig,
     accelerator: Accelerator,
 ) -> None:
-    """Take the fastest micro-batch that divides the update and that all ranks hold.
+    """Take the fastest micro-batch that divides the update and fits into memory on all ranks.
 
-    The one asked for, unless it does not fit, or a larger one pays: in the flags, the Accelerator
-    and the loaders. Each rank tries without communication, on the bare model, so that none waits
-    for one that ran out of memory. What was tried, and the flags that are fastest of all, are said.
+    The requested size stays, unless it does not fit or a larger one is clearly faster. A new size
+    is written to the flags, the Accelerator and the loaders. Each rank tries sizes on the bare
+    model, without communication, so that no rank waits for one that ran out of memory. All sizes
+    that were tried are printed, and the flags that are fastest even if they change the updates.
+
+    Args:
+        try_size: times a micro-batch size on this rank.
+        loaders: the run's loaders, by split.
+        config: the flags.
+        accelerator: the run's Accelerator.
+
+    Raises:
+        TrainingError: not even one sample fits.
     """
-    loader, device = loaders["train"], loaders["train"].device
-    asked, per_update = config.batch_size, config.batch_size * config.gradient_accumulation_steps
-    # A run that goes on keeps the size that it had, if that fits.
-    most = asked if config.resume is not None else len(loader.samples)
-    sizes = sizes_to_try(asked, per_update, most)
-    tried = search(sizes, asked, try_size)
-    memory.forget_peaks(device)
-    # Those below what fits may count as fitting; of those above where a rank stopped it knows none.
-    below, above = Trial(math.inf, 0), Trial(-1, 0)
-    mine = [tried.get(size, below if size < min(tried) else above)[:2] for size in sizes]
-    ranks = gathered(accelerator, torch.tensor(mine, dtype=torch.float64))
-    rates = dict(zip(sizes, ranks[..., 0].amin(0).tolist(), strict=True))
-    fits = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
-    same = [size for size in fits if per_update % size == 0]
-    table = Table("batch", "peak, MiB", "samples/s", title="micro-batches, forward and backward")
-    for size, peak in zip(sizes, ranks[..., 1].amax(0).tolist(), strict=True):
-        if 0 <= rates[size] < math.inf:
-            shown = f"{fits[size]:,.0f}" if size in fits else "does not fit"
-            table.add_row(f"{size:,}", f"{peak:,.0f}", shown)
-    if is_main_rank():
-        CONSOLE.print(table)
-    if not same:
+    loader = loaders["train"]
+    requested = config.batch_size
+    per_update = requested * config.gradient_accumulation_steps
+    # A resumed run keeps its size if it still fits.
+    largest = requested if config.resume is not None else len(loader.samples)
+    sizes = sizes_to_try(requested, per_update, largest)
+    trials = search(sizes, requested, try_size)
+    memory.forget_peaks(loader.device)
+    rates, peaks = combine_over_ranks(trials, sizes, accelerator)
+    fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
+    show_trials(rates, peaks)
+    same_updates = [size for size in fitting if per_update % size == 0]
+    if not same_updates:
         advice = "try --gradient-checkpointing, or a smaller model or sample"
         raise TrainingError(f"out of memory with one sample a batch: {advice}")
-    chosen = fastest(fits, same, asked if asked in fits else same[-1])
-    best = fastest(fits, fits, chosen)
-    accumulation = max(1, per_update // best)
-    flags = f"--batch-size {best} --gradient-accumulation-steps {accumulation}"
-    others = f": other updates, of {best * accumulation} samples in place of {per_update}"
-    say(f"fastest {flags}{others if best * accumulation != per_update else ''}")
-    if chosen != asked:
-        accumulation = per_update // chosen
-        why = "does not fit" if chosen < asked else "is slower"
-        say(f"batch {asked} {why}: {chosen} × {accumulation} accumulated")
-        config.batch_size, config.gradient_accumulation_steps = chosen, accumulation
-        accelerator.gradient_accumulation_steps = accumulation
-        for loader in loaders.values():
-            loader.cut_into(chosen, accumulation)
+    start = requested if requested in fitting else same_updates[-1]
+    chosen = fastest(fitting, same_updates, start)
+    say_fastest(fastest(fitting, fitting, chosen), per_update)
+    if chosen == requested:
+        return
+    accumulation = per_update // chosen
+    reason = "does not fit" if chosen < requested else "is slower"
+    say(f"batch {requested} {reason}: {chosen} × {accumulation} accumulated")
+    config.batch_size = chosen
+    config.gradient_accumulation_steps = accumulation
+    accelerator.gradient_accumulation_steps = accumulation
+    for loader in loaders.values():
+        loader.cut_into(chosen, accumulation)
+
+
+def combine_over_ranks(
+    trials: Mapping[int, Trial], sizes: list[int], accelerator: Accelerator
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return, by size, the lowest rate (samples/s) and the highest peak (MiB) of all ranks."""
+    own: list[tuple[float, float]] = []
+    for size in sizes:
+        untried = UNTRIED_SMALLER if size < min(trials) else UNTRIED_LARGER
+        trial = trials.get(size, untried)
+        own.append((trial.rate, trial.peak_mib))
+    ranks = gathered(accelerator, torch.tensor(own, dtype=torch.float64))  # [ranks, sizes, 2]
+    rates = ranks[..., 0].amin(0).tolist()
+    peaks = ranks[..., 1].amax(0).tolist()
+    return dict(zip(sizes, rates, strict=True)), dict(zip(sizes, peaks, strict=True))
+
+
+def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
+    """Print a table of the sizes that a rank has tried; 0 samples/s: it does not fit."""
+    table = Table("batch", "peak, MiB", "samples/s", title="micro-batches, forward and backward")
+    for size, rate in rates.items():
+        if 0 <= rate < math.inf:
+            speed = f"{rate:,.0f}" if rate > 0 else "does not fit"
+            table.add_row(f"{size:,}", f"{peaks[size]:,.0f}", speed)
+    if is_main_rank():
+        CONSOLE.print(table)
+
+
+def say_fastest(size: int, per_update: int) -> None:
+    """Print the flags that are fastest, and whether they change the samples of an update."""
+    accumulation = max(1, per_update // size)
+    samples = size * accumulation
+    change = ""
+    if samples != per_update:
+        change = f": other updates, of {samples} samples in place of {per_update}"
+    say(f"fastest --batch-size {size} --gradient-accumulation-steps {accumulation}{change}")
 
 
 class CollectiveFinder(TorchDispatchMode):
-    """Notes the first operation that asks other processes for something."""
+    """Notes the first operation that communicates with other processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,12 +161,14 @@ class CollectiveFinder(TorchDispatchMode):
 def refuse_unfit_loss(
     model: nn.Module, loader: Loader, compute_loss: ComputeLoss, processes: int, couples: bool
 ) -> None:
-    """Raise a `UserError` where sizes can't be tried, or would make other updates.
+    """Raise a `UserError` if sizes can't be tried, or if another size would change the updates.
+
+    Each rank tries sizes by itself, so the loss must not communicate.
 
     Args:
-        model: bare, as sizes are tried on it.
-        loader: for training.
-        compute_loss: the recipe's; called once on all ranks alike, on two samples.
+        model: the bare model, without DDP.
+        loader: the training loader.
+        compute_loss: the recipe's function; it is called once on each rank, on two samples.
         processes: how many ranks there are.
         couples: whether a sample's loss depends on the other samples of its micro-batch.
     """
@@ -142,13 +190,20 @@ def refuse_unfit_loss(
         buffer.copy_(before)
     if finder.name is not None:
         raise UserError(
-            f"compute_loss asks other processes ({finder.name}), and --auto-batch-size has each "
-            "process try sizes by itself: leave it out, and pass a --batch-size"
+            f"compute_loss communicates with other processes ({finder.name}), and "
+            "--auto-batch-size has each process try sizes by itself: leave --auto-batch-size out, "
+            "and pass a --batch-size"
         )
 
 
 def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
-    """Return what a changed micro-batch means for batch norm, or None where there is none."""
+    """Return the sentence to print if a changed micro-batch changes batch norm, else None.
+
+    Args:
+        model: the model, of which only layers in training mode count.
+        before: the requested samples per micro-batch.
+        now: the chosen samples per micro-batch.
+    """
     layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
     if before == now or not any(layer.training for layer in layers):
         return None
@@ -159,64 +214,95 @@ def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
     )
 
 
-def sizes_to_try(asked: int, per_update: int, most: int) -> list[int]:
-    """Return the halves of a batch that divide the update, the batch, and its doubles to `most`."""
-    sizes = [asked]
-    while half := max((n for n in range(1, sizes[0] // 2 + 1) if per_update % n == 0), default=0):
-        sizes.insert(0, half)
-    while sizes[-1] * 2 <= most:
+def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
+    """Return the micro-batch sizes to try, in ascending order.
+
+    They are the requested size; below it divisors of the update, each at most half of the next; and
+    above it doublings up to `largest`.
+    """
+    sizes = [requested]
+    while sizes[0] > 1:
+        half = sizes[0] // 2
+        sizes.insert(0, max(n for n in range(1, half + 1) if per_update % n == 0))
+    while sizes[-1] * 2 <= largest:
         sizes.append(sizes[-1] * 2)
     return sizes
 
 
-def search(sizes: list[int], asked: int, try_size: Callable[[int], Trial]) -> dict[int, Trial]:
-    """Try the size asked for, smaller ones until one fits, or larger ones while that pays."""
-    index = sizes.index(asked)
-    tried = {asked: try_size(asked)}
-    for size in reversed(sizes[:index] if not tried[asked].rate else []):
-        tried[size] = try_size(size)
-        if tried[size].rate:
-            break
+def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -> dict[int, Trial]:
+    """Try the requested size; then smaller ones until one fits, or larger ones while that pays."""
+    index = sizes.index(requested)
+    trials = {requested: try_size(requested)}
+    if not trials[requested].rate:
+        for size in reversed(sizes[:index]):
+            trials[size] = try_size(size)
+            if trials[size].rate:
+                break
     for size, larger in zip(sizes[index:], sizes[index + 1 :], strict=False):
-        if not tried[size].has_room:
+        if not trials[size].has_room:
             break
-        tried[larger] = try_size(larger)
-        if tried[larger].rate < PAYS * tried[size].rate:
+        trials[larger] = try_size(larger)
+        if trials[larger].rate < MIN_SPEEDUP * trials[size].rate:
             break
-    return tried
+    return trials
 
 
 def fastest(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int:
-    """Return `start`, or the larger one of `sizes` that pays most."""
+    """Return the size to use: `start`, unless a larger one of `sizes` is clearly faster.
+
+    Args:
+        rates: samples/s by size.
+        sizes: the candidates, in ascending order.
+        start: the size that is taken without a good reason for another.
+    """
+    best = start
     for size in sizes:
-        if size > start and rates[size] >= PAYS * rates[start]:
-            start = size
-    return start
+        if size > best and rates[size] >= MIN_SPEEDUP * rates[best]:
+            best = size
+    return best
 
 
 def attempt(
     model: nn.Module, optimizer: Optimizer, loader: Loader, compute_loss: ComputeLoss, size: int
 ) -> Trial:
-    """Time forward and backward passes over the longest samples, as the model is written."""
-    device, states = loader.device, 2 if "betas" in optimizer.param_groups[0] else 0
-    spare = MARGIN * memory.device_memory(device) * (is_accelerator(device) and is_compiled(model))
+    """Time forward and backward passes of one size on this rank, without torch.compile.
+
+    The longest samples are taken, because they need most memory. The model's buffers are restored.
+
+    Args:
+        model: the bare model.
+        optimizer: the optimizer, for whose state memory is set aside.
+        loader: the training loader.
+        compute_loss: the recipe's function.
+        size: the samples of the micro-batch.
+    """
+    device = loader.device
+    states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
+    spare_bytes = 0.0
+    if is_accelerator(device) and is_compiled(model):
+        spare_bytes = COMPILE_MARGIN * memory.device_memory(device)
     buffers = [buffer.clone() for buffer in model.buffers()]
     lengths = loader.order.lengths
     longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
-    seconds, taken = list[float](), memory.MemoryTracker(device)
+    seconds: list[float] = []  # of each pass
+    tracker = memory.MemoryTracker(device)
     model.train()
     try:
-        with taken, as_written(model):
-            # What the optimizer will make of each weight.
-            reserved = [torch.empty_like(p) for p in model.parameters() for _ in range(states)]
-            reserved.append(torch.empty(int(spare), dtype=torch.uint8, device=device))
+        with tracker, as_written(model):
+            # Take the memory of the optimizer's state, which does not exist yet.
+            reserved = [
+                torch.empty_like(parameter)
+                for parameter in model.parameters()
+                for _ in range(states_per_weight)
+            ]
+            reserved.append(torch.empty(int(spare_bytes), dtype=torch.uint8, device=device))
             batch = loader.batch_of(torch.from_numpy(longest))
-            while len(seconds) < 2 or sum(seconds[1:]) < SECONDS:
-                began = time.perf_counter()
+            while len(seconds) < 2 or sum(seconds[1:]) < MIN_SECONDS:
+                start = time.perf_counter()
                 loss, _ = compute_loss(model, batch)
                 loss.backward()
                 synchronize(device)
-                seconds.append(time.perf_counter() - began)
+                seconds.append(time.perf_counter() - start)
             del batch, loss, reserved
         rate = size / min(seconds[1:])
     except Exception as problem:
@@ -229,33 +315,46 @@ def attempt(
             buffer.copy_(before)
         gc.collect()
         empty_cache(device)
-    free = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
-    return Trial(rate, taken.peak_mib, rate > 0 and 2 * taken.delta_mib * memory.MEBIBYTE < free)
+    free_bytes = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
+    needed_bytes = 2 * tracker.delta_mib * memory.MEBIBYTE
+    return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
 
 
 def out_of_memory_advice(
     config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
 ) -> str:
-    """Return the command that makes the same updates from half the batch, from a checkpoint."""
+    """Return what to do after a run ran out of memory, with a command to start or resume it.
+
+    The command halves the micro-batch and doubles the accumulation, so that the updates stay the
+    same.
+    """
     peak = memory.peak_memory(memory.memory_used(device))
-    said = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
-    # On a CPU they are mapped from a file, or in its memory anyway.
-    if is_accelerator(device) and (placed := sum(loader.placed_bytes for loader in loaders)):
-        elsewhere = "none with --data-placement workers"
-        said += f" The data take {placed / memory.MEBIBYTE:,.0f} of them, and {elsewhere}."
+    message = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
+    if is_accelerator(device):  # on a CPU, the data lie in the host's memory in any case
+        placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
+        if placed_mib:
+            without = "none with --data-placement workers"
+            message += f" The data take {placed_mib:,.0f} of them, and {without}."
     if config.batch_size == 1:
-        return f"{said} Try --gradient-checkpointing, or {less(config)}"
-    goes_on = any(step_folders(directory / "checkpoints"))
-    words = [sys.argv[0], *(["--resume", str(directory)] if goes_on else sys.argv[1:])]
-    half, twice = config.batch_size // 2, config.gradient_accumulation_steps * 2
-    flags = f"--batch-size {half} --gradient-accumulation-steps {twice}"
+        return f"{message} Try --gradient-checkpointing, or {smaller_model_advice(config)}"
+    has_checkpoint = any(step_folders(directory / "checkpoints"))
+    arguments = ["--resume", str(directory)] if has_checkpoint else sys.argv[1:]
+    half = config.batch_size // 2
+    accumulation = config.gradient_accumulation_steps * 2
+    flags = f"--batch-size {half} --gradient-accumulation-steps {accumulation}"
     same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
-    command = f"accelerate launch {command_line(words)} {flags}"
-    return f"{said} Either {less(config)}, or make {same} from half the batch: {command}"
+    command = f"accelerate launch {command_line([sys.argv[0], *arguments])} {flags}"
+    smaller_model = smaller_model_advice(config)
+    return f"{message} Either {smaller_model}, or make {same} from half the batch: {command}"
 
 
-def less(config: TrainingConfig) -> str:
-    """Return what would take less memory: a lower value of a flag of role "size"."""
-    flags = (field.name for field in fields(config))
-    found = [spelled(name) for name in flags if stated(type(config), name)["role"] == "size"]
-    return f"lower {' or '.join(found)}" if found else "take a smaller model or sample"
+def smaller_model_advice(config: TrainingConfig) -> str:
+    """Return how to make the model or its samples smaller: which of the recipe's flags to lower."""
+    size_flags = [
+        spelled(field.name)
+        for field in fields(config)
+        if stated(type(config), field.name)["role"] == "size"
+    ]
+    if not size_flags:
+        return "take a smaller model or sample"
+    return f"lower {' or '.join(size_flags)}"

@@ -1,8 +1,9 @@
-"""Models larger than a device: FSDP2 where the launcher asks for FSDP, on GPUs and on CPUs alike.
+"""Models larger than one device: FSDP2 on GPUs and on CPUs, if the launcher asks for FSDP.
 
-Accelerate 1.15 shards on GPUs alone, and says nothing of it on a CPU. Here it is asked for DDP,
-and what it prepares is sharded by torch's `fully_shard` instead: layer by layer, so that a device
-holds the whole weights of one layer at a time, and else its own rows. It has not run on a GPU yet.
+Accelerate 1.15 shards on GPUs only, and silently does not on a CPU. So recipes hide the request
+from Accelerate, and torch's `fully_shard` shards the networks that Accelerate prepares. It works
+layer by layer: a device holds the whole weights of one layer at a time, and otherwise only its own
+rows of each weight. This has not run on a GPU yet.
 """
 
 import copy
@@ -24,8 +25,9 @@ from common.checkpoints.shards import is_sharded
 from common.errors import UserError
 from common.training.averaging import FreezableDDP, average_gradients
 
-# What a launcher may ask for, as recipes do it: but for the version, as it is where it asks not.
-DONE = {
+# The only value that recipes support of each FSDP setting of a launcher. If the launcher leaves a
+# setting out, recipes use this value too, also for the version, whose default elsewhere is 1.
+SUPPORTED_SETTINGS = {
     **dict.fromkeys(("RESHARD_AFTER_FORWARD", "SYNC_MODULE_STATES", "USE_ORIG_PARAMS"), "true"),
     **dict.fromkeys(("FORWARD_PREFETCH", "OFFLOAD_PARAMS", "ACTIVATION_CHECKPOINTING"), "false"),
     **dict.fromkeys(("BACKWARD_PREFETCH", "IGNORED_MODULES", "TRANSFORMER_CLS_TO_WRAP"), ""),
@@ -36,67 +38,92 @@ DONE = {
 }
 
 
-def takes_fsdp() -> bool:
-    """Whether the launcher asks for FSDP, which Accelerate is then not to hear of."""
-    asked = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    for name, done in DONE.items() if asked else ():
-        if (value := os.environ.get(f"FSDP_{name}", done).lower()) != done:
-            advice = f"set it to {done}" if done else "leave it out"
-            advice += ", and pass --gradient-checkpointing" if "CHECK" in name else ""
-            said = f"fsdp_{name.lower()}: {value}"
-            raise UserError(f"the launcher asks for {said}, which recipes don't do: {advice}")
-    if asked and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
-        raise UserError("recipes share a model out over all processes: drop parallelism_config")
-    return asked
+def take_fsdp_request() -> bool:
+    """Return whether the launcher asks for FSDP, and hide the request from Accelerate.
+
+    Raises:
+        UserError: the launcher asks for a kind of FSDP that recipes do not support.
+    """
+    is_requested = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if not is_requested:
+        return False
+    for name, supported in SUPPORTED_SETTINGS.items():
+        value = os.environ.get(f"FSDP_{name}", supported).lower()
+        if value == supported:
+            continue
+        advice = f"set it to {supported}" if supported else "leave it out"
+        if name == "ACTIVATION_CHECKPOINTING":
+            advice += ", and pass --gradient-checkpointing"
+        setting = f"fsdp_{name.lower()}: {value}"
+        raise UserError(f"the launcher asks for {setting}, which recipes don't support: {advice}")
+    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        raise UserError(
+            "the launcher asks for a parallelism_config, but recipes shard a model over all "
+            "processes: remove parallelism_config from the launcher's file"
+        )
+    return True
 
 
 class ShardingAccelerator(Accelerator):
-    """An Accelerator whose networks may be frozen and unfrozen, and shared out over the ranks.
+    """An Accelerator that can shard networks over the ranks, and train networks once frozen.
 
-    It shards the networks that it prepares where it has a mesh of ranks.
+    It shards the networks that it prepares after a call of `shard_over_ranks`. It also averages the
+    gradients of networks that were wholly frozen when they were prepared, and unfrozen later.
     """
 
-    mesh: Any = None
+    mesh: Any = None  # of all ranks, if networks are sharded
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        # Those without a trainable parameter when they were prepared: Accelerate wraps them in
-        # nothing, and a recipe may unfreeze them.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The networks that had no trainable parameter when they were prepared. Accelerate does not
+        # wrap them in DDP, but a recipe may unfreeze them.
         self.frozen_networks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-        super().__init__(*args, **named)
+        super().__init__(*args, **kwargs)
 
-    def backward(self, loss: Any, **named: Any) -> None:
-        """Compute gradients as ever, and average those that no wrapper averages."""
-        super().backward(loss, **named)
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Compute gradients, and average those that DDP does not average."""
+        super().backward(loss, **kwargs)
         if self.sync_gradients:
             for parameters in self.frozen_networks.values():
                 average_gradients(parameters)
 
-    def shard_over_ranks(self, reduced: str) -> None:
-        """Shard what is prepared from now on; gradients travel as `reduced`, "no" for fp32."""
+    def shard_over_ranks(self, reduce_precision: str) -> None:
+        """Shard the networks that are prepared from now on.
+
+        Args:
+            reduce_precision: in which gradients are summed over ranks: "fp16", "bf16", or "no" for
+                fp32.
+        """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         types = {"fp16": torch.float16, "bf16": torch.bfloat16}
         policy = MixedPrecisionPolicy(
             param_dtype=types.get(self.mixed_precision),
-            reduce_dtype=types.get(reduced, torch.float32),
-            cast_forward_inputs=False,  # autocast sees to it, as without shards
+            reduce_dtype=types.get(reduce_precision, torch.float32),
+            cast_forward_inputs=False,  # autocast does it, as for networks without shards
         )
         self.mesh = init_device_mesh(self.device.type, (self.num_processes,))
-        self.how = {"mesh": self.mesh, "mp_policy": policy, "reshard_after_forward": True}
-        # By parameter as it was: what became of it. By network: itself without weights or shards.
-        self.replaced: Any = WeakIdKeyDictionary()
+        self.shard_options = {
+            "mesh": self.mesh,
+            "mp_policy": policy,
+            "reshard_after_forward": True,
+        }
+        # The sharded parameter that replaced each original parameter.
+        self.sharded_parameters: Any = WeakIdKeyDictionary()
+        # By network, a copy on the meta device: its structure, without weights and shards.
         self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
-    def prepare(self, *args: Any, **named: Any) -> Any:
-        """Prepare as ever; an optimizer gets the shards of the parameters that it was made for."""
-        prepared = super().prepare(*args, **named)
-        for wrapper in self._optimizers if self.mesh is not None else ():
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare objects as Accelerate does, and give optimizers the sharded parameters."""
+        prepared = super().prepare(*args, **kwargs)
+        if self.mesh is None:
+            return prepared
+        for wrapper in self._optimizers:
             optimizer: Any = wrapper.optimizer
             for group in optimizer.param_groups:
-                group["params"] = [self.replaced.get(p, p) for p in group["params"]]
+                group["params"] = [self.sharded_parameters.get(p, p) for p in group["params"]]
                 if group.get("fused") and not isinstance(optimizer, torch.optim.Adam):
-                    # torch 2.13 has no fused kernel for shards but Adam's and AdamW's.
+                    # torch 2.13 has fused kernels for shards only for Adam and AdamW.
                     group |= {"fused": False, "foreach": True}
                     optimizer._step_supports_amp_scaling = False
         return prepared
@@ -104,10 +131,12 @@ class ShardingAccelerator(Accelerator):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
+        """Prepare a network, and shard it if this Accelerator shards."""
         if self.mesh is None:
             return self.prepare_whole(model, device_placement, evaluation_mode)
-        # Without device placement: a whole model may be larger than the device.
-        model = super().prepare_model(model, False, True)
+        # Accelerate must neither move the whole model, which may be larger than the device, nor
+        # wrap it in DDP.
+        model = super().prepare_model(model, device_placement=False, evaluation_mode=True)
         if model not in self.skeletons:
             self.broadcast_from_rank_zero(model)
             self.shard(model)
@@ -116,24 +145,25 @@ class ShardingAccelerator(Accelerator):
     def broadcast_from_rank_zero(self, model: nn.Module) -> None:
         """Give all ranks rank 0's weights and buffers, as DDP does.
 
-        NCCL takes tensors of the device only. The model may still be on the host, where it stays:
-        one tensor at a time goes to the device and back.
+        NCCL only takes tensors on the device. The model may still be on the host, so one tensor at
+        a time is copied to the device and back.
         """
         for tensor in tensors_of(model):
-            if is_sharded(tensor):  # by an earlier `prepare`
+            if is_sharded(tensor):  # an earlier `prepare` did it
                 continue
             on_device = tensor.data.to(self.device).contiguous()
             torch.distributed.broadcast(on_device, 0)
-            # FSDP2 has no shards of channels-last tensors yet.
+            # FSDP2 can't shard channels-last tensors yet.
             tensor.data = tensor.data.contiguous()
             tensor.data.copy_(on_device)
 
     def prepare_whole(
         self, model: nn.Module, device_placement: bool | None, evaluation_mode: bool
     ) -> Any:
-        """Prepare a network that each rank has whole, so that its gradients are averaged."""
+        """Prepare a network of which each rank has a whole copy, and average its gradients."""
         is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
-        # On a CPU, Accelerate 1.15 wraps also where DDP refuses: without a trainable parameter.
+        # DDP refuses a network without a trainable parameter, but on a CPU Accelerate 1.15 would
+        # wrap it all the same. In evaluation mode it wraps nothing.
         prepared = super().prepare_model(model, device_placement, evaluation_mode or is_frozen)
         if isinstance(prepared, DistributedDataParallel):
             FreezableDDP.adopt(prepared, self.ddp_handler)
@@ -142,62 +172,86 @@ class ShardingAccelerator(Accelerator):
         return prepared
 
     def shard(self, model: nn.Module) -> None:
-        """Shard each layer by itself, then the rest; of parameters that are rows, nothing moves."""
+        """Shard each layer by itself, then the rest of the network, in place.
+
+        Parameters of a copied network may be sharded already (see `copy_sharded`). They stay as
+        they are: while `fully_shard` works, parameters on the meta device take their places.
+        """
         from torch.distributed.fsdp import fully_shard
 
-        before: dict[str, Any] = dict(model.named_parameters())
-        if not before:
-            model.to(self.device)  # its buffers, which `fully_shard` would move
+        original_parameters: dict[str, Any] = dict(model.named_parameters())
+        if not original_parameters:
+            model.to(self.device)  # move its buffers, as `fully_shard` would
             return
-        bare = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors_of(model))
-        meta = memo(model, bare)
-        self.skeletons[model] = copy.deepcopy(model, {**meta})
-        rows = [one for one in registered(model) if is_sharded(one[2])]
-        for parameters, name, parameter in rows:
-            parameters[name] = meta[id(parameter)]
+        empty_tensors = (
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for tensor in tensors_of(model)
+        )
+        meta_tensors = deepcopy_memo(model, empty_tensors)
+        # deepcopy adds to its memo, so it gets one of its own.
+        self.skeletons[model] = copy.deepcopy(model, dict(meta_tensors))
+        sharded_places = [
+            (parameters, name, parameter)
+            for parameters, name, parameter in parameter_places(model)
+            if is_sharded(parameter)
+        ]
+        for parameters, name, parameter in sharded_places:
+            parameters[name] = meta_tensors[id(parameter)]
         for layer in layers_of(model):
-            fully_shard(layer, **self.how)
-        fully_shard(model, **self.how)
-        for parameters, name, parameter in rows:
+            fully_shard(layer, **self.shard_options)
+        fully_shard(model, **self.shard_options)
+        for parameters, name, parameter in sharded_places:
             parameters[name] = parameter
         for name, parameter in model.named_parameters():
-            self.replaced[before[name]] = parameter
-        kind: Any = type(model)
-        kind.__deepcopy__ = lambda module, memo: self.twin(module)
+            self.sharded_parameters[original_parameters[name]] = parameter
+        # `fully_shard` gave the network a class whose instances refuse to be copied.
+        model_class: Any = type(model)
+        model_class.__deepcopy__ = lambda module, memo: self.copy_sharded(module)
         refuse_other_weights(model)
 
-    def twin(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a sharded network, open to changes, as LoRA's, until it is called."""
+    def copy_sharded(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a sharded network; `copy.deepcopy` of such a network calls this.
+
+        The copy's layers may be changed, such as for LoRA, until the copy is first called. That
+        call shards it.
+
+        Raises:
+            UserError: `model` is only a part of a network.
+        """
         if model not in self.skeletons:
-            raise UserError("a part of a network in shards can't be copied: copy the whole")
+            raise UserError("part of a sharded network can't be copied: copy the whole network")
 
-        def first(module: Any, *args: Any, **named: Any) -> Any:
-            del module.forward
+        def first_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            del module.forward  # the method of its class is used from now on
             self.shard(module)
-            return module(*args, **named)
+            return module(*args, **kwargs)
 
-        skeleton, own = self.skeletons[model], (t.detach().clone() for t in tensors_of(model))
-        copied: Any = copy.deepcopy(skeleton, memo(skeleton, own))
-        copied.forward = MethodType(first, copied)
+        skeleton = self.skeletons[model]
+        own_tensors = (tensor.detach().clone() for tensor in tensors_of(model))
+        copied: Any = copy.deepcopy(skeleton, deepcopy_memo(skeleton, own_tensors))
+        copied.forward = MethodType(first_forward, copied)
         return copied.train(model.training)
 
     @contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
-        """Leave gradients where they are made, for the micro-batch that ends the update."""
+        """Accumulate gradients on each rank; the last micro-batch of the update sums over ranks."""
         if self.mesh is not None:
             model.set_requires_gradient_sync(False)
-        with super().no_sync(model):  # nothing, of shards
+        with super().no_sync(model):  # does nothing for sharded networks
             yield
         if self.mesh is not None:
             model.set_requires_gradient_sync(True)
 
     def bare(self, model: nn.Module) -> nn.Module:
-        """Return a network for what computes no values: on the meta device, where it is sharded."""
+        """Return a network for shapes and counts, not values: if sharded, its meta-device copy."""
         return self.skeletons[model] if self.mesh is not None else model
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost layers: transformers' blocks, a ResNet's stages."""
+    """Yield the outermost layers that have parameters: a transformer's blocks, a ResNet's stages.
+
+    Layers are the members of an `nn.ModuleList`.
+    """
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from (layer for layer in child if any(True for _ in layer.parameters()))
@@ -206,33 +260,50 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def refuse_other_weights(model: nn.Module) -> None:
-    """Have a call with other weights raise: the shards' own would take their place, unsaid."""
-    where, names, own = map(list, zip(*registered(model), strict=True))
+    """Make a sharded network raise a `UserError` if it is called with weights that are not its own.
 
-    def look(*unused: Any) -> None:  # in C: it is for each forward pass
-        if not all(map(is_, map(dict.get, where, names), own)):
+    `functional_call` swaps weights. FSDP2 would silently compute with the network's own instead.
+    """
+    dictionaries, names, own_parameters = map(list, zip(*parameter_places(model), strict=True))
+
+    def insist_on_own_weights(*unused: Any) -> None:
+        # Every forward pass does this, so `map` runs it in C.
+        if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
-                "a network in shards can't be called with other weights than its own, as by "
+                "a sharded network can't be called with other weights than its own, as by "
                 "functional_call: turn their gradients off by requires_grad_(False) instead, or "
                 "change a copy.deepcopy of it"
             )
 
-    model.register_forward_pre_hook(look, prepend=True)
+    model.register_forward_pre_hook(insist_on_own_weights, prepend=True)
 
 
-def registered(model: nn.Module) -> list[tuple[Any, str, Any]]:
-    """Return each parameter where it is, tied ones as often as they are there."""
-    places: list[Any] = [module._parameters for module in model.modules()]
-    return [(at, name, p) for at in places for name, p in at.items() if p is not None]
+def parameter_places(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return (the module's dictionary, name, parameter) of each place that holds a parameter.
+
+    A tied parameter has several places.
+    """
+    return [
+        (module._parameters, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def memo(model: nn.Module, values: Iterable[torch.Tensor]) -> dict[int, Any]:
-    """Return for `copy.deepcopy` of a model what takes the places of its tensors."""
-    return {
-        id(t): nn.Parameter(value, t.requires_grad) if isinstance(t, nn.Parameter) else value
-        for t, value in zip(tensors_of(model), values, strict=True)
-    }
+def deepcopy_memo(model: nn.Module, values: Iterable[torch.Tensor]) -> dict[int, Any]:
+    """Return a memo with which `copy.deepcopy` of a model takes `values` for its tensors.
+
+    Args:
+        model: the model to copy.
+        values: one tensor for each of `tensors_of(model)`, in its order.
+    """
+    memo: dict[int, Any] = {}
+    for tensor, value in zip(tensors_of(model), values, strict=True):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+    return memo

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from common.checkpoints.finished import read_manifest, step_folders
 from common.errors import UserError
-from common.training.sharding import DONE, takes_fsdp
+from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SAME_UPDATES, first
 from tests.examples import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
@@ -283,7 +283,7 @@ def test_networks_in_shards(runner: Runner) -> None:
     """Copies may be changed; ranks begin alike; a call with other weights is a sentence."""
     script = REPOSITORY / "tests" / "in_shards.py"
     run = runner.run(script, launcher="shards", output_directory=False)
-    assert run.output.count("a network in shards can't be called with other weights") == 2
+    assert run.output.count("a sharded network can't be called with other weights") == 2
 
 
 @pytest.mark.parametrize("launcher", first(1, [*reversed(LAUNCHERS)]))
@@ -304,22 +304,25 @@ def test_collectives_get_tensors_of_the_device_only(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"FSDP_VERSION": "1"}, "fsdp_version: 1, which recipes don't do: set it to 2"),
+        ({"FSDP_VERSION": "1"}, "fsdp_version: 1, which recipes don't support: set it to 2"),
         ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp_reshard_after_forward: false, which"),
         ({"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_auto_wrap_policy: no_wrap, which"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "and pass --gradient-checkpointing"),
-        ({"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"}, "which recipes don't do: leave it out"),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "drop parallelism_config"),
+        (
+            {"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"},
+            "which recipes don't support: leave it out",
+        ),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "remove parallelism_config"),
     ],
 )
 def test_what_recipes_shard_otherwise_is_refused(
     asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the launcher's file says is done, or a sentence names it."""
+    """A setting that recipes do not support is refused by name; supported ones are taken."""
     monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
     with pytest.raises(UserError, match=said):
-        takes_fsdp()
-    done = {f"FSDP_{name}": value.upper() for name, value in DONE.items()}
+        take_fsdp_request()
+    done = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
     monkeypatch.setattr(os, "environ", {**SHARDED, **done})
-    assert takes_fsdp()
-    assert not takes_fsdp()  # Accelerate is not to hear of it
+    assert take_fsdp_request()
+    assert not take_fsdp_request()  # the request is hidden from Accelerate

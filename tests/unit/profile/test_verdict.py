@@ -9,16 +9,16 @@ from common.config import TrainingConfig
 from common.profile.verdict import (
     DATA,
     UpdateCost,
+    cost_category,
     cost_of_update,
     cpu_kernel_milliseconds,
     gpu_kernel_milliseconds,
     judge,
-    kind_of,
 )
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "category"),
     [
         *((f"aten::{name}", "compute") for name in ("mm", "addmm", "bmm", "_addmm_activation")),
         *((f"aten::{name}", "compute") for name in ("mkldnn_convolution", "convolution_backward")),
@@ -34,9 +34,9 @@ from common.profile.verdict import (
         ("AddmmBackward0", "launch"),
     ],
 )
-def test_operations_are_of_a_kind(name: str, kind: str) -> None:
+def test_operations_are_of_a_kind(name: str, category: str) -> None:
     """Matrix products, operations that move data, and those that only look."""
-    assert kind_of(name) == kind
+    assert cost_category(name) == category
 
 
 def event(name: str, microseconds: float, parent: Any = None, **others: Any) -> Any:
@@ -96,7 +96,7 @@ def test_parts_of_an_update_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "settings", "kind", "flag"),
+    ("cost", "settings", "category", "flag"),
     [
         (UpdateCost(6, 1, 1, 2), {"placement": "device"}, "data", "--data-placement workers"),
         (UpdateCost(6, 1, 1, 2), {"placement": "workers"}, "data", "--num-workers"),
@@ -108,13 +108,13 @@ def test_parts_of_an_update_add_up() -> None:
     ],
 )
 def test_verdict_is_the_largest_part(
-    cost: UpdateCost, settings: dict[str, Any], kind: str, flag: str
+    cost: UpdateCost, settings: dict[str, Any], category: str, flag: str
 ) -> None:
     """What takes most of an update bounds it; the flag is one that changes it."""
     verdict = judge(
         cost, TrainingConfig(), **{"precision": "bf16", "placement": "device"} | settings
     )
-    assert verdict["verdict"] == f"{kind}-bound"
+    assert verdict["verdict"] == f"{category}-bound"
     assert "60%" in verdict["evidence"]
     assert flag in verdict["advice"]
     assert sum(verdict["shares"].values()) == pytest.approx(1)

@@ -214,7 +214,7 @@ def test_loss_that_asks_other_processes_is_refused(tmp_path: Path) -> None:
     )
     try:
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-        with pytest.raises(UserError, match="asks other processes"):
+        with pytest.raises(UserError, match="communicates with other processes"):
             batch_size.refuse_unfit_loss(model, small_loader(), loss_with_a_collective, 2, False)
         batch_size.refuse_unfit_loss(model, small_loader(), loss_of, 2, False)
         assert all(parameter.grad is None for parameter in model.parameters())
