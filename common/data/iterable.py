@@ -68,7 +68,7 @@ class IterableSamples(Samples):
             dataset = split_dataset_by_node(dataset, rank(), world_size())
         self.dataset = dataset
         self.collate = collate_fn
-        # In a worker, after the last batch that it made; otherwise, after the last batch trained on.
+        # After the last batch that was made (in a worker) or trained on (in this process).
         self.position: Position = {"epoch": 0, "dataset": None}
         self.rows: Iterator[Any] | None = None  # in the process that reads, once it has begun
 
@@ -161,7 +161,7 @@ def own_rows(rows: Iterator[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class IterableOrder(TrainingOrder):
-    """The number of batches of a run over an `IterableDataset`, which chooses the samples itself."""
+    """How many batches a run takes from an `IterableDataset`, which chooses the samples itself."""
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor:
         """Return a row for each micro-batch from an update on: int64 [micro-batches, batch_size].
