@@ -45,7 +45,7 @@ def find_files(folder: Path) -> LocalFiles:
         UserError: links lead to one folder again and again.
     """
     local_files = LocalFiles(str(folder))
-    visits = Counter[tuple[int, int]]()  # by device and inode of a folder
+    visits: Counter[tuple[int, int]] = Counter()  # by device and inode of a folder
 
     def visit(path: str, parents: tuple[tuple[int, int], ...]) -> None:
         with os.scandir(path) as iterator:
@@ -85,7 +85,10 @@ def find_files(folder: Path) -> LocalFiles:
 
 @contextmanager
 def following(linked_folders: set[str]) -> Iterator[None]:
-    """Let `datasets` look into folders that are symbolic links, which it skips by default."""
+    """Let `datasets` look into folders that are symbolic links, which it skips by default.
+
+    Within this context, the file system of `fsspec` reports these links as folders.
+    """
     from fsspec.implementations.local import LocalFileSystem
 
     if not linked_folders:
