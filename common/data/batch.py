@@ -1,4 +1,7 @@
-"""A data set and its splits: samples that make batches."""
+"""A data set and its splits, each of which makes batches of its samples.
+
+Recipes give a `Data` to a run. Its splits are `Samples`, or map-style data sets that become such.
+"""
 
 import random
 import warnings
@@ -23,11 +26,11 @@ from common.errors import UserError
 from common.flags import spelled, stated
 from common.records import DataFacts
 
-Batch = Any  # a nest of dicts, lists and tuples of tensors
+Batch = Any  # a nest of dicts, lists and tuples that holds tensors
 
 
 class Work(NamedTuple):
-    """How much a micro-batch holds."""
+    """How much a micro-batch holds, from which speed is measured."""
 
     samples: int
     tokens: int = 0  # without padding
@@ -38,8 +41,8 @@ class Samples:
     """One split of a data set, which makes batches of its samples.
 
     A subclass must define `__len__` and `fetch`. The other methods and attributes are for speed.
-    In all of them, `samples` are sample indices (int64 [batch], on the host), and `epoch` is None
-    in an evaluation.
+    In all of them, `samples` are sample indices (int64 [batch], on the host), and `epoch` is the
+    number of the epoch, or None in an evaluation.
 
     Each worker has a copy of the split, made before its first batch. It keeps this copy for all
     epochs.
@@ -77,6 +80,7 @@ class Samples:
         raise NotImplementedError
 
     def count(self, samples: torch.Tensor) -> Work:
+        """Return how much the batch of `samples` holds."""
         if self.lengths is None:
             return Work(len(samples))
         lengths = torch.from_numpy(self.lengths)[samples]
@@ -130,8 +134,12 @@ class Samples:
         )
 
     def seed_generators(self, epoch: int | None, sample: int) -> None:
+        """Seed the random generators of the CPU by the run's seed, the epoch and a sample.
+
+        So a transform draws the same numbers for a sample, in whichever process it is made.
+        """
         seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
-        # `torch.manual_seed` would seed the generators of all devices. This one is of the CPU.
+        # `torch.manual_seed` would also seed the generators of accelerators, which training uses.
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
@@ -188,7 +196,10 @@ class TensorSamples(Samples):
         self.keep(**tensors)
 
     def keep(self, **arrays: torch.Tensor | np.ndarray) -> None:
-        """Hold arrays as tensors, except memory maps, whose files a worker can open too."""
+        """Store arrays as tensors, and memory maps as they are.
+
+        A worker gets the path of a memory map instead of a copy of its contents.
+        """
         self.arrays = {
             name: values if isinstance(values, np.memmap) else as_tensor(values)
             for name, values in arrays.items()
@@ -197,6 +208,7 @@ class TensorSamples(Samples):
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
+        """The arrays by name, as tensors on the host, without a copy."""
         return {name: as_tensor(values) for name, values in self.arrays.items()}
 
     def __len__(self) -> int:
@@ -227,14 +239,18 @@ class TensorSamples(Samples):
 def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
     """Wrap an array as a tensor without a copy."""
     with warnings.catch_warnings():
-        # The array may be read-only, which does no harm: nothing writes to data.
+        # A memory map may be read-only. That does no harm, because nothing writes to data.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.as_tensor(values)
 
 
 @dataclass
 class Data:
-    """A data set, ready to train on. Only its name and its splits are required."""
+    """A data set, ready to train on. Only its name and its splits are required.
+
+    Raises:
+        UserError: a split is missing, empty, or can't be read by index.
+    """
 
     name: str
     splits: dict[str, Any]  # train, validation, test: `Samples` or map-style data sets
@@ -265,7 +281,7 @@ class Data:
             self.reason = self.source.reason
 
     def as_samples(self, name: str, split: Any) -> Samples:
-        """Wrap a map-style data set, and check the split.
+        """Check a split, and make it `Samples` if it is a map-style data set.
 
         Raises:
             UserError: the split is empty, can't be read by index, or has lengths of a wrong shape.
@@ -300,7 +316,7 @@ class Data:
         """Return the entry of this data set in `config.json`.
 
         The first call may read some samples to compute the fingerprint. ``unknown_contents`` lists
-        the splits that have none: a change of these goes unnoticed.
+        the splits without one: a resumed run can't notice that these have changed.
         """
         if self.fingerprint is None and self.unknown_contents is None:
             fingerprints = {name: split.fingerprint() for name, split in self.splits.items()}
@@ -315,25 +331,31 @@ class Data:
             "sizes": sizes,
             "classes": None if self.class_names is None else len(self.class_names),
             "fingerprint": self.fingerprint,
-            "notes": [*self.notes],
+            "notes": list(self.notes),
             "unknown_contents": self.unknown_contents or None,
         }
         return DataFacts(**{name: value for name, value in facts.items() if value is not None})
 
 
 def refuse_unread(config: Any, data: Data) -> None:
-    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data."""
+    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data.
+
+    Otherwise, the user would believe in an effect that the flag does not have.
+
+    Args:
+        config: a `TrainingConfig`.
+    """
     flags_in_effect = {"init_from", *data.reads}
     if "validation" in data.splits:
         flags_in_effect.add("validation_share")
     for field in fields(config):
-        # Only flags that name data are looked at: a look at any other would count as its use.
+        # Other flags are not read here, because reading a flag counts as using it.
         if stated(type(config), field.name)["role"] != "data" or field.name in flags_in_effect:
             continue
         value = getattr(config, field.name)
         if value != field.default:
-            words = " ".join(value) if isinstance(value, tuple) else value
+            shown_value = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
-                f"{spelled(field.name)} {words} has no effect, because data set {data.name} of "
-                "this recipe does not read it: leave it out"
+                f"{spelled(field.name)} {shown_value} has no effect, because data set {data.name} "
+                "of this recipe does not read it: leave it out"
             )

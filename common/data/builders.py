@@ -1,4 +1,7 @@
-"""What `datasets` reads of a Hub data set, a local folder or a file: builders and their splits."""
+"""Reads Hub data sets, local folders and files with `datasets`, and checks what it would miss.
+
+`datasets` skips links and files without a word, and reports a damaged file without its name.
+"""
 
 import os
 import re
@@ -9,37 +12,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.data.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
+from common.data.guess import Feature
 from common.data.local_files import LocalFiles, dangling_note, find_files, following
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.files import reading
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import DatasetBuilder, DatasetDict
 
-FILE_BUILDERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json"}
-FILE_BUILDERS |= {".parquet": "parquet"}
+# The builder of `datasets` for a single file, by its suffix.
+FILE_BUILDERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}
 TABLE_BUILDERS = ("csv", "json", "parquet")
 
 
 class Builder(NamedTuple):
-    """A builder of `datasets`, and what is known of the data before they are read."""
+    """A builder of `datasets`, which knows the files of a data set, and notes on these files."""
 
-    builder: Any
+    builder: "DatasetBuilder"
     arguments: dict[str, Any]  # for `load_dataset`, to read the same data
     linked_folders: set[str]  # paths of symbolic links to folders that hold data
     notes: list[str]  # printed for the user
 
 
 def open_builder(source: DataSource) -> Builder:
-    """Find the files of a data set that is not built in; a `UserError` says what is wrong."""
+    """Find the files of a data set that is not built in.
+
+    Raises:
+        UserError: the files can't be listed, or some of them would be missed or be in two splits.
+    """
     import datasets
 
     description = f"data set {source.location}"
     arguments: dict[str, Any] = {"path": source.location, "name": source.configuration}
     local_files = None
     if os.path.isabs(source.location):
-        # `datasets` recognises a changed file by its time alone. The fingerprint is safer.
+        # `datasets` sees that a file has changed by its time alone. The fingerprint is safer.
         cache = Path(datasets.config.HF_DATASETS_CACHE, f"local-{source.fingerprint}")
         arguments["cache_dir"] = str(cache)
     if os.path.isfile(source.location):
@@ -68,7 +82,7 @@ def refuse_only_links(local_files: LocalFiles) -> None:
         dangling_note(local_files, set(), are_tables=False)
 
 
-def notes_on_files(builder: Any, local_files: LocalFiles) -> list[str]:
+def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[str]:
     """Return notes on files that are not read: links that lead nowhere, and files in no split.
 
     Raises:
@@ -120,15 +134,15 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
         try:
             splits = load_with(opened, dialects)
         except Exception:
-            blame_file(opened.builder, dialects, description)
-            raise
+            refuse_damaged_table(opened.builder, dialects, description)
+            raise  # no single table is damaged
     for name, split in splits.items():
         if not len(split):
             raise UserError(f"{description}: split {name} is empty: remove or fill it")
     return splits, notes
 
 
-def find_dialects(builder: Any) -> dict[str, Dialect]:
+def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
     """Return the dialect of each local CSV file by its path.
 
     The result is empty where the builder reads all files correctly without it.
@@ -177,7 +191,12 @@ def csv_options(dialect: Dialect | None) -> dict[str, Any]:
 
 
 def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
-    """Read all splits; given `dialects`, read the files of each dialect with their own options."""
+    """Read all splits of a data set.
+
+    Args:
+        dialects: of CSV files, by path; the files of each dialect are read with their own options.
+            If it is empty, the builder reads all files in the same way.
+    """
     import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
 
@@ -206,8 +225,12 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
     return splits
 
 
-def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> None:
-    """Find the table that keeps a data set from being read; return if it is not made of tables.
+def refuse_damaged_table(
+    builder: "DatasetBuilder", dialects: dict[str, Dialect], description: str
+) -> None:
+    """Find the table because of which a data set can't be read, by reading each one alone.
+
+    Returns normally if the data set is not made of tables, or if no table is to blame.
 
     Raises:
         UserError: names the first table that can't be read, or whose columns differ from those of
@@ -215,14 +238,14 @@ def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> 
     """
     if builder.name not in TABLE_BUILDERS:
         return
-    expected: dict[str, Any] = {}
-    advice = RAGGED_ADVICE if builder.name == "csv" else "put a whole copy of it back, or remove it"
+    expected: dict[str, Feature] = {}
+    remedy = RAGGED_ADVICE if builder.name == "csv" else "put a whole copy of it back, or remove it"
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
         where = f"{description}: its file {file}"
-        # What datasets has mapped can't be removed on Windows; the system cleans up there.
+        # On Windows, files that `datasets` has mapped can't be removed; the system cleans up there.
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        with folder as cache, reading(where, advice):
+        with folder as cache, reading(where, remedy):
             features = features_of(builder.name, file, cache, options)
         expected = expected or features
         names = {**expected, **features}
@@ -236,7 +259,7 @@ def blame_file(builder: Any, dialects: dict[str, Dialect], description: str) -> 
 
 def features_of(
     builder_name: str, file: str, cache: str, options: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, Feature]:
     """Read one table by itself, and return the types of its columns by their names.
 
     Raises:

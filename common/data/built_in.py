@@ -1,4 +1,4 @@
-"""Data sets that every installation has: nothing to download, no account."""
+"""Built-in data sets, which need no download and no account."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-# Topics of the standard library, and the modules and packages of each: those that a CPython from
-# 3.11 on has, also where Tk, IDLE, tests or distutils are left out. A version has most of them.
+# Topics of the standard library, and the modules and packages of each. Every CPython from 3.11 on
+# has most of them, even a build without Tk, IDLE, tests or distutils.
 TOPICS = {
     "concurrency": "_threading_local asyncio concurrent contextvars multiprocessing queue sched "
     "selectors subprocess threading",
@@ -26,11 +26,14 @@ TOPICS = {
     "statistics",
     "testing": "bdb doctest pdb profile pstats timeit trace traceback unittest",
 }
-SHORTEST = 20  # characters of a paragraph that is taken
+SHORTEST = 20  # characters; shorter paragraphs are left out
 
 
 def digits() -> DatasetDict:
-    """Return scikit-learn's 1,797 handwritten digits, 8×8 grey, a stratified 20 % as test."""
+    """Return scikit-learn's 1,797 grey images of handwritten digits, 8×8 pixels.
+
+    A stratified 20 % of them are the test split.
+    """
     import numpy as np
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
     from PIL import Image as PillowImage
@@ -40,7 +43,8 @@ def digits() -> DatasetDict:
     loaded = load_digits()
     labels = loaded.target.tolist()
     pixels = (loaded.images * (255 / 16)).round().astype(np.uint8)
-    columns = {"image": [*map(PillowImage.fromarray, pixels)], "label": labels}
+    images = [PillowImage.fromarray(image) for image in pixels]
+    columns = {"image": images, "label": labels}
     features = Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))})
     whole = Dataset.from_dict(columns, features=features)
     train, test = train_test_split(
@@ -50,53 +54,80 @@ def digits() -> DatasetDict:
 
 
 def docstrings() -> DatasetDict:
-    """Return paragraphs of the standard library's docstrings, by the topic of their module.
+    """Return paragraphs of the standard library's docstrings; the label is the module's topic.
 
-    Of each topic's docstrings 60 % are for training, 10 % for validation and 30 % for the test: so
-    many that the accuracy of two runs, which err in different places, is the same to a point.
+    All paragraphs of a docstring are in the same split. Of the docstrings of each topic, 60 % are
+    for training, 10 % for validation and 30 % for the test. The test split is this large so that
+    the accuracies of two equally good models agree to about one percentage point.
     """
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
     from sklearn.model_selection import train_test_split
 
-    library = Path(sysconfig.get_path("stdlib"))
-    found: dict[str, tuple[int, int]] = {}  # of each paragraph: its topic and its docstring
-    topic_of: list[int] = []  # of each docstring
-    for topic, modules in enumerate(TOPICS.values()):
-        for file in (file for name in modules.split() for file in files_of(library, name)):
-            for text in docstrings_of(file):
-                for paragraph in map(str.strip, text.split("\n\n")):
-                    if len(paragraph) >= SHORTEST:
-                        found.setdefault(paragraph, (topic, len(topic_of)))
-                topic_of.append(topic)
+    paragraphs, topics = read_paragraphs(Path(sysconfig.get_path("stdlib")))
     rest, test = train_test_split(
-        range(len(topic_of)), test_size=0.3, random_state=0, stratify=topic_of
+        range(len(topics)), test_size=0.3, random_state=0, stratify=topics
     )
+    rest_topics = [topics[number] for number in rest]
     train, validation = train_test_split(
-        rest, test_size=1 / 7, random_state=0, stratify=[topic_of[row] for row in rest]
+        rest, test_size=1 / 7, random_state=0, stratify=rest_topics
     )
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(TOPICS))})
     splits = {}
-    for name, chosen in {"train": {*train}, "validation": {*validation}, "test": {*test}}.items():
-        rows = [(text, topic) for text, (topic, source) in found.items() if source in chosen]
-        texts, labels = zip(*rows, strict=True)
+    for name, docstring_numbers in (("train", train), ("validation", validation), ("test", test)):
+        in_split = set(docstring_numbers)
+        texts = []
+        labels = []
+        for text, docstring_number in paragraphs.items():
+            if docstring_number in in_split:
+                texts.append(text)
+                labels.append(topics[docstring_number])
         splits[name] = Dataset.from_dict({"text": texts, "label": labels}, features=features)
     return DatasetDict(splits)
 
 
+def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
+    """Read the docstrings of the modules in `TOPICS`.
+
+    Args:
+        library: the folder of the standard library.
+
+    Returns:
+        The number of the docstring that each paragraph is first found in, and the topic of each
+        docstring, as an index into `TOPICS`.
+    """
+    paragraphs: dict[str, int] = {}
+    topics: list[int] = []
+    for topic, modules in enumerate(TOPICS.values()):
+        for module in modules.split():
+            for file in files_of(library, module):
+                for docstring in docstrings_of(file):
+                    for paragraph in docstring.split("\n\n"):
+                        text = paragraph.strip()
+                        if len(text) >= SHORTEST:
+                            paragraphs.setdefault(text, len(topics))
+                    topics.append(topic)
+    return paragraphs, topics
+
+
 def files_of(library: Path, name: str) -> list[Path]:
-    """Return the files of a module or package, without its tests; none where it is not there."""
-    files = sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
+    """Return the files of a module or package, without its tests; none if it does not exist."""
+    files = sorted((library / name).rglob("*.py"))
+    if not files:
+        files = [library / f"{name}.py"]
     return [
         file for file in files if file.exists() and "test" not in file.relative_to(library).parts
     ]
 
 
 def docstrings_of(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a Python file that have at least `SHORTEST` characters."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(path.read_bytes())):
-        text = ast.get_docstring(node) if isinstance(node, documented) else None
-        if text and len(text) >= SHORTEST:
-            yield text
+        if isinstance(node, documented):
+            text = ast.get_docstring(node)
+            if text and len(text) >= SHORTEST:
+                yield text
 
 
+# The function that makes each built-in data set which `datasets` can hold.
 LOADERS: dict[str, Callable[[], DatasetDict]] = {"digits": digits, "docstrings": docstrings}

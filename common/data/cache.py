@@ -1,22 +1,38 @@
-"""What is made of a data set once, kept for later runs: whole and as it was, or made again."""
+"""The cache of prepared data: decoded images or tokenised text, made once and used by later runs.
+
+The cache of one data set with one group of settings is a folder. It holds .npy files, other files
+such as a tokenizer, and a JSON file of facts. A cache that has changed since it was written is made
+again.
+"""
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.data.sources import DataSource, short_digest
+from common.data.fingerprint import short_digest
+from common.data.sources import DataSource
 from common.errors import UserError
 from common.files import locked, read_json, receipt_of, replacing, signed, write_json, writing
 
-FACTS = "facts.json"  # what was prepared, and the SHA-256 of each file
-SEEN = "seen.json"  # the files' stamps when their digests were last compared
-ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
+FACTS = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
+SEEN = "seen.json"  # the stamps of the files when their digests were last compared
+DISK_ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
+
+Stamps = dict[str, list[int]]  # what changes with a file, by its path in the cache
+
+
+class Prepared(NamedTuple):
+    """A data set in the cache."""
+
+    folder: Path
+    facts: dict[str, Any]  # what `prepare` returned, and a fingerprint of the arrays
+    arrays: dict[str, list[np.ndarray]]  # of each split; memory-mapped and read-only
 
 
 def cached(
@@ -24,74 +40,104 @@ def cached(
     prepare: Callable[..., dict[str, Any]],
     version: str,
     names: tuple[str, ...],
-    settings: dict[str, Any],
-) -> tuple[Path, dict[str, Any], dict[str, list[Any]]]:
-    """Return what `prepare`, in some version, makes of a data set with some settings.
+    settings: Mapping[str, Any],
+) -> Prepared:
+    """Return a data set from the cache, and prepare it first if it is not there or is damaged.
 
-    A folder, facts, and the arrays of each split, memory-mapped and read-only.
+    If several processes call this, one prepares the data, and the others wait on a file lock. They
+    wait for as long as it takes; a barrier would time out.
 
-    It takes the source, a folder and the settings by name, writes SPLIT_NAME.npy there for each of
-    `names`, or SPLIT_groups.npy of what is streamed, and returns facts, with a list of the splits.
-    Of several processes one prepares, or looks for damage, and the others wait on a file lock, for
-    as long as it takes: a barrier would time out.
+    Args:
+        prepare: is called with the source, a folder, and the settings by name. For each split and
+            each name, it writes the array SPLIT_NAME.npy to the folder; for a streamed data set, it
+            writes SPLIT_groups.npy alone. It returns facts for JSON, with a list "splits".
+        version: changes when `prepare` does something else with the same settings.
+        names: of the arrays of each split.
+
+    Raises:
+        UserError: the data can't be read, or the cache can't be written.
     """
     if source.streaming:
-        version, names = f"rows-2-{version}", ("groups",)
+        version = f"rows-2-{version}"
+        names = ("groups",)
+    # The name `kind` is part of the digest in the folder's name: another one would lose all caches.
     folder = cache_folder(source, kind=version, **settings)
-    with writing(f"the cache {folder}", ADVICE):
-        if not was_seen(folder):
+    with writing(f"the cache {folder}", DISK_ADVICE):
+        if not is_unchanged(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(Path(f"{folder}.lock")):
-                if not was_seen(folder) and (reason := damage(folder)):
+                # Another process may have prepared the data while this one waited for the lock.
+                problem = None if is_unchanged(folder) else find_damage(folder)
+                if problem is not None:
                     if folder.exists():
-                        print(f"the cache {folder} is made again: {reason}", flush=True)
-                    make(folder, partial(prepare, source, **settings))
+                        print(f"the cache {folder} is made again: {problem}", flush=True)
+                    make_cache(folder, partial(prepare, source, **settings))
         facts = read_json(folder / FACTS)
         arrays = {
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
             for split in facts.pop("splits")
         }
-    files = {name: one for name, one in facts.pop("files").items() if name.endswith(".npy")}
+    digests = facts.pop("files")
     del facts["sha256"]
-    facts["fingerprint"] = short_digest(files)
-    return folder, facts, arrays
+    array_digests = {name: digest for name, digest in digests.items() if name.endswith(".npy")}
+    facts["fingerprint"] = short_digest(array_digests)
+    return Prepared(folder, facts, arrays)
 
 
 def cache_folder(source: DataSource, **settings: object) -> Path:
-    """Return the folder that caches `source` prepared with `settings`; it may not exist yet."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "accelerate-recipes")
+    """Return the folder that caches `source` prepared with `settings`; it may not exist yet.
+
+    The data set's fingerprint and all settings are part of its name: changed data or other settings
+    have another cache.
+    """
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = Path(cache_home, "accelerate-recipes")
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
     if source.is_whole:
         settings["is_whole"] = True
-    place = source.fingerprint, source.location, source.configuration
-    return root / f"{source.name[:80]}-{short_digest([*place, settings])}"
+    digest = short_digest([source.fingerprint, source.location, source.configuration, settings])
+    return root / f"{source.name[:80]}-{digest}"
 
 
-def stamps(folder: Path) -> dict[str, list[int]]:
-    """Return what changes with each file: its times, size and inode.
+def stamps_of(folder: Path) -> Stamps:
+    """Return the times, the size and the inode of each file, from which a change can be seen.
 
-    No program sets the time of a change of status (ctime) back, as it can that of a modification.
+    They include the time of the last change of status (ctime). Programs can set back the time of
+    modification, but not the ctime.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEEN)
-    statuses = {str(path.relative_to(folder)): path.stat() for path in files}
-    return {
-        name: [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
-        for name, status in statuses.items()
-    }
+    stamps = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != SEEN:
+            status = path.stat()
+            stamps[str(path.relative_to(folder))] = [
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+                status.st_size,
+                status.st_ino,
+            ]
+    return stamps
 
 
-def was_seen(folder: Path) -> bool:
-    """Whether all files of a cache have the stamps with which they were last seen to be whole."""
+def is_unchanged(folder: Path) -> bool:
+    """Whether all files still have the stamps that they had when the cache was last found whole.
+
+    This is fast, because no array is read.
+    """
     with contextlib.suppress(UserError, OSError):
-        return read_json(folder / SEEN) == stamps(folder)
+        return read_json(folder / SEEN) == stamps_of(folder)
     return False
 
 
-def damage(folder: Path) -> str | None:
-    """Return what is wrong with a cache, every byte of which is read; None of a whole one."""
+def find_damage(folder: Path) -> str | None:
+    """Compare the digests of all files, and return what is wrong with the cache.
+
+    Returns None for a cache without damage, and saves its stamps, so that the next run need not
+    read all files again.
+    """
     try:
-        facts, before = read_json(folder / FACTS), stamps(folder)
+        facts = read_json(folder / FACTS)
+        stamps = stamps_of(folder)  # before the files are read: they may change meanwhile
         if facts != signed(facts):
             return f"{FACTS} has changed"
         for name, digest in facts["files"].items():
@@ -99,29 +145,35 @@ def damage(folder: Path) -> str | None:
                 return f"{name} has changed"
     except (UserError, OSError) as problem:
         return str(problem)
-    remember(folder, before)
+    save_stamps(folder, stamps)
     return None
 
 
-def remember(folder: Path, found: dict[str, list[int]]) -> None:
-    with contextlib.suppress(UserError):  # where it can't be written, all is read each time
-        write_json(folder / SEEN, found)
+def save_stamps(folder: Path, stamps: Stamps) -> None:
+    """Save the stamps of a whole cache; where this is impossible, each run compares the digests."""
+    with contextlib.suppress(UserError):
+        write_json(folder / SEEN, stamps)
 
 
-def make(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
-    """Put what `prepare` writes in the place of `folder`, with a digest of each file."""
+def make_cache(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
+    """Have `prepare` fill a new folder, add the facts, and put it in the place of `folder`."""
     with replacing(folder) as unfinished:
         facts = prepare(unfinished)
-        receipts = {name: receipt_of(unfinished / name) for name in stamps(unfinished)}
-        facts["files"] = {name: receipt["sha256"] for name, receipt in receipts.items()}
+        facts["files"] = {
+            name: receipt_of(unfinished / name)["sha256"] for name in stamps_of(unfinished)
+        }
         (unfinished / FACTS).write_text(json.dumps(signed(facts), indent=2), encoding="utf-8")
-        remember(unfinished, stamps(unfinished))
+        save_stamps(unfinished, stamps_of(unfinished))
 
 
 def write_array(path: Path, parts: Iterable[np.ndarray], length: int) -> None:
-    """Write an array of `length` rows, whose parts come one after the other, as a .npy file.
+    """Write an array to a .npy file part by part, so that it never has to fit into memory.
 
-    Not through a memory map: where the disk is full, that ends the process.
+    It uses no memory map: a full disk would kill the process instead of raising an `OSError`.
+
+    Args:
+        parts: at least one array; they are joined along the first axis.
+        length: the number of rows of all parts together.
     """
     with path.open("wb") as file:
         for part in map(np.ascontiguousarray, parts):

@@ -1,4 +1,8 @@
-"""How a CSV file is written: its separator and its encoding."""
+"""Finds the separator and the encoding of a CSV file, so that it is read correctly.
+
+A file that can't be read for certain is refused: a wrong guess would change its words or columns
+without an error.
+"""
 
 import codecs
 import csv
@@ -10,42 +14,49 @@ from common.errors import UserError
 from common.platforms import quoted, with_posix_command
 
 SEPARATORS = (",", ";", "\t", "|")
-SHOWN = {"\t": "tabs"}
-# What to do about a file whose rows can't be told apart, or differ in length.
+SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are
+# What to do about rows that can't be told apart or differ in length.
 RAGGED_ADVICE = (
     "give each row as many values as the header has names, quote the texts that hold a separator, "
     "and close each quote"
 )
-# Characters at the beginning of a file by which the separator is told.
-SAMPLE = 2**16
-BLOCK = 2**20
-BYTE_ORDER_MARKS = (  # the longer ones first: that of UTF-32 begins with that of UTF-16
+SAMPLE = 2**16  # characters at the beginning of a file, from which the separator is inferred
+BLOCK = 2**20  # bytes that are decoded at a time
+# The longer marks come first, because the mark of UTF-32 begins with that of UTF-16.
+BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
-    (codecs.BOM_UTF8, "utf-8"),  # pandas passes over the mark
+    (codecs.BOM_UTF8, "utf-8"),  # pandas skips the mark
 )
 
 
 class Dialect(NamedTuple):
+    """How a CSV file is written."""
+
     separator: str
     encoding: str
 
     def __str__(self) -> str:
-        separator = SHOWN.get(self.separator, repr(self.separator))
-        return f"separated by {separator}, in {self.encoding.upper()}"
+        return f"separated by {name_of(self.separator)}, in {self.encoding.upper()}"
 
 
 DEFAULT = Dialect(",", "utf-8")
 
 
+def name_of(separator: str) -> str:
+    """Return a separator as messages show it."""
+    return SEPARATOR_NAMES.get(separator, repr(separator))
+
+
 def find_dialect(path: str) -> Dialect:
-    """Tell how a CSV file is written.
+    """Return the separator and the encoding of a CSV file.
 
     Raises:
-        UserError: it is empty, its encoding is not certain, its first line is no header, or the
-            header has fewer names than the first row has values.
+        UserError: the file is empty, its encoding is not certain, its first line is not a header,
+            or the header has fewer names than the first row has values.
+        OSError: the file can't be read.
     """
     encoding = find_encoding(path)
     with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as file:
@@ -60,7 +71,10 @@ def find_dialect(path: str) -> Dialect:
 
 
 def refuse_separator_line(path: str, sample: str) -> None:
-    """Raise a `UserError` where the first line tells a spreadsheet the separator, as ``sep=;``."""
+    """Raise a `UserError` if the first line is meant for spreadsheets, as ``sep=;``.
+
+    It would be read as the header.
+    """
     first_line = sample.partition("\n")[0].strip().strip('"')
     if re.fullmatch(r"sep=.?", first_line, re.IGNORECASE):
         raise UserError(
@@ -70,10 +84,13 @@ def refuse_separator_line(path: str, sample: str) -> None:
 
 
 def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) -> None:
-    """Raise a `UserError` where the first row has more values than the header has names.
+    """Raise a `UserError` if the first row has more values than the header has names.
 
-    Pandas would take the first values for the names of the rows, so that each value would stand in
-    the column of its neighbour. That happens where texts hold separators and are not quoted.
+    Pandas would take the first values for names of rows, and put all other values into wrong
+    columns. This happens if texts hold separators and are not quoted.
+
+    Args:
+        records: the header and the first rows, split at the separator.
     """
     if len(records) < 2 or len(records[1]) <= len(records[0]):
         return
@@ -81,27 +98,30 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
     raise UserError(
         f"{path}: its first row has {len(records[1])} values, and its header only "
         f"{len(records[0])} ({names:.80}): quote the texts that hold a separator "
-        f"({SHOWN.get(separator, repr(separator))}), or name each column"
+        f"({name_of(separator)}), or name each column"
     )
 
 
 def find_encoding(path: str) -> str:
-    """Return the Unicode encoding of a file, all of which is read.
+    """Read a whole file, and return its Unicode encoding.
 
     Raises:
-        UserError: it is not Unicode. No other encoding can be told for certain, and one that is
-            taken for another makes other words without an error.
+        UserError: the file is not in Unicode. Other encodings can't be told apart for certain, and
+            a wrong one gives wrong words without an error.
     """
     with open(path, "rb") as file:
         head = file.read(BLOCK)
-    marked = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
-    if not marked and b"\0" in head:
+    marked_encodings = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
+    if not marked_encodings and b"\0" in head:
         refuse_stray_zeros(path, head)
-        zeros_last = head[1::2].count(0) > head[::2].count(0)
-        name = "UTF-16LE" if zeros_last else "UTF-16BE"
-        advice = conversion_advice(path, name)
-        raise UserError(f"{path} is no UTF-8, likely {name} without a mark: {advice}")
-    encoding = marked[0] if marked else "utf-8"
+        refuse_unmarked_utf16(path, head)
+    encoding = marked_encodings[0] if marked_encodings else "utf-8"
+    check_encoding(path, encoding)
+    return encoding
+
+
+def check_encoding(path: str, encoding: str) -> None:
+    """Decode a whole file; raise a `UserError` at the first byte that is not in its encoding."""
     decoder = codecs.getincrementaldecoder(encoding)()
     decoded_bytes = 0
     with open(path, "rb") as file:
@@ -111,16 +131,16 @@ def find_encoding(path: str) -> str:
                 decoder.decode(block, final=not block)
             except UnicodeDecodeError as problem:
                 place = decoded_bytes + problem.start
-                raise UserError(not_decoded(path, encoding, problem, place)) from None
+                raise UserError(decoding_problem(path, encoding, problem, place)) from None
             if not block:
-                return encoding
+                return
             decoded_bytes += len(block)
 
 
 def refuse_stray_zeros(path: str, head: bytes) -> None:
-    """Raise a `UserError` where the beginning of a file is UTF-8 with a few zero bytes in it.
+    """Raise a `UserError` if the beginning of a file is UTF-8 with a few zero bytes in it.
 
-    Latin letters in UTF-16 are UTF-8, too, but every second byte of them is zero.
+    Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte of them is zero.
     """
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
@@ -133,8 +153,25 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
         raise UserError(f"{path} holds a zero byte at {place:,}, which is no text: {advice}")
 
 
-def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> str:
-    """Say where a file is not in its encoding, and what to do."""
+def refuse_unmarked_utf16(path: str, head: bytes) -> None:
+    """Raise a `UserError` for a file with many zero bytes and no byte order mark.
+
+    The error names the likely order: of Latin letters, the high byte is the one that is zero.
+    """
+    are_high_bytes_last = head[1::2].count(0) > head[::2].count(0)
+    encoding = "UTF-16LE" if are_high_bytes_last else "UTF-16BE"
+    raise UserError(
+        f"{path} is not in UTF-8, likely {encoding} without a mark: "
+        f"{conversion_advice(path, encoding)}"
+    )
+
+
+def decoding_problem(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> str:
+    """Return a sentence on where a file is not in its encoding, and what to do.
+
+    Args:
+        place: the number of the byte in the file.
+    """
     name = encoding.upper()
     if encoding != "utf-8":
         return (
@@ -144,8 +181,7 @@ def not_decoded(path: str, encoding: str, problem: UnicodeDecodeError, place: in
     byte = problem.object[problem.start]
     return (
         f"{path} is not in UTF-8 (byte 0x{byte:02X} at {place:,}); of Western languages it is "
-        "likely Windows-1252 or Latin-1: "
-        f"{conversion_advice(path, 'CP1252')}"
+        f"likely Windows-1252 or Latin-1: {conversion_advice(path, 'CP1252')}"
     )
 
 
@@ -155,20 +191,34 @@ def conversion_advice(path: str, encoding: str) -> str:
 
 
 def find_separator(sample: str, is_whole: bool) -> str:
-    """Return what separates the columns of a CSV file, by its first characters."""
-    records = {separator: read_records(sample, separator, is_whole) for separator in SEPARATORS}
-    columns = {separator: len(rows[0]) if rows else 0 for separator, rows in records.items()}
-    candidates = [separator for separator in SEPARATORS if columns[separator] > 1]
-    regular = [
-        separator
-        for separator in candidates
-        if all(len(row) == columns[separator] for row in records[separator])
-    ]
-    return max(regular or candidates or [","], key=lambda separator: columns[separator])
+    """Infer the separator of the columns from the first characters of a CSV file.
+
+    It is the one that gives the most columns, and the same number in all rows if there is such one.
+
+    Args:
+        is_whole: whether `sample` is the whole file.
+    """
+    column_counts: dict[str, int] = {}
+    regular_separators: list[str] = []  # those that give all rows the same number of columns
+    for separator in SEPARATORS:
+        rows = read_records(sample, separator, is_whole)
+        if not rows or len(rows[0]) < 2:
+            continue
+        column_counts[separator] = len(rows[0])
+        if all(len(row) == len(rows[0]) for row in rows):
+            regular_separators.append(separator)
+    candidates = regular_separators or list(column_counts)
+    return max(candidates, key=lambda separator: column_counts[separator], default=",")
 
 
 def read_records(sample: str, separator: str, is_whole: bool) -> list[list[str]]:
-    """Split the beginning of a CSV file into rows, without the last one if it may be cut off."""
+    """Split the beginning of a CSV file into rows, without empty ones.
+
+    The last row is left out if it may be cut off. There are no rows if `csv` can't read them.
+
+    Args:
+        is_whole: whether `sample` is the whole file.
+    """
     try:
         rows = [row for row in csv.reader(io.StringIO(sample), delimiter=separator) if row]
     except csv.Error:

@@ -1,4 +1,4 @@
-"""Encoded images of a data set as pixels of one size: all at once, or one by one."""
+"""Decodes the images of a data set to pixels of one size, all at once or one by one."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 from PIL import Image
@@ -26,19 +26,34 @@ from common.files import reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-NAMES_FILE = "_files.json"  # after a split's name: its images' paths, in their order
-DECODED_BYTES = 2**26  # of images that are held at once
-LOOKED_AT = 1024  # images that stand for all where they are streamed
+NAMES_FILE = "_files.json"  # after a split's name: the paths of its images, in their order
+DECODED_BYTES = 2**26  # of decoded images that are in memory at once
+SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
+class EncodedImage(TypedDict):
+    """An image as `datasets` gives it undecoded: the contents of a file, or a path to it."""
+
+    path: str | None
+    bytes: bytes | None
+
+
 class Shape(NamedTuple):
-    """How images are decoded, as those of one split have it or a model wants it."""
+    """The format to which all images of a data set are decoded."""
 
     size: int  # height and width, in pixels
     channels: int  # 1 or 3
     white_level: int | None  # the value of white in images of more than 8 bits; None: none has
     is_resized: bool  # whether one or more of the images have another size
+
+
+class RequestedShape(NamedTuple):
+    """What the user or the model requires of the format; None: the images determine it."""
+
+    size: int | None
+    channels: int | None
+    white_level: int | None
 
 
 def prepare_images(
@@ -50,29 +65,60 @@ def prepare_images(
     channels: int | None = None,
     white_level: int | None = None,
 ) -> dict[str, Any]:
-    """Write all images as uint8 arrays of one size, and their labels; return facts.
+    """Fill a cache folder with a data set of images, and return facts about it.
 
-    Or where the rows of parquet files are, and facts by some of their images. Size, channels and
-    white level are those of the training images where they are None.
+    The folder gets, for each split, uint8 images [samples, size, size, channels] and int64 labels
+    [samples]. A streamed data set is not decoded now: the folder gets the places of its row groups,
+    and the facts are measured on a sample of the images.
+
+    Args:
+        size: height and width in pixels. Like `channels` and `white_level`, it is inferred from the
+            first split (train, if there is one) if it is None.
+        image_column: the value of `--image-column`.
+        label_column: the value of `--label-column`.
+
+    Returns:
+        channels, image_size, white_level; the mean and std of each channel of the first split; and
+        the facts of `LabelledData`.
+
+    Raises:
+        UserError: there is no column of images, an image can't be decoded, or the disk is full.
     """
     import datasets
 
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
     candidates = table.columns_of(datasets.Image)
-    (column,) = table.find("--image-column", image_column, candidates, candidates)
-    wanted = size, channels, white_level
+    (column,) = table.choose_columns("--image-column", image_column, candidates, candidates)
+    requested = RequestedShape(size, channels, white_level)
     if isinstance(table, ParquetTables):
-        looked_at = [value for (value,) in table.keep(folder, [column]).look(LOOKED_AT)]
-        shape = shape_of(looked_at, source, table.first, *wanted)
-        pixels = map(decoder_of(source, table.first, shape), looked_at)
-        counts = counts_of(np.stack([*pixels]))
-        table.notes.append(f"image size and scaling by {len(looked_at):,} of the images")
+        shape, counts = examine_sample(table, column, source, folder, requested)
     else:
-        shape, counts = decode_all(table, column, source, folder, wanted)
+        shape, counts = decode_all(table, column, source, folder, requested)
     if shape.white_level is not None and white_level is None:
         table.notes.append(f"of more than 8 bits a channel: {shape.white_level:,} is white")
     facts = {"channels": shape.channels, "image_size": shape.size, "white_level": shape.white_level}
     return facts | scaling_by(counts) | table.facts()
+
+
+def examine_sample(
+    table: ParquetTables,
+    column: str,
+    source: DataSource,
+    folder: Path,
+    requested: RequestedShape,
+) -> tuple[Shape, np.ndarray]:
+    """Write the places of the row groups, and decode a sample of the images of the first split.
+
+    Returns:
+        The format for all images, and `counts_of` the sampled ones.
+    """
+    rows = table.write_groups(folder, [column])
+    images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
+    shape = shape_of(images, source, table.first, requested)
+    decode = decoder_of(source, table.first, shape)
+    counts = counts_of(np.stack([decode(image) for image in images]))
+    table.notes.append(f"image size and scaling by {len(images):,} of the images")
+    return shape, counts
 
 
 def decode_all(
@@ -80,69 +126,113 @@ def decode_all(
     column: str,
     source: DataSource,
     folder: Path,
-    wanted: tuple[int | None, int | None, int | None],
+    requested: RequestedShape,
 ) -> tuple[Shape, np.ndarray]:
-    """Write the arrays; return how images were decoded, and `counts_of` those of the first split.
+    """Decode all images, and write them, their labels and their paths to `folder`.
 
-    `wanted`: size, channels and white level, None where the images tell.
+    Returns:
+        The format of the images, and `counts_of` those of the first split.
     """
-    import datasets
-
-    for name, split in [*table.splits.items()]:
-        table.splits[name] = encoded = split.cast_column(column, datasets.Image(decode=False))
-        values = enumerate(encoded[column])  # one after the other: all would fill the memory
-        table.keep(name, [row for row, v in values if v and {*v.values()} != {None}], "image")
-    shape = shape_of(table.splits[table.first][column], source, table.first, *wanted)
+    drop_missing_images(table, column)
+    shape = shape_of(table.splits[table.first][column], source, table.first, requested)
     if shape.is_resized:
         table.notes.append(f"images resized and centre-cropped to {shape.size}×{shape.size}")
     image_bytes = shape.size * shape.size * shape.channels
-    needed = len(table) * image_bytes
-    if needed > shutil.disk_usage(folder).free:
-        raise UserError(
-            f"the decoded data take {needed / 2**30:.1f} GiB, which {folder.parent} has not: lower "
-            "--image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
-        )
+    check_disk_space(len(table) * image_bytes, folder)
     say(f"decoding {len(table):,} images once, for this and later runs")
-    at_once = min(256, 1 + DECODED_BYTES // image_bytes)
+    images_at_once = min(256, 1 + DECODED_BYTES // image_bytes)
     counts = np.zeros((shape.channels, 256), dtype=np.int64)
-
-    def decoded(name: str, split: "Dataset", paths: list[str | None]) -> Iterator[np.ndarray]:
-        decode = decoder_of(source, name, shape)
-        for rows in split.iter(at_once):
-            paths.extend(value["path"] for value in rows[column])
-            images = np.stack([*pool.map(decode, rows[column])])
-            if name == table.first:
-                counts[:] += counts_of(images)
-            yield images
-
     with ThreadPoolExecutor() as pool:
         for name, split in table.splits.items():
+            decode = decoder_of(source, name, shape)
             paths: list[str | None] = []
-            write_array(folder / f"{name}_images.npy", decoded(name, split, paths), len(split))
+            batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
+            if name == table.first:
+                batches = counted(batches, counts)
+            write_array(folder / f"{name}_images.npy", batches, len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
             write_names(folder / f"{name}{NAMES_FILE}", paths, source.location)
     return shape, counts
 
 
+def drop_missing_images(table: Tables, column: str) -> None:
+    """Have `datasets` give the images undecoded, and drop the rows that have none."""
+    import datasets
+
+    for name, split in list(table.splits.items()):
+        encoded = split.cast_column(column, datasets.Image(decode=False))
+        table.splits[name] = encoded
+        # One image after the other: all of them at once might not fit into memory.
+        rows = [
+            row
+            for row, image in enumerate(encoded[column])
+            if image and any(value is not None for value in image.values())
+        ]
+        table.keep(name, rows, "image")
+
+
+def check_disk_space(needed_bytes: int, folder: Path) -> None:
+    """Raise a `UserError` if the disk of `folder` has less free space than needed."""
+    if needed_bytes > shutil.disk_usage(folder).free:
+        raise UserError(
+            f"the decoded images take {needed_bytes / 2**30:.1f} GiB, and {folder.parent} has less "
+            "free space: lower --image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
+        )
+
+
+def decoded_batches(
+    split: "Dataset",
+    column: str,
+    images_at_once: int,
+    decode: "Decoder",
+    pool: ThreadPoolExecutor,
+    paths: list[str | None],
+) -> Iterator[np.ndarray]:
+    """Yield the images of a split, uint8 [images_at_once, size, size, channels], decoded by `pool`.
+
+    Appends the path of each image to `paths`, so that the split is read only once.
+    """
+    for rows in split.iter(images_at_once):
+        images: list[EncodedImage] = rows[column]
+        paths.extend(image["path"] for image in images)
+        yield np.stack(list(pool.map(decode, images)))
+
+
+def counted(batches: Iterable[np.ndarray], counts: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the batches of images, and add `counts_of` each to `counts`."""
+    for images in batches:
+        counts += counts_of(images)
+        yield images
+
+
 def write_names(file: Path, paths: list[str | None], location: str) -> None:
-    """Write the images' paths, relative to the data set's folder; nothing if one has none."""
-    if all(paths):
-        names = [os.path.relpath(p, location) if os.path.isabs(p) else p for p in paths if p]
-        file.write_text(json.dumps(names), encoding="utf-8")
+    """Write the paths of images as JSON, relative to the data set's folder.
+
+    Writes nothing if an image has no path: positions in the list would be wrong.
+    """
+    names = []
+    for path in paths:
+        if not path:
+            return
+        names.append(os.path.relpath(path, location) if os.path.isabs(path) else path)
+    file.write_text(json.dumps(names), encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes pixels of the images of a split, as `datasets` holds them: `image_to_pixels`."""
+    """Decodes images of one split to uint8 pixels [size, size, channels].
+
+    It can be pickled, so that workers can use it.
+    """
 
     source: DataSource
-    split: str
+    split: str  # for messages
     size: int
     channels: int
     white_level: int | None = None  # as `image_to_pixels` takes it
 
-    def __call__(self, value: dict[str, Any]) -> np.ndarray:
-        with opened(value, self.source, self.split) as image:
+    def __call__(self, encoded: EncodedImage) -> np.ndarray:
+        with opened(encoded, self.source, self.split) as image:
             return image_to_pixels(image, self.size, self.channels, self.white_level)
 
 
@@ -151,60 +241,102 @@ def decoder_of(source: DataSource, split: str, shape: Shape) -> Decoder:
 
 
 @contextmanager
-def opened(value: dict[str, Any], source: DataSource, split: str) -> Iterator[Image.Image]:
-    """Open one encoded image, whose pixels are read later; its file must be the data set's."""
-    path, encoded = value["path"], value["bytes"]
-    with reading(f"image {path or f'one of split {split} of {source.name}'}", "mend or remove it"):
-        yield Image.open(own_file(path, source) if encoded is None else io.BytesIO(encoded))
+def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Image.Image]:
+    """Open one encoded image; Pillow reads its pixels later, within this context.
+
+    Raises:
+        UserError: the image can't be read, or its path leads out of the data set.
+    """
+    path = encoded["path"]
+    contents = encoded["bytes"]
+    name = path or f"one of split {split} of {source.name}"
+    with reading(f"image {name}", "mend or remove it"):
+        if contents is not None:
+            yield Image.open(io.BytesIO(contents))
+        elif path is not None:
+            yield Image.open(own_file(path, source))
+        else:
+            raise ValueError("it has neither contents nor a path")
 
 
 def own_file(path: str, source: DataSource) -> str:
-    """Return the path of a data set's file, or of one that was fetched or unpacked for it."""
+    """Return the absolute path of a file of the data set.
+
+    A table may name any path. Only files in the data set's folder, and files that were downloaded
+    or unpacked for it, may be opened.
+
+    Raises:
+        UserError: the path leads elsewhere.
+    """
     import datasets
     from huggingface_hub import constants
 
     file = os.path.normpath(os.path.join(source.location, path))
-    roots = source.location, constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE
-    if not any(Path(file).is_relative_to(root) for root in roots):
+    allowed_folders = (
+        source.location,
+        constants.HF_HUB_CACHE,
+        datasets.config.HF_DATASETS_CACHE,
+    )
+    if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
         raise UserError(f"image {path} lies outside of data set {source.location}: leave it out")
     return file
 
 
 def shape_of(
-    values: Iterable[dict[str, Any]],
+    encoded_images: Iterable[EncodedImage],
     source: DataSource,
     split: str,
-    size: int | None,
-    channels: int | None,
-    white_level: int | None,
+    requested: RequestedShape,
 ) -> Shape:
-    """Look at the images of a split, and return how they are to be decoded."""
-    shapes, modes = [], set()
-    peak = None
-    for value in values:
-        with opened(value, source, split) as image:
-            shapes.append(image.size)
+    """Examine the images of a split, and choose the format to which all images are decoded."""
+    sizes: list[tuple[int, int]] = []
+    modes: set[str] = set()
+    peak: int | None = None  # largest value of a pixel in images of more than 8 bits
+    for encoded in encoded_images:
+        with opened(encoded, source, split) as image:
+            sizes.append(image.size)
             modes.add(image.mode)
             pixels, _ = deep_pixels(image)
             if pixels is not None:
                 peak = max(peak or 0, int(pixels.max(initial=0)))
+    channels = requested.channels
     if channels is None:
         channels = 1 if modes <= GREY_MODES else 3
+    white_level = requested.white_level
     if white_level is None and peak is not None:
         white_level = white_level_of(peak)
-    size = size or min(LARGEST_DEFAULT_SIZE, int(np.median([min(shape) for shape in shapes])))
-    return Shape(size, channels, white_level, set(shapes) != {(size, size)})
+    size = requested.size
+    if not size:
+        median = int(np.median([min(image_size) for image_size in sizes]))
+        size = min(LARGEST_DEFAULT_SIZE, median)
+    is_resized = set(sizes) != {(size, size)}
+    return Shape(size, channels, white_level, is_resized)
 
 
 def counts_of(images: np.ndarray) -> np.ndarray:
-    """Return how often each value of a pixel is in uint8 images: int64 [channels, 256]."""
+    """Count the values of pixels in each channel.
+
+    Args:
+        images: uint8 [images, height, width, channels].
+
+    Returns:
+        int64 [channels, 256].
+    """
     channels = range(images.shape[-1])
-    return np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in channels])
+    return np.stack(
+        [np.bincount(images[..., channel].ravel(), minlength=256) for channel in channels]
+    )
 
 
 def scaling_by(counts: np.ndarray) -> dict[str, list[float]]:
-    """Return mean and deviation by channel of pixels scaled to 0 … 1, from `counts_of` them."""
+    """Return the mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
+
+    Args:
+        counts: int64 [channels, 256], from `counts_of`.
+    """
     levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
     mean = np.average(levels, axis=1, weights=counts)
     variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
-    return {"mean": mean.tolist(), "std": np.sqrt(variance).clip(min=1 / 255).tolist()}
+    # A channel with one value in all images has the deviation 0, by which none can divide.
+    std = np.sqrt(variance).clip(min=1 / 255)
+    return {"mean": mean.tolist(), "std": std.tolist()}

@@ -1,4 +1,7 @@
-"""The model of a run that only evaluates: its classes, and the data that it was trained on."""
+"""The model of a run that only evaluates: its classes, and the data on which it was trained.
+
+With these, the run numbers its labels as the model does, and leaves out training samples.
+"""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from common.errors import UserError
 from common.files import read_json_if_there
 from common.initial import initial_facts, weights_file
 
-MOST_GENERATIONS = 20  # in a chain of runs that each began with the weights of the run before
+MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,16 @@ class Evaluated:
     model: str  # as `--init-from` names it
     class_names: list[str] | None  # in the order of its outputs; None: not known
     preprocessing: dict[str, Any]  # of images: image_size, channels, white_level
-    # The run of the model comes first, then each run that supplied the initial weights.
+    # The run of the model comes first, then the run of its initial weights, and so on.
     trained_on: tuple[TrainedOn, ...]
 
 
 def read_evaluated(model: str) -> Evaluated:
-    """Read what is known of the model that `--init-from` names."""
+    """Read what is known about the model that `--init-from` names.
+
+    Raises:
+        UserError: there is no such model, or its files can't be read.
+    """
     facts = initial_facts(model)
     names = facts.get("class_names")
     class_names = [str(name) for name in names] if isinstance(names, list) else None
@@ -52,9 +59,11 @@ def read_evaluated(model: str) -> Evaluated:
 
 
 def histories(model: str | None) -> list[TrainedOn]:
-    """Return the data that a model was trained on, those of its last run first.
+    """Return the data on which a model was trained.
 
-    The list is empty for a model that does not lie in the directory of a run.
+    A run may begin with the weights of another run, and its model was then trained on the data of
+    both. The data of the last run come first. The list is empty for a model that is not in the
+    directory of a run.
     """
     history: list[TrainedOn] = []
     while model is not None and len(history) < MOST_GENERATIONS and not os.path.isfile(model):

@@ -1,22 +1,39 @@
-"""Fingerprints of data: short digests that change with the contents of a split.
+"""Fingerprints of data: short digests that change with the contents of a data set.
 
-By its fingerprint, a resumed run notices that its data have changed since it began. To be fast, a
-fingerprint covers small data as a whole, and only some samples of large data, at fixed positions.
+A resumed run compares fingerprints to notice that its data have changed since it began. They also
+name the caches of prepared data, so that changed data get a new cache. To be fast, a fingerprint
+covers small data as a whole, and only some samples of large data, at fixed positions.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from common.data.local_files import TABLE_SUFFIXES
+from common.files import digest_of, reading
 
 WHOLE_BYTES = 64 * 2**20  # arrays of one split are read as a whole up to this size together
 ROWS = 256  # rows that are read of each larger array
 PROBES = 5  # samples that are read of a data set that is read sample by sample
 # Each of these is read this often. Random samples differ between readings, and get no fingerprint.
 READINGS = 3
+# A text file or a table is identified by its content if it has at most SMALL_BYTES, until
+# MOST_BYTES_READ have been read of all files.
+SMALL_BYTES = 2**22
+MOST_BYTES_READ = 2**26
+READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}
+
+
+class Digest(Protocol):
+    """A digest of `hashlib` that is not complete yet."""
+
+    def update(self, data: Any, /) -> None: ...
 
 
 class UnknownContentError(Exception):
@@ -30,8 +47,61 @@ def spread_positions(count: int, limit: int) -> list[int]:
     return [index * (count - 1) // (limit - 1) for index in range(limit)]
 
 
-def fingerprint_of_arrays(arrays: Mapping[str, Any]) -> str:
-    """Return a digest of the names, shapes, dtypes and contents of tensors or arrays."""
+def short_digest(value: Any) -> str:
+    """Return 16 hexadecimal digits that change with a value that JSON can hold."""
+    return digest_of(value)[:16]
+
+
+def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
+    """Return a digest that changes with files, even if their sizes and times stay the same.
+
+    Small tables and text files are read. Other files are identified by their inode and the time of
+    their last change of status (ctime). A program can set back the time of modification, but not
+    the ctime.
+
+    Args:
+        files: the status of each file, by path.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    identities: list[list[str | int]] = []
+    bytes_left = MOST_BYTES_READ
+    for path, status in files.items():
+        may_be_read = os.path.splitext(path)[1].lower() in READ_WHOLE
+        if may_be_read and status.st_size <= min(SMALL_BYTES, bytes_left):
+            bytes_left -= status.st_size
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            identities.append([path, status.st_size, digest])
+        else:
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            identities.append([path, status.st_size, *times, status.st_ino])
+    return short_digest(identities)
+
+
+def fingerprint_of_tokenizer(checkpoint: str) -> str:
+    """Return a digest that changes with the files of a tokenizer in a local folder.
+
+    A Hub id has no files here. All Hub ids get the same digest, so it must be used together with
+    the id.
+
+    Raises:
+        UserError: the files can't be read.
+    """
+    with reading(f"checkpoint {checkpoint}"):
+        files = [
+            path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))
+        ]
+        contents = b"".join(path.read_bytes() for path in sorted(files))
+    return hashlib.sha256(contents).hexdigest()
+
+
+def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> str:
+    """Return a digest of the names, shapes, dtypes and contents of tensors or arrays.
+
+    Of arrays that are large together, it covers only some rows of each.
+    """
     digest = hashlib.sha256()
     is_small = sum(values.nbytes for values in arrays.values()) <= WHOLE_BYTES
     for name, values in sorted(arrays.items()):
@@ -44,8 +114,10 @@ def fingerprint_of_arrays(arrays: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def fingerprint_of_samples(count: int, read: Any) -> str | None:
+def fingerprint_of_samples(count: int, read: Callable[[int], Any]) -> str | None:
     """Return a digest of some samples of a data set and of their total number.
+
+    It serves data sets that are not made of arrays or files.
 
     Args:
         count: the number of samples of the data set.
@@ -77,8 +149,10 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
     return hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:16]
 
 
-def add(digest: Any, value: Any) -> None:
+def add(digest: Digest, value: Any) -> None:
     """Add a value to a digest: a tensor, array, number, string, image, or a nest of these.
+
+    Types, shapes and lengths are added as well, so that different nests give different bytes.
 
     Raises:
         UnknownContentError: it is, or holds, an object of another type.

@@ -1,64 +1,82 @@
-"""Guess which columns of a table hold classes or free text, where no type or name tells it."""
+"""Guesses which columns of a table hold the classes or free text.
 
-from collections.abc import Callable, Iterable, Sequence
+They serve a data set that marks neither by the type or the name of a column, as a plain CSV file.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-# A column of more values, or where a value has fewer rows than this on average, is none of classes.
+# A column holds classes if it has few distinct values, and several rows for each on average.
 MOST_CLASSES = 50
 ROWS_PER_CLASS = 3
-NUMBERED = ("id", "idx", "index", "unnamed: 0")  # columns that number the rows
+NUMBERING_NAMES = ("id", "idx", "index", "unnamed: 0")  # of columns that number the rows
 
 Content = Literal["classes", "text", "image", "numbering", "other"]
-ValuesOf = Callable[[str], Sequence[Any]]
+Feature = Any  # the type of a column in `datasets`: Value, ClassLabel, Image …
+ValuesOf = Callable[[str], Sequence[Any]]  # returns all values of a column, by its name
 
 
-def content_of(column: str, feature: Any, values_of: ValuesOf) -> Content:
-    """Tell what a column holds by its type and values."""
+def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content:
+    """Guess what a column holds from its name, its type and its values."""
     from datasets import Image, Value
 
     if isinstance(feature, Image):
         return "image"
-    if column.lower() in NUMBERED:
+    if column.lower() in NUMBERING_NAMES:
         return "numbering"
     if not isinstance(feature, Value):
         return "other"
+    # NaN is the only value that differs from itself.
     values = [value for value in values_of(column) if value is not None and value == value]
-    distinct = {*values}
-    is_text = any(isinstance(value, str) for value in distinct)
+    distinct = set(values)
     if any(isinstance(value, float) and not value.is_integer() for value in distinct):
         return "other"
-    if len(distinct) <= max(2, min(MOST_CLASSES, len(values) // ROWS_PER_CLASS)):
+    if len(distinct) <= most_classes(len(values)):
         return "classes"
-    if is_text:
+    if any(isinstance(value, str) for value in distinct):
         return "text"
-    is_numbering = len(distinct) == len(values) and all(isinstance(v, int) for v in distinct)
-    return "numbering" if is_numbering else "other"
+    is_unique = len(distinct) == len(values)
+    if is_unique and all(isinstance(value, int) for value in distinct):
+        return "numbering"
+    return "other"
 
 
-def guess_label(features: dict[str, Any], values_of: ValuesOf) -> list[str]:
-    """Return the columns that may hold the classes: one alone where it is certain enough.
+def most_classes(num_rows: int) -> int:
+    """Return how many distinct values a column of classes may have in a table of that many rows."""
+    return max(2, min(MOST_CLASSES, num_rows // ROWS_PER_CLASS))
 
-    It is where all others are free text, images or numbers of rows. A column of one value holds no
-    classes.
+
+def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[str]:
+    """Return the columns that may hold the classes.
+
+    One column alone is returned only if the guess is safe: all other columns are free text, images
+    or row numbers. A column with the same value in all rows holds no classes.
     """
-    contents = {name: content_of(name, kind, values_of) for name, kind in features.items()}
+    contents = {
+        column: guess_content(column, feature, values_of) for column, feature in features.items()
+    }
     candidates = [
-        name
-        for name, content in contents.items()
-        if content == "classes" and len({*values_of(name)}) > 1
+        column
+        for column, content in contents.items()
+        if content == "classes" and len(set(values_of(column))) > 1
     ]
-    rest = {content for name, content in contents.items() if name not in candidates}
-    is_certain = rest <= {"text", "image", "numbering"} and rest & {"text", "image"}
-    return candidates if is_certain or len(candidates) > 1 else []
+    other_contents = {content for column, content in contents.items() if column not in candidates}
+    has_inputs = bool(other_contents & {"text", "image"})
+    is_safe = has_inputs and other_contents <= {"text", "image", "numbering"}
+    return candidates if is_safe or len(candidates) > 1 else []
 
 
 def guess_texts(columns: Iterable[str], values_of: ValuesOf) -> list[str]:
-    """Return those of some columns of strings that hold free text: sentences, and many of them."""
+    """Return the columns, of some columns of strings, that hold free text.
+
+    Most values of such a column have several words, and it has too many values to hold classes.
+    """
     texts = []
     for column in columns:
         values = [value for value in values_of(column) if value]
-        distinct = {*values}
-        has_words = sum(len(value.split()) > 1 for value in distinct) > len(distinct) / 2
-        if has_words and len(distinct) > max(2, min(MOST_CLASSES, len(values) // ROWS_PER_CLASS)):
+        distinct = set(values)
+        with_several_words = sum(len(value.split()) > 1 for value in distinct)
+        are_sentences = with_several_words > len(distinct) / 2
+        if are_sentences and len(distinct) > most_classes(len(values)):
             texts.append(column)
     return texts

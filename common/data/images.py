@@ -1,9 +1,11 @@
-"""Images: decoded once to uint8, cached, memory-mapped; batches made on the device."""
+"""Data sets of images: decoded once to uint8 and cached, or decoded while training.
+
+Augmentation and scaling of pixels take place on the device.
+"""
 
 import functools
 import json
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 
 from common.data.batch import Batch, Data, TensorSamples
 from common.data.decoding import LARGEST_DEFAULT_SIZE, NAMES_FILE, Decoder, prepare_images
-from common.data.labels import READS
+from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
@@ -24,13 +26,16 @@ from common.files import reading
 from common.initial import initial_facts
 from common.machine import local_world_size, usable_cores
 
+# Part of a cache's name. A new value has all caches made again.
+CACHE_VERSION = "images-10"
+
 
 class ImageSamples(TensorSamples):
     """One split: uint8 images [samples, height, width, channels] and int64 labels [samples]."""
 
     crop_padding = 0  # pixels by which a training image is shifted at most
     flip = False  # whether half of the training images are mirrored
-    names_file: Path | None = None  # JSON with the images' paths, where they are known
+    names_file: Path | None = None  # JSON with the images' paths, if they are known
 
     def __init__(
         self,
@@ -40,9 +45,19 @@ class ImageSamples(TensorSamples):
         std: list[float],
         dtype: torch.dtype,
     ) -> None:
+        """Hold the images and labels of a split.
+
+        Args:
+            mean: of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
+            std: likewise, the standard deviation.
+            dtype: of the images of a batch.
+        """
         super().__init__(images=images, labels=labels)
-        self.images, self.labels = images, labels
-        self.mean, self.std, self.dtype = mean, std, dtype
+        self.images = images
+        self.labels = labels
+        self.mean = mean
+        self.std = std
+        self.dtype = dtype
 
     @property
     def files(self) -> list[str] | None:
@@ -52,7 +67,14 @@ class ImageSamples(TensorSamples):
         return json.loads(self.names_file.read_text(encoding="utf-8"))
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1."""
+        """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1.
+
+        Args:
+            batch: images: uint8 [batch, height, width, channels]; labels: int64 [batch].
+
+        Returns:
+            images: `dtype` [batch, channels, height, width]; labels.
+        """
         images = batch["images"]
         if epoch is not None and (self.crop_padding or self.flip):
             bits = random_bits(self.seed, epoch, samples)
@@ -62,7 +84,15 @@ class ImageSamples(TensorSamples):
         return {"images": images, "labels": batch["labels"]}
 
     def augmented(self, images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-        """Shift images, reflecting them at the border, and mirror them, by 31 bits for each."""
+        """Mirror and shift each image as its random bits say, reflecting it at the border.
+
+        One gather does both, because one pass over the pixels is faster than two.
+
+        Args:
+            images: uint8 [batch, height, width, channels].
+            bits: int64 [batch], 31 random bits for each image: the highest one mirrors it, and the
+                rest choose the shift.
+        """
         count, height, width, _ = images.shape
         rows, ys, xs = (torch.arange(n, device=images.device) for n in (count, height, width))
         shifts = 2 * self.crop_padding + 1
@@ -74,34 +104,57 @@ class ImageSamples(TensorSamples):
 
 
 class StreamedImages(ImageSamples):
-    """One split, read from parquet files and decoded while training."""
+    """One split of images, read from parquet files and decoded while training."""
 
     num_bytes = None
 
-    def __init__(self, decode: Decoder, rows: ParquetRows, *scaling: Any) -> None:
-        self.rows, self.blocks, self.decode = rows, rows.blocks, decode
-        self.mean, self.std, self.dtype = scaling
+    def __init__(
+        self,
+        rows: ParquetRows,
+        decode: Decoder,
+        mean: list[float],
+        std: list[float],
+        dtype: torch.dtype,
+    ) -> None:
+        self.rows = rows
+        self.blocks = rows.blocks
+        self.decode = decode
+        self.mean = mean
+        self.std = std
+        self.dtype = dtype
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         rows, labels = self.rows.read(samples, epoch)
-        images = np.stack([*decoders(os.getpid()).map(self.decode, [image for (image,) in rows])])
+        encoded = [image for (image,) in rows]
+        images = np.stack(list(decoding_threads(os.getpid()).map(self.decode, encoded)))
         return {"images": torch.from_numpy(images), "labels": torch.from_numpy(labels)}
 
 
 @functools.cache
-def decoders(process: int) -> ThreadPoolExecutor:
-    """Return this process's threads: a worker that was forked has none of its parent's."""
+def decoding_threads(process_id: int) -> ThreadPoolExecutor:
+    """Return the threads of this process that decode images.
+
+    The process id is part of the cache's key, because a forked worker inherits the cache but not
+    the threads of its parent.
+    """
     return ThreadPoolExecutor(max(1, usable_cores() // local_world_size()))
 
 
-@functools.cache  # to copy it from the host for each batch would be to wait for the device
+@functools.cache  # a copy from the host for each batch would wait for the device
 def pixel_scaling(
     *mean_and_std: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what to subtract from pixels, and then to multiply them with, by channel."""
+    """Return what to subtract from uint8 pixels and then what to multiply them with, by channel.
+
+    Args:
+        mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.
+
+    Returns:
+        Two tensors [channels].
+    """
     mean, std = (torch.tensor(mean_and_std, dtype=torch.float64) * 255).chunk(2)
     return mean.to(dtype).to(device), std.reciprocal().to(dtype).to(device)
 
@@ -122,12 +175,19 @@ class ImageData(Data):
     channels: int  # 1 or 3
     image_size: int  # height and width, in pixels
     mean: list[float]  # by channel, of pixels scaled to 0 … 1, over the training split
-    std: list[float]
+    std: list[float]  # likewise, the standard deviation
     white_level: int | None = None  # in images of more than 8 bits a channel; None: none has
 
     def preprocessing(self) -> dict[str, Any]:
-        names = ("class_names", "channels", "image_size", "mean", "std", "white_level")
-        return {name: getattr(self, name) for name in names}
+        """Return what a saved model needs to predict on new images."""
+        return {
+            "class_names": self.class_names,
+            "channels": self.channels,
+            "image_size": self.image_size,
+            "mean": self.mean,
+            "std": self.std,
+            "white_level": self.white_level,
+        }
 
 
 def load_images(
@@ -139,60 +199,133 @@ def load_images(
     dtype: torch.dtype,
     init_from: str | None = None,
 ) -> ImageData:
-    """Return an image data set with batches in `dtype`, decoding it where no cache of it exists.
+    """Load an image data set, and decode it first if it is not in the cache.
 
-    `image_size` is the height and width to resize to; None for that of the data, 224 at most. The
-    images are scaled as those were that the weights of `init_from` saw, and published weights say
-    their size, too.
+    Args:
+        image_size: height and width to which images are resized, in pixels. By default, that of the
+            images on which published or evaluated weights were trained, or else that of the data,
+            224 at most.
+        image_column: the value of `--image-column`; None: the column is inferred.
+        label_column: the value of `--label-column`; None: the column is inferred.
+        dtype: of the images in a batch.
+        init_from: the weights with which training begins. Images are scaled by the mean and
+            deviation with which these were trained, if they are known.
+
+    Raises:
+        UserError: the data or the facts about the weights can't be read.
     """
     initial = initial_facts(init_from)
-    size = image_size or initial.get("published_size")
-    for_model = {} if source.evaluated is None else dict(source.evaluated.preprocessing)
-    size = size or for_model.pop("image_size", None)
+    evaluation_settings = {} if source.evaluated is None else dict(source.evaluated.preprocessing)
+    evaluated_size = evaluation_settings.pop("image_size", None)
+    size = image_size or initial.get("published_size") or evaluated_size
     folder: Path | None = None
     if source.location == "synthetic":
         facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
     else:
         settings = {"size": size, "image_column": image_column, "label_column": label_column}
-        names = ("images", "labels")
-        for_model.pop("image_size", None)
-        version = "images-10"
         folder, facts, arrays = prepared(
-            source, prepare_images, version, names, settings, for_model
+            source,
+            prepare_images,
+            CACHE_VERSION,
+            ("images", "labels"),
+            settings,
+            evaluation_settings,
         )
-    make: Callable[..., ImageSamples] = ImageSamples
     index = facts.pop("index", None)
     if {"mean", "std", "channels"} <= initial.keys():
-        with reading(f"--init-from {init_from}: its mean and std"):
-            both = np.array([initial[name] for name in ("mean", "std")], dtype=float)
-            if (both.reshape(2, initial["channels"])[1] <= 0).any():
-                raise ValueError("a deviation of 0")
-        facts |= {name: initial[name] for name in ("mean", "std")}
-        if (facts["channels"], initial["channels"]) == (1, 3):  # grey images, as colour
+        are_grey_in_colour = facts["channels"] == 1 and initial["channels"] == 3
+        facts |= initial_scaling(initial, init_from)
+        if are_grey_in_colour:
             facts["channels"] = 3
-            for one in arrays.values() if index is None else ():
-                one[0] = np.broadcast_to(one[0], (*one[0].shape[:3], 3))
-    if index is not None:
-        arrays = {name: [ParquetRows(groups, **index)] for name, (groups,) in arrays.items()}
-        shape = facts["image_size"], facts["channels"], facts["white_level"]
-        decode = Decoder(source, "train", *shape)
-        make = functools.partial(StreamedImages, decode)
-    scaling = facts["mean"], facts["std"], dtype
-    splits = {name: make(*one, *scaling) for name, one in arrays.items()}
+            if index is None:
+                repeat_grey(arrays)
+    if index is None:
+        splits = cached_splits(arrays, facts, dtype)
+    else:
+        splits = streamed_splits(source, arrays, index, facts, dtype)
     if folder is not None:
         for name, split in splits.items():
             split.names_file = folder / f"{name}{NAMES_FILE}"
-    reads = READS | {"image_column"}
-    facts |= {"name": source.name, "source": source, "reads": reads}
-    return ImageData(splits=splits, is_evaluated_only="train" not in splits, **facts)
+    return ImageData(
+        name=source.name,
+        splits=splits,
+        source=source,
+        reads=LABELLED_DATA_FLAGS | {"image_column"},
+        is_evaluated_only="train" not in splits,
+        **facts,
+    )
 
 
-def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return facts and splits of random colour images of any size, for speed alone."""
-    random, arrays = np.random.default_rng(0), dict[str, list[Any]]()
+def cached_splits(
+    arrays: dict[str, list[np.ndarray]], facts: dict[str, Any], dtype: torch.dtype
+) -> dict[str, ImageSamples]:
+    """Make the splits of decoded images from the images and labels of each."""
+    return {
+        name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
+        for name, (images, labels) in arrays.items()
+    }
+
+
+def streamed_splits(
+    source: DataSource,
+    arrays: dict[str, list[np.ndarray]],
+    index: dict[str, Any],
+    facts: dict[str, Any],
+    dtype: torch.dtype,
+) -> dict[str, ImageSamples]:
+    """Make the splits of images that are decoded while training.
+
+    Args:
+        arrays: by split, its row groups alone, as `ParquetRows` takes them.
+        index: the other arguments of `ParquetRows`.
+    """
+    decode = Decoder(source, "train", facts["image_size"], facts["channels"], facts["white_level"])
+    splits: dict[str, ImageSamples] = {}
+    for name, (groups,) in arrays.items():
+        rows = ParquetRows(groups, **index)
+        splits[name] = StreamedImages(rows, decode, facts["mean"], facts["std"], dtype)
+    return splits
+
+
+def initial_scaling(initial: dict[str, Any], init_from: str | None) -> dict[str, list[float]]:
+    """Return the mean and std with which initial weights were trained.
+
+    Raises:
+        UserError: they are not one number for each channel, or a deviation is not positive.
+    """
+    with reading(f"--init-from {init_from}: its mean and std"):
+        scaling = np.array([initial["mean"], initial["std"]], dtype=float)
+        _, std = scaling.reshape(2, initial["channels"])
+        if (std <= 0).any():
+            raise ValueError("a deviation of 0")
+    return {"mean": initial["mean"], "std": initial["std"]}
+
+
+def repeat_grey(arrays: dict[str, list[np.ndarray]]) -> None:
+    """Give the grey images of all splits three channels, without a copy of the pixels.
+
+    Args:
+        arrays: by split, the images, uint8 [samples, height, width, 1], and the labels.
+    """
+    for split_arrays in arrays.values():
+        images = split_arrays[0]
+        split_arrays[0] = np.broadcast_to(images, (*images.shape[:3], 3))
+
+
+def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
+    """Return facts and splits of random colour images of any size, for tests of speed alone."""
+    random = np.random.default_rng(0)
+    arrays: dict[str, list[np.ndarray]] = {}
     for split, count in (("train", 4096), ("validation", 512)):
         images = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
-        arrays[split] = [images, random.integers(0, 1000, count)]
-    statistics = {"channels": 3, "image_size": size, "mean": [0.5] * 3, "std": [0.29] * 3}
-    names, notes = [str(index) for index in range(1000)], ["random images: speed alone"]
-    return statistics | {"class_names": names, "notes": notes}, arrays
+        labels = random.integers(0, 1000, count)
+        arrays[split] = [images, labels]
+    facts = {
+        "channels": 3,
+        "image_size": size,
+        "mean": [0.5] * 3,
+        "std": [0.29] * 3,
+        "class_names": [str(number) for number in range(1000)],
+        "notes": ["random images: speed alone"],
+    }
+    return facts, arrays

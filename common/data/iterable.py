@@ -1,9 +1,9 @@
-"""Samples that come in an order of their own: an `IterableDataset` that can say where it stands."""
+"""Training samples that come in an order of their own, from a resumable `IterableDataset`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate.utils import send_to_device
@@ -14,70 +14,111 @@ from common.data.order import TrainingOrder
 from common.errors import UserError
 from common.machine import rank, world_size
 
-SHUFFLED = "BufferShuffledExamplesIterable"  # of `datasets`: a resume would lose what it holds
+# The class by which `datasets` shuffles in a buffer. A resume would lose the samples in the buffer.
+SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
+
+
+class Position(TypedDict):
+    """How far an `IterableDataset` has been read."""
+
+    epoch: int
+    dataset: Any  # its state_dict(); None at the beginning of an epoch
 
 
 class IterableSamples(Samples):
-    """An `IterableDataset` of torch or of `datasets`, read by one worker; for training alone.
+    """An `IterableDataset` of torch or of `datasets`, for training alone.
 
-    A dataset of `datasets` is split by `split_dataset_by_node`; any other yields all samples in
-    each process, which takes its one of as many in a row as there are processes, and has
-    `state_dict` and `load_state_dict`. At its end it begins anew, with `set_epoch` where it has it.
+    It must have `state_dict` and `load_state_dict`, so that a run can be resumed. At its end, it
+    begins anew, after a call of `set_epoch` if it has this method.
+
+    Each process reads a part of the samples. A data set of `datasets` is split by
+    `split_dataset_by_node`. Any other yields all samples in each process, and process r of n keeps
+    the samples r, r + n, r + 2n …
+
+    At most one worker reads, because there is one position.
     """
 
     is_sized = False
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Batch] = default_collate):
-        kind, inner = type(dataset).__name__, getattr(dataset, "_ex_iterable", None)
+        """Prepare to read this process's part of a data set.
+
+        Raises:
+            UserError: the data set can't be resumed exactly.
+        """
+        type_name = type(dataset).__name__
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
-            raise UserError(f"a {kind} without state_dict and load_state_dict can't be resumed")
-        self.is_split = inner is not None  # one of `datasets`
-        while inner is not None:
-            if type(inner).__name__ == SHUFFLED:
-                found = f"a {kind} with a shuffle buffer can't be resumed exactly"
-                advice = "shuffle the shards, or read parquet files with --streaming"
-                raise UserError(f"{found}: {advice}")
-            inner = getattr(inner, "ex_iterable", None)
+            raise UserError(
+                f"a {type_name} without state_dict and load_state_dict can't be resumed: add both "
+                "methods, or give a map-style data set"
+            )
+        layer = getattr(dataset, "_ex_iterable", None)
+        self.is_split = layer is not None  # only data sets of `datasets` have this attribute
+        # Each operation on such a data set wraps the layer below.
+        while layer is not None:
+            if type(layer).__name__ == SHUFFLE_BUFFER:
+                raise UserError(
+                    f"a {type_name} with a shuffle buffer can't be resumed exactly: shuffle the "
+                    "shards, or read parquet files with --streaming"
+                )
+            layer = getattr(layer, "ex_iterable", None)
         if self.is_split:
             from datasets.distributed import split_dataset_by_node
 
             dataset = split_dataset_by_node(dataset, rank(), world_size())
-        self.dataset, self.collate = dataset, collate_fn
-        self.position: dict[str, Any] = {"epoch": 0, "dataset": None}  # after the last batch
-        self.rows: Iterator[Any] | None = None  # in the process that reads
+        self.dataset = dataset
+        self.collate = collate_fn
+        # After the last batch that was made (in a worker) or trained on (in this process).
+        self.position: Position = {"epoch": 0, "dataset": None}
+        self.rows: Iterator[Any] | None = None  # in the process that reads, once it has begun
 
     def read_rows(self) -> Iterator[Any]:
-        """Yield this rank's samples without end, from its position."""
+        """Yield this rank's samples without end, from `position`.
+
+        Raises:
+            UserError: an epoch has no sample for this rank.
+        """
         if self.position["dataset"] is not None:
             self.dataset.load_state_dict(self.position["dataset"])
-        every = world_size()
         while True:
             if hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(self.position["epoch"])
             rows = iter(self.dataset)
             if not self.is_split:
-                parts = zip(*[rows] * every, strict=False)  # without the last, incomplete one
-                rows = (part[rank()] for part in parts)
+                rows = own_rows(rows)
             count = 0
             for row in rows:
                 count += 1
                 yield row
             if not count and self.position["dataset"] is None:
-                raise UserError("an IterableDataset has no sample for a process", every_rank=True)
+                raise UserError(
+                    "an IterableDataset has no sample for a process: give it more samples, or "
+                    "start fewer processes",
+                    every_rank=True,
+                )
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        self.rows = self.rows or self.read_rows()
-        made = self.collate([*islice(self.rows, len(samples))])
+        """Read the next samples, as many as `samples` has; its values have no meaning here.
+
+        The position travels with the batch, because a worker reads ahead of training.
+        """
+        if self.rows is None:
+            self.rows = self.read_rows()
+        batch = self.collate(list(islice(self.rows, len(samples))))
         position = self.position | {"dataset": self.dataset.state_dict()}
-        return {"batch": made, "position": position}
+        return {"batch": batch, "position": position}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         self.position = batch["position"]
         return batch["batch"]
 
     def go_on_after(self, batch: Batch | None) -> None:
-        """Have this process read what follows the last batch of a worker, if there was one."""
+        """Have this process read what follows the last batch of a worker, if there was one.
+
+        Args:
+            batch: as `fetch` returned it.
+        """
         if batch is not None:
             self.position = batch["position"]
         self.rows = None
@@ -88,22 +129,47 @@ class IterableSamples(Samples):
         self.dataset.load_state_dict(before)
         return send_to_device(self.collate([row] * size), "meta")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Position:
         return self.position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.position = dict(state)
+        self.position = {"epoch": state["epoch"], "dataset": state["dataset"]}
 
     def load_from_ranks(self, states: list[Any]) -> None:
-        what = "the position in an IterableDataset is of each process"
-        raise UserError(f"{what}: resume on {len(states)}")
+        """Refuse a resume on another number of processes.
+
+        Args:
+            states: the positions of all ranks of the interrupted run.
+
+        Raises:
+            UserError: always. The positions can't be divided anew.
+        """
+        raise UserError(
+            "each process has a position of its own in an IterableDataset: resume on "
+            f"{len(states)} processes"
+        )
+
+
+def own_rows(rows: Iterator[Any]) -> Iterator[Any]:
+    """Yield this rank's samples of those that all ranks read.
+
+    The last samples are dropped if they are not enough for all ranks.
+    """
+    groups = zip(*[rows] * world_size(), strict=False)
+    return (group[rank()] for group in groups)
 
 
 @dataclass(frozen=True)
 class IterableOrder(TrainingOrder):
-    """As many batches as the run has; which samples they are of, the data set knows."""
+    """How many batches a run takes from an `IterableDataset`, which chooses the samples itself."""
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor:
-        first, count = first_update * self.accumulation, self.updates_per_epoch * self.accumulation
-        numbers = torch.arange(first, count)[:, None] * self.world_size + self.rank  # seeds
+        """Return a row for each micro-batch from an update on: int64 [micro-batches, batch_size].
+
+        The values are not sample indices. They differ between batches and ranks, because random
+        generators are seeded by the first one.
+        """
+        first = first_update * self.accumulation
+        count = self.updates_per_epoch * self.accumulation
+        numbers = torch.arange(first, count)[:, None] * self.world_size + self.rank
         return numbers.expand(-1, self.batch_size)

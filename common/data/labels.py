@@ -1,169 +1,284 @@
-"""What makes a data set one for classification: its splits, its column of labels, its classes."""
+"""The splits, the column of labels and the classes of a data set for classification.
 
-from collections.abc import Iterable
+`LabelledData` is what `tables` (data sets read as a whole) and `parquet` (streamed ones) share.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from common.data.guess import ValuesOf, guess_label, guess_texts
+from common.data.guess import Feature, ValuesOf, guess_label, guess_texts
 from common.data.sources import DataSource
 from common.errors import UserError
 
-# How data sets call the splits that are read besides train, and columns of labels.
-ROLES = dict.fromkeys(("validation", "valid", "val", "dev", "validation_matched"), "validation")
-ROLES["test"] = "test"
-LABEL_NAMES = ("label", "labels", "class", "target", "category")
-# The flags of role "data" that are heeded between here and `choose_source`.
-READS = frozenset({"dataset", "dataset_config", "label_column", "validation_share", "streaming"})
-SHARE_HELD_OUT = 0.1  # of train, where there is nothing else to evaluate on
+# The names of the splits that are read besides train, and the role of each.
+SPLIT_ROLES = {
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "validation_matched": "validation",
+    "test": "test",
+}
+LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names of the label column
+# Flags of role "data" that have an effect on every labelled data set.
+LABELLED_DATA_FLAGS = frozenset(
+    {"dataset", "dataset_config", "label_column", "validation_share", "streaming"}
+)
+DEFAULT_VALIDATION_SHARE = 0.1  # of train, if train is the only split
+
+LabelValue = Any  # a value of the label column: str, int or float; None if the label is missing
 
 
-class Labelled:
-    """A labelled data set: what its train split says of all, and what is to be said of it."""
+class LabelledData:
+    """The label column and the classes of a data set, which hold for all of its splits.
 
-    splits: dict[str, Any]  # its rows by role, train first
-    evaluated: str | None = None  # the one split that is read, where no run trained on the data
+    Both are inferred from the columns of the training split. A subclass reads the splits.
+    """
+
+    name: str  # the data set's, for messages
+    splits: dict[str, Any]  # by role (train, validation, test), train first; the subclass fills it
+    notes: list[str]  # printed for the user
+    label_column: str
+    is_typed: bool  # whether the label column has the type ClassLabel, which lists the classes
+    class_names: list[str]
+    classes: list[LabelValue]  # the value of each class in the label column
+    # The split that is evaluated as a whole, because the model was not trained on the data.
+    evaluated_split: str | None = None
 
     def __init__(
         self,
         name: str,
-        features: dict[str, Any],
+        features: Mapping[str, Feature],
         label_column: str | None,
         values_of: ValuesOf | None = None,
     ) -> None:
-        """Find the column of the labels: named, of type ClassLabel, called as one, or guessed.
+        """Find the label column.
+
+        It is the one that the user names, the one of type ClassLabel, the one with a usual name, or
+        the one that the values suggest.
 
         Args:
-            features: of `datasets`, by column.
-            values_of: gives a column's values where they may be looked at to guess.
+            name: the data set's, for messages.
+            features: the type of each column.
+            label_column: the value of `--label-column`.
+            values_of: reads a column, for a guess by its values; None: its values are not read.
+
+        Raises:
+            UserError: no column or several columns may hold the labels, or the named one can't.
         """
         from datasets import ClassLabel, Value
 
-        self.name, self.features, self.notes = name, features, list[str]()
+        self.name = name
+        self.features = features
+        self.notes = []
         self.values_of = values_of
-        typed = self.columns_of(ClassLabel)
-        called = [column for column in features if column.lower() in LABEL_NAMES]
-        candidates = typed if len(typed) == 1 or len(called) != 1 else called
+        with_class_type = self.columns_of(ClassLabel)
+        with_usual_name = [column for column in features if column.lower() in LABEL_NAMES]
+        if len(with_class_type) == 1 or len(with_usual_name) != 1:
+            candidates = with_class_type
+        else:
+            candidates = with_usual_name
         if values_of is not None and label_column is None and not candidates:
             candidates = guess_label(features, values_of)
             if len(candidates) == 1:
                 self.notes.append(f"labels from {candidates[0]}, as it alone has few values")
-        fits = self.columns_of(ClassLabel, Value)
-        (self.label,) = self.find("--label-column", label_column, candidates, fits)
-        self.is_typed = isinstance(features[self.label], ClassLabel)
-        # As GLUE marks rows without one; where labels are mere numbers, -1 is one of them.
-        self.unlabelled = {None, "", -1} if self.is_typed else {None, ""}
+        suitable = self.columns_of(ClassLabel, Value)
+        (self.label_column,) = self.choose_columns(
+            "--label-column", label_column, candidates, suitable
+        )
+        self.is_typed = isinstance(features[self.label_column], ClassLabel)
+        # GLUE marks rows without a label with -1. In a column of plain numbers, -1 may be a class.
+        self.missing_labels = {None, "", -1} if self.is_typed else {None, ""}
 
-    def columns_of(self, *kinds: type) -> list[str]:
-        return [column for column, kind in self.features.items() if isinstance(kind, kinds)]
+    def columns_of(self, *types: type) -> list[str]:
+        """Return the columns that have one of these types of `datasets`."""
+        return [column for column, feature in self.features.items() if isinstance(feature, types)]
 
-    def find_texts(self, flag: str, named: tuple[str, ...]) -> list[str]:
-        """Return the one or two columns of text: named, or all, or of several the free text."""
+    def find_texts(self, flag: str, text_columns: tuple[str, ...]) -> list[str]:
+        """Return the one or two columns of text.
+
+        Without `text_columns`, the value of `flag`, they are all columns of strings; if these are
+        more than two, only those that hold free text.
+
+        Raises:
+            UserError: there is no such column or more than two, or a named one holds no strings.
+        """
         from datasets import Value
 
-        strings = [*map(Value, ("string", "large_string", "string_view"))]
-        fits = [column for column, feature in self.features.items() if feature in strings]
-        candidates = [column for column in fits if column not in (self.label, "id", "idx")]
-        if self.values_of is not None and not named and len(candidates) > 2:
+        string_types = [Value(dtype) for dtype in ("string", "large_string", "string_view")]
+        suitable = [column for column, feature in self.features.items() if feature in string_types]
+        excluded = (self.label_column, "id", "idx")
+        candidates = [column for column in suitable if column not in excluded]
+        if self.values_of is not None and not text_columns and len(candidates) > 2:
             guessed = guess_texts(candidates, self.values_of)
             if 1 <= len(guessed) <= 2:
                 candidates = guessed
-        return self.find(flag, named, candidates, fits, most=2)
+        return self.choose_columns(flag, text_columns, candidates, suitable, at_most=2)
 
-    def find(
+    def choose_columns(
         self,
         flag: str,
-        named: str | tuple[str, ...] | None,
+        flag_value: str | tuple[str, ...] | None,
         candidates: list[str],
-        fits: list[str],
-        most: int = 1,
+        suitable: list[str],
+        at_most: int = 1,
     ) -> list[str]:
-        """Return the columns that a flag names, one or several, or else the candidates.
+        """Return the columns that a flag names, or the candidates if the flag is not set.
 
-        A `UserError`: there is none, they are too many, or one is not of those that fit by type.
+        Args:
+            flag: its spelling, for messages.
+            suitable: the columns whose type the flag allows.
+            at_most: how many columns may be chosen.
+
+        Raises:
+            UserError: a named column is not suitable, or there are too many columns or none.
         """
-        types = {column: type(feature).__name__ for column, feature in self.features.items()}
-        for column, type_name in types.items():
-            if type_name == "Value":
-                types[column] = self.features[column].dtype
-        shown = ", ".join(f"{column} ({type_name})" for column, type_name in types.items())
-        columns = [named] if isinstance(named, str) else [*(named or candidates)]
+        columns = [flag_value] if isinstance(flag_value, str) else list(flag_value or candidates)
         for column in columns:
-            if column not in fits:
+            if column not in suitable:
                 problem = "another type there" if column in self.features else "no such column"
-                raise UserError(f"{flag} {column}: data set {self.name} has {problem}: {shown}")
-        if not 1 <= len(columns) <= most:
-            number = "one" if most == 1 else f"one to {most}"
-            meant = f" ({', '.join(columns)})" if columns else ""
-            count = f"{len(columns) or 'no'} columns for {flag}{meant}"
-            raise UserError(f"data set {self.name} has {count}, name {number}: {shown}")
+                raise UserError(
+                    f"{flag} {column}: data set {self.name} has {problem}: "
+                    f"{self.describe_columns()}"
+                )
+        if not 1 <= len(columns) <= at_most:
+            needed = "one" if at_most == 1 else f"one to {at_most}"
+            candidate_names = f" ({', '.join(columns)})" if columns else ""
+            raise UserError(
+                f"data set {self.name} has {len(columns) or 'no'} columns for "
+                f"{flag}{candidate_names}, name {needed}: {self.describe_columns()}"
+            )
         return columns
 
-    def find_classes(self, values: Iterable[Any]) -> None:
-        """Take the classes of their type, or else the labels' values, numbers before text."""
+    def describe_columns(self) -> str:
+        """Return the names of all columns with their types, for a message."""
+        descriptions = []
+        for column, feature in self.features.items():
+            type_name = type(feature).__name__
+            if type_name == "Value":
+                type_name = feature.dtype
+            descriptions.append(f"{column} ({type_name})")
+        return ", ".join(descriptions)
+
+    def find_classes(self, labels: Iterable[LabelValue]) -> None:
+        """Set `classes` and `class_names`.
+
+        They are those that the column's type lists, or else the distinct values, numbers first.
+
+        Args:
+            labels: the label column of all splits; not read if the column's type lists the classes.
+
+        Raises:
+            UserError: the column holds real numbers, or neither text nor numbers.
+        """
         if self.is_typed:
-            self.class_names = [*self.features[self.label].names]
-            self.classes = [*range(len(self.class_names))]
+            self.class_names = list(self.features[self.label_column].names)
+            self.classes = list(range(len(self.class_names)))
             return
-        where = f"data set {self.name}: column {self.label}"
-        found = {value for value in values if value == value} - self.unlabelled  # without NaN
-        if any(isinstance(value, float) and not value.is_integer() for value in found):
-            raise UserError(f"{where} holds real numbers, no classes: name another: --label-column")
-        if not all(isinstance(value, (str, int, float)) for value in found):
-            raise UserError(f"{where} holds neither text nor whole numbers")
-        self.classes = sorted(found, key=lambda value: (isinstance(value, str), value))
-        self.class_names = [str(int(v) if isinstance(v, float) else v) for v in self.classes]
+        where = f"data set {self.name}: column {self.label_column}"
+        # NaN is the only value that differs from itself.
+        distinct = {label for label in labels if label == label} - self.missing_labels
+        if any(isinstance(label, float) and not label.is_integer() for label in distinct):
+            raise UserError(
+                f"{where} holds real numbers, no classes: name another column with --label-column"
+            )
+        if not all(isinstance(label, (str, int, float)) for label in distinct):
+            raise UserError(
+                f"{where} holds neither text nor whole numbers: name another column with "
+                "--label-column"
+            )
+        self.classes = sorted(distinct, key=lambda label: (isinstance(label, str), label))
+        self.class_names = [
+            str(int(label) if isinstance(label, float) else label) for label in self.classes
+        ]
 
-    def hold_out(
-        self, source: DataSource, total: int, rows: np.ndarray, what: str = "rows"
+    def choose_held_out(
+        self, source: DataSource, total: int, candidates: np.ndarray, unit: str = "rows"
     ) -> np.ndarray:
-        """Return which of train's rows are to be validation: a share, at even distances.
+        """Choose the rows of train that become the validation split, and note how many.
 
-        It is what the source asks for, or else 10 % if train is the only split; and none where
-        there is a split for validation. `rows` may be less than all, the `total`.
+        A data set with a validation split needs none. Otherwise, the user's `--validation-share` of
+        train is held out, or 10 % if train is the only split.
+
+        Args:
+            total: how many rows train has; the share is taken of these.
+            candidates: int64, the indices of rows that may be held out; the choice is spread evenly
+                over them, in this order.
+            unit: what an index stands for, for messages.
+
+        Returns:
+            int64, the chosen indices; empty if none are held out.
+
+        Raises:
+            UserError: nothing could be evaluated, or too little would be left to train on.
         """
         share = source.validation_share
         is_only_split = len(self.splits) == 1
         if share is None:
-            share = SHARE_HELD_OUT if is_only_split else 0
+            share = DEFAULT_VALIDATION_SHARE if is_only_split else 0
         elif share == 0 and is_only_split:
             raise UserError(
                 f"--validation-share 0 holds nothing out of train, and data set {self.name} has "
                 "no other split to evaluate on: leave the flag out, or add a test split"
             )
         if not share or "validation" in self.splits:
-            return rows[:0]
+            return candidates[:0]
         count = max(1, round(share * total))
-        if count >= len(rows):
-            few = f"data set {self.name} has {len(rows)} {what}, too few to hold some out"
-            raise UserError(f"{few}: add a validation split")
-        self.notes.append(f"held out {count:,} of {total:,} {what} of train for validation")
-        return rows[((np.arange(count) + 0.5) * len(rows) / count).astype(int)]
+        if count >= len(candidates):
+            raise UserError(
+                f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out: "
+                "add a validation split"
+            )
+        self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
+        positions = (np.arange(count) + 0.5) * len(candidates) / count
+        return candidates[positions.astype(int)]
 
     def facts(self) -> dict[str, Any]:
-        facts = {"splits": [*self.splits], "class_names": self.class_names, "notes": self.notes}
-        return facts if self.evaluated is None else facts | {"evaluated": self.evaluated}
+        """Return what the cache keeps about the data set, ready for JSON."""
+        facts: dict[str, Any] = {
+            "splits": list(self.splits),
+            "class_names": self.class_names,
+            "notes": self.notes,
+        }
+        if self.evaluated_split is not None:
+            facts["evaluated"] = self.evaluated_split
+        return facts
 
 
-def roles_of(names: Iterable[str], source: DataSource) -> list[tuple[str, str]]:
-    """Return role and name of the splits that are read, train first.
+def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, str]]:
+    """Choose which splits of a data set are read.
 
-    Where the data are evaluated whole, it is one alone: for the test, else for validation, else all
-    that there is. A `UserError`: there is nothing to train on.
+    A run that trains reads train (or else the first split without a usual name) and all splits for
+    evaluation. A run that evaluates data which the model was not trained on reads a single split:
+    test, or else validation, or else train.
+
+    Returns:
+        The role (train, validation or test) and the name of each split; train comes first. Several
+        splits may have the same role, in the order of `names`.
+
+    Raises:
+        UserError: there is no split to train on.
     """
-    splits = [*map(str, names)]
-    by_role = {ROLES[name]: name for name in reversed(splits) if name in ROLES}
-    others = [name for name in splits if name not in ROLES]
-    train = "train" if "train" in splits else next(iter(others), None)
+    split_names = [str(name) for name in names]
+    first_by_role: dict[str, str] = {}
+    for name in split_names:
+        if name in SPLIT_ROLES:
+            first_by_role.setdefault(SPLIT_ROLES[name], name)
+    others = [name for name in split_names if name not in SPLIT_ROLES]
+    train = "train" if "train" in split_names else next(iter(others), None)
     if source.is_whole:
         for role in ("test", "validation"):
-            if role in by_role:
-                return [(role, by_role[role])]
+            if role in first_by_role:
+                return [(role, first_by_role[role])]
         assert train is not None
         return [("test", train)]
     if train is None:
         raise UserError(
-            f"data set {source.name} has the split {' and '.join(splits)} alone: training needs "
-            "train; --evaluate-only evaluates it"
+            f"data set {source.name} has no split to train on, only "
+            f"{' and '.join(split_names)}: add a split train, or evaluate a model with "
+            "--evaluate-only"
         )
-    return [("train", train), *((ROLES[name], name) for name in splits if name in ROLES)]
+    evaluated = [(SPLIT_ROLES[name], name) for name in split_names if name in SPLIT_ROLES]
+    return [("train", train), *evaluated]

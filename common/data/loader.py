@@ -1,6 +1,5 @@
-"""Batches in a resumable order, from memory of the device or from worker processes."""
+"""Loaders: the batches of a split in a resumable order, from device memory or from workers."""
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,9 +20,9 @@ from common.devices import is_accelerator, memory_room
 from common.errors import UserError
 from common.machine import local_world_size, usable_cores
 
-# Images are gathered this many bytes at a time and handed out in slices: one pass of few large
-# operations costs less than one of small ones for each micro-batch, as long as a CPU's cache holds
-# what they make. On a GPU the more the better; this much is a small part of its memory (not tried).
+# Images are gathered this many bytes at a time, and then cut into micro-batches. A few large
+# operations cost less than many small ones. On a CPU, the result should fit into its cache. On an
+# accelerator, more is better, and this is a small part of its memory.
 GATHER_BYTES_OF_CPU = 2 * 2**20
 GATHER_BYTES_OF_ACCELERATOR = 32 * 2**20
 
@@ -41,37 +40,48 @@ class Loader:
         seed: int = 0,
         room: float | None = None,
     ) -> None:
-        """Choose where batches are made, and place the samples.
+        """Choose where batches are made, and place the samples on the device if that is there.
 
-        On the ``device``, in whose memory they lie, as with ``auto`` if they take less bytes than
-        `room`, by default half of what is free; or by ``workers``: as many processes, this one for
-        0, by default by the cores.
+        Args:
+            placement: "device" makes batches from samples in the device's memory; "workers" makes
+                them in worker processes. "auto" chooses "device" if the samples fit into `room`.
+            num_workers: worker processes; with 0, this process makes the batches. By default, it
+                follows from the number of cores.
+            seed: of the run, for augmentation.
+            room: bytes of the device's memory that "auto" may use; by default half of the free
+                memory.
+
+        Raises:
+            UserError: `placement` is "device", and the samples can't be placed.
         """
-        self.samples, self.order, self.device = samples, order, device
-        size, free = samples.num_bytes, free_memory(device)
-        if placement == "device" and (size is None or (is_accelerator(device) and size > free)):
-            what = "samples are made one by one and can't lie in the device's memory"
-            if size is not None:
-                what = f"samples take {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} are free"
-            advice = "pass workers, or leave it out"
-            raise UserError(f"--data-placement device: this recipe's {what}: {advice}")
+        self.samples = samples
+        self.order = order
+        self.device = device
+        size = samples.num_bytes
+        free = free_memory(device)
+        if placement == "device":
+            check_fits(size, free, device)
         if placement == "auto":
             fits = size is not None and size < (free / 2 if room is None else room)
             placement = "device" if fits else "workers"
         if num_workers is None:
             num_workers = min(8, max(1, usable_cores() // local_world_size()))
             if samples.blocks is not None:
-                num_workers = 1  # which has threads: each would read all blocks
+                num_workers = 1  # it uses threads; several workers would each read all blocks
         if isinstance(samples, IterableSamples):
-            num_workers = min(1, num_workers)  # its position is one
-        self.placement, self.num_workers = placement, num_workers if placement == "workers" else 0
+            num_workers = min(1, num_workers)  # the samples have one position
+        self.placement = placement
+        self.num_workers = num_workers if placement == "workers" else 0
         self.workers = Workers(samples, self.num_workers, device)
-        self.is_cut_short: Callable[[], bool] = lambda: False  # asked before each batch of `iter`
-        self.is_rehearsed: Callable[[], bool] = lambda: False  # whether an evaluation is, by `Run`
+        # Whether an evaluation should end before its next batch; set by the run.
+        self.is_cut_short: Callable[[], bool] = lambda: False
+        # Whether an evaluation is only a rehearsal of a few batches; set by the run.
+        self.is_rehearsed: Callable[[], bool] = lambda: False
         samples.seed = seed
+        self.placed_bytes = 0  # of the device's memory
         if placement == "device":
             samples.place(device)
-        self.placed_bytes = (size or 0) if placement == "device" else 0
+            self.placed_bytes = size or 0
 
     def cut_into(self, batch_size: int, accumulation: int) -> None:
         """Cut the same order into micro-batches of another size."""
@@ -82,13 +92,14 @@ class Loader:
 
     @property
     def batches_per_gather(self) -> int:
-        """How many batches are made at once; of text, one, as each has a length of its own."""
+        """How many batches are gathered at once; one if batches differ in length, as of text."""
         size = self.samples.num_bytes
         if self.placement == "workers" or self.samples.lengths is not None or not size:
             return 1
-        on_accelerator = is_accelerator(self.device)
-        most = GATHER_BYTES_OF_ACCELERATOR if on_accelerator else GATHER_BYTES_OF_CPU
-        return max(1, most * len(self.samples) // (size * self.order.batch_size))
+        gather_bytes = GATHER_BYTES_OF_CPU
+        if is_accelerator(self.device):
+            gather_bytes = GATHER_BYTES_OF_ACCELERATOR
+        return max(1, gather_bytes * len(self.samples) // (size * self.order.batch_size))
 
     def batch_of(self, samples: torch.Tensor) -> Batch:
         """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch."""
@@ -109,11 +120,14 @@ class Loader:
             yield batch
 
     def equal_batches(self) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield as many batches of one size on all ranks, each with which samples count.
+        """Yield the same number of batches of the same size on all ranks.
 
-        The second is bool [size], on the device: false for a sample that only fills a batch up. A
-        request to stop does not cut it short, as ranks that talk to each other within an evaluation
-        would wait for each other.
+        Ranks that share out a model need this: they exchange values within each batch. For the same
+        reason, a request to stop does not cut the evaluation short.
+
+        Yields:
+            A batch, and which of its samples count: bool [size], on the device; false for a sample
+            that only fills up the batch.
         """
         assert isinstance(self.order, EvaluationOrder)
         samples, is_real = self.order.equal_batches()
@@ -126,7 +140,8 @@ class Loader:
             yield batch, counts.to(self.device)
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a rehearsal's batches; of blocks, which are read whole, only the first."""
+        """Return the few batches of a rehearsal, from `batches` of an evaluation."""
+        # Samples from all over the split would be read from many blocks, each of which is slow.
         is_spread = self.samples.blocks is None
         return rehearsal_batches(batches, self.order.batch_size, is_spread)
 
@@ -141,7 +156,7 @@ class Loader:
                 self.workers.close()
 
     def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
-        """Yield (batch, what it holds) from an update of an epoch to its end."""
+        """Yield each batch and how much it holds, from an update of an epoch to its end."""
         assert isinstance(self.order, TrainingOrder)
         if self.placement == "workers":
             yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
@@ -150,13 +165,20 @@ class Loader:
             yield from self.make_batches(self.order.micro_batches(epoch), epoch, first)
 
     def close(self) -> None:
-        """Let the workers end, if there are any."""
+        """End the workers, if there are any."""
         self.workers.close()
 
     def make_batches(
         self, micro_batches: MicroBatches, epoch: int | None, first: int = 0
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield a batch for each tensor of sample indices, on the device from number `first`."""
+        """Yield a batch and how much it holds for each micro-batch.
+
+        Args:
+            micro_batches: the sample indices of each, int64 [batch].
+            epoch: None in an evaluation.
+            first: the number of the first micro-batch to yield, if samples are on the device.
+                Workers yield all of them.
+        """
         if self.placement == "device":
             batches = self.gathered(micro_batches, epoch, first)
             micro_batches = micro_batches[first:]
@@ -170,10 +192,10 @@ class Loader:
     def gathered(
         self, micro_batches: MicroBatches, epoch: int | None, first: int
     ) -> Iterator[Batch]:
-        """Gather batches from the device's memory, several at a time where that is possible.
+        """Gather batches from the device's memory, several at a time if possible.
 
-        Which ones are gathered together does not depend on where a resumed run begins. The last
-        bits of a result may depend on how a batch is aligned in memory.
+        The batches that are gathered together do not depend on where a resumed run begins. The
+        alignment of a batch in memory may decide the last bits of a result.
         """
         per_gather = self.batches_per_gather
         for start in range(first - first % per_gather, len(micro_batches), per_gather):
@@ -183,19 +205,16 @@ class Loader:
                 yield gathered
                 continue
             leaves, structure = tree.tree_flatten(gathered)
-            sizes = [*map(len, group)]
-            split = zip(*(values.split(sizes) for values in leaves), strict=True)
-            for number, parts in enumerate(split, start):
+            sizes = [len(samples) for samples in group]
+            split_leaves = [values.split(sizes) for values in leaves]
+            for number, parts in enumerate(zip(*split_leaves, strict=True), start):
                 if number >= first:
                     yield tree.tree_unflatten(parts, structure)
 
 
 @contextmanager
 def without_tuning() -> Iterator[None]:
-    """Have cuDNN take kernels that it has tried before, or that it expects to be fast.
-
-    Otherwise it would try all its kernels for a batch size that comes once in an evaluation.
-    """
+    """Keep cuDNN from trying all of its kernels for a batch size that occurs only once."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -204,49 +223,147 @@ def without_tuning() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
+def check_fits(size: int | None, free: int, device: torch.device) -> None:
+    """Raise a `UserError` if samples can't be placed on the device, as the user asks.
+
+    Args:
+        size: bytes of the samples; None if they are made one by one.
+        free: bytes of the device's memory. A CPU is not checked: memory-mapped samples need none.
+    """
+    if size is None:
+        problem = "samples are made one by one and can't lie in the device's memory"
+    elif is_accelerator(device) and size > free:
+        problem = f"samples take {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} are free"
+    else:
+        return
+    raise UserError(
+        f"--data-placement device: this recipe's {problem}: pass workers, or leave it out"
+    )
+
+
 def make_loaders(
     config: TrainingConfig, accelerator: Accelerator, splits: Mapping[str, Samples]
 ) -> dict[str, Loader]:
-    """Return a loader for each split: training in a shuffled order, the others each sample once."""
-    ranks = accelerator.num_processes, accelerator.process_index
-    where = accelerator.device, config.data_placement, config.num_workers
-    cut = config.batch_size, config.gradient_accumulation_steps, *ranks
-    loaders, room = {}, free_memory(accelerator.device) / 2  # for all splits together
-    # A rank that gets no batch says so before the others give up their wait for this rank.
-    patience = config.collective_timeout * (1.0 if ranks[0] == 1 else 0.9)
+    """Return a loader for each split.
+
+    The training split comes in a shuffled order, and the others with each sample once.
+
+    Raises:
+        UserError: the flags don't suit an `IterableDataset`, or a split has too few samples.
+    """
+    loaders: dict[str, Loader] = {}
+    room = free_memory(accelerator.device) / 2  # for the samples of all splits together
+    # A rank that gets no batch reports this before the other ranks give up their wait for it.
+    patience = config.collective_timeout * (1.0 if accelerator.num_processes == 1 else 0.9)
     for name, samples in splits.items():
         order: TrainingOrder | EvaluationOrder
-        grouped = samples.lengths if samples.blocks is None else None, samples.blocks
         if isinstance(samples, IterableSamples):
-            if config.max_steps is None or config.auto_batch_size or name != "train":
-                advice = "pass --max-steps, leave --auto-batch-size out, and evaluate on others"
-                raise UserError(f"an IterableDataset says no number of samples: {advice}")
-            order = IterableOrder(config.max_steps * math.prod(cut[:3]), *cut, config.seed)
+            order = iterable_order(config, accelerator, name)
         elif name == "train":
-            if config.evaluate_only:  # which few samples allow as well
-                cut = min(cut[0], max(1, len(samples) // math.prod(cut[1:3]))), *cut[1:]
-            order = TrainingOrder(len(samples), *cut, config.seed, *grouped)
+            order = training_order(config, accelerator, samples)
         else:
-            order = EvaluationOrder(len(samples), config.batch_size, *ranks, *grouped)
-            if getattr(accelerator, "mesh", None) and len(samples) // ranks[0] < order.most_batches:
-                what = "ranks that share out a model evaluate as many batches each"
-                advice = "pass a larger --batch-size, or fewer processes"
-                raise UserError(f"{what}, and {name} has {len(samples):,} samples: {advice}")
-        loaders[name] = Loader(samples, order, *where, config.seed, room)
-        loaders[name].workers.patience = patience
-        room -= loaders[name].placed_bytes
+            order = evaluation_order(config, accelerator, name, samples)
+        loader = Loader(
+            samples,
+            order,
+            accelerator.device,
+            config.data_placement,
+            config.num_workers,
+            config.seed,
+            room,
+        )
+        loader.workers.patience = patience
+        room -= loader.placed_bytes
+        loaders[name] = loader
     return loaders
+
+
+def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) -> IterableOrder:
+    """Return an order of as many batches as the run has, for an `IterableDataset`.
+
+    Args:
+        name: of the split.
+
+    Raises:
+        UserError: the number of batches does not follow from the flags, or the split is not train.
+    """
+    if config.max_steps is None or config.auto_batch_size or name != "train":
+        raise UserError(
+            "an IterableDataset says no number of samples: pass --max-steps, leave "
+            "--auto-batch-size out, and evaluate on others"
+        )
+    accumulation = config.gradient_accumulation_steps
+    global_batch = config.batch_size * accumulation * accelerator.num_processes
+    return IterableOrder(
+        config.max_steps * global_batch,
+        config.batch_size,
+        accumulation,
+        accelerator.num_processes,
+        accelerator.process_index,
+        config.seed,
+    )
+
+
+def training_order(
+    config: TrainingConfig, accelerator: Accelerator, samples: Samples
+) -> TrainingOrder:
+    """Return the shuffled order of the training split; a `UserError` says that it is too small."""
+    batch_size = config.batch_size
+    accumulation = config.gradient_accumulation_steps
+    if config.evaluate_only:
+        # An evaluation makes a training loader as well, and may have few samples for it.
+        samples_per_rank = len(samples) // (accumulation * accelerator.num_processes)
+        batch_size = min(batch_size, max(1, samples_per_rank))
+    return TrainingOrder(
+        len(samples),
+        batch_size,
+        accumulation,
+        accelerator.num_processes,
+        accelerator.process_index,
+        config.seed,
+        samples.lengths if samples.blocks is None else None,
+        samples.blocks,
+    )
+
+
+def evaluation_order(
+    config: TrainingConfig, accelerator: Accelerator, name: str, samples: Samples
+) -> EvaluationOrder:
+    """Return the order of a split for evaluation.
+
+    Args:
+        name: of the split, for messages.
+
+    Raises:
+        UserError: the ranks share out a model, and have too few samples for equal batches.
+    """
+    world_size = accelerator.num_processes
+    order = EvaluationOrder(
+        len(samples),
+        config.batch_size,
+        world_size,
+        accelerator.process_index,
+        samples.lengths if samples.blocks is None else None,
+        samples.blocks,
+    )
+    is_model_shared = bool(getattr(accelerator, "mesh", None))
+    if is_model_shared and len(samples) // world_size < order.most_batches:
+        raise UserError(
+            f"ranks that share out a model evaluate as many batches each, and {name} has "
+            f"{len(samples):,} samples: pass a larger --batch-size, or fewer processes"
+        )
+    return order
 
 
 def free_memory(device: torch.device) -> int:
     """Return the free memory of `device`, in bytes.
 
-    For a CPU, and for a device that doesn't say, it is what this process may still take.
+    For a CPU, and for a device that does not report its memory, it is that of this machine.
     """
     room = memory_room(device)
     if room is not None:
         return room[0]
     try:
         return psutil.virtual_memory().available
-    except (OSError, psutil.Error):  # without /proc
+    except (OSError, psutil.Error):  # there is no /proc
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

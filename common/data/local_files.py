@@ -1,6 +1,5 @@
-"""The files of a local data set, found through symbolic links too, and their identities."""
+"""The files of a local data set, also those behind symbolic links."""
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -12,15 +11,11 @@ from typing import Any
 
 from common.errors import UserError
 
-# A text file or table is identified by its content if it has at most SMALL_BYTES, until
-# MOST_BYTES_READ have been read of all files.
-SMALL_BYTES = 2**22
-MOST_BYTES_READ = 2**26
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}
 # If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
-HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")  # paths that `datasets` ignores
+# Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
+HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 
 
 @dataclass
@@ -50,7 +45,7 @@ def find_files(folder: Path) -> LocalFiles:
         UserError: links lead to one folder again and again.
     """
     local_files = LocalFiles(str(folder))
-    visits = Counter[tuple[int, int]]()  # by device and inode of a folder
+    visits: Counter[tuple[int, int]] = Counter()  # by device and inode of a folder
 
     def visit(path: str, parents: tuple[tuple[int, int], ...]) -> None:
         with os.scandir(path) as iterator:
@@ -75,8 +70,10 @@ def find_files(folder: Path) -> LocalFiles:
                 local_files.linked_folders.add(entry.path)
             visits[identity] += 1
             if visits[identity] > MOST_VISITS:
-                advice = "remove the links that lead back to it"
-                raise UserError(f"links in {folder} lead to {entry.path} again and again: {advice}")
+                raise UserError(
+                    f"links in {folder} lead to {entry.path} again and again: remove the links "
+                    "that lead back to it"
+                )
             visit(entry.path, (*parents, identity))
 
     top = os.stat(folder)
@@ -86,31 +83,12 @@ def find_files(folder: Path) -> LocalFiles:
     return local_files
 
 
-def identify(files: dict[str, os.stat_result]) -> list[list[Any]]:
-    """Return values that change with the content of files, even if size and time stay the same.
-
-    Small tables and text files are read. Other files are identified by their inode and the time of
-    their last change of status (ctime). A program can set back the time of modification, but not
-    the ctime.
-    """
-    identities: list[list[Any]] = []
-    bytes_left = MOST_BYTES_READ
-    for path, status in files.items():
-        may_be_read = os.path.splitext(path)[1].lower() in READ_WHOLE
-        if may_be_read and status.st_size <= min(SMALL_BYTES, bytes_left):
-            bytes_left -= status.st_size
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            identities.append([path, status.st_size, digest])
-        else:
-            times = status.st_mtime_ns, status.st_ctime_ns
-            identities.append([path, status.st_size, *times, status.st_ino])
-    return identities
-
-
 @contextmanager
 def following(linked_folders: set[str]) -> Iterator[None]:
-    """Let `datasets` look into folders that are symbolic links, which it skips by default."""
+    """Let `datasets` look into folders that are symbolic links, which it skips by default.
+
+    Within this context, the file system of `fsspec` reports these links as folders.
+    """
     from fsspec.implementations.local import LocalFileSystem
 
     if not linked_folders:

@@ -1,7 +1,8 @@
-"""Which samples make up which batch: a pure function of seed, epoch and effective batch.
+"""The order of samples: which ones make up which batch of which rank.
 
-A position in an epoch is a number of samples of the global order, so it means the same on any
-number of processes, and resuming is seeking.
+It is a pure function of the seed, the epoch and the effective batch. A position in an epoch is a
+number of samples of the global order. So it means the same for any number of processes, and a
+resumed run finds its position by arithmetic.
 """
 
 from collections.abc import Sequence
@@ -14,40 +15,43 @@ import torch
 
 from common.errors import UserError
 
-# Text is sorted by length within this many global batches, whose order is then drawn: long enough
-# that a batch has little padding, short enough that windows stay random.
+# Text is sorted by length within windows of this many global batches, and the batches of a window
+# are then shuffled. A long window means little padding, a short one more randomness.
 WINDOW = 64
 MOST_LANES = 64
 
 
 class Blocks(NamedTuple):
-    """Samples that are read together, as the row groups of parquet files."""
+    """Blocks of samples that are read together, such as the row groups of parquet files."""
 
     sizes: np.ndarray  # int64 [blocks], in samples
-    at_once: int  # how many may be held in memory
+    at_once: int  # how many may be in memory at a time
 
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """The order of training samples, another in each epoch, cut into micro-batches of one rank.
+    """The order of training samples, new in each epoch, cut into the micro-batches of one rank.
 
-    The last, incomplete global batch of an epoch is dropped: every update has the same weight.
+    The last, incomplete global batch of an epoch is dropped, so that every update has the same
+    weight.
     """
 
     num_samples: int
-    batch_size: int
-    accumulation: int
+    batch_size: int  # of a micro-batch of one rank
+    accumulation: int  # micro-batches per update
     world_size: int
     rank: int
     seed: int
-    lengths: np.ndarray | None = None  # [num_samples], groups samples of like length if given
-    blocks: Blocks | None = None  # of the samples, where they are read whole
+    lengths: np.ndarray | None = None  # int64 [samples]; if set, a batch has similar lengths
+    blocks: Blocks | None = None  # if set, few blocks are read at a time
 
     def __post_init__(self) -> None:
         if self.num_samples < self.global_batch:
-            found = f"{self.num_samples:,} samples, fewer than the effective batch of"
-            advice = "lower --batch-size or --gradient-accumulation-steps"
-            raise UserError(f"the training split has {found} {self.global_batch:,}: {advice}")
+            raise UserError(
+                f"the training split has {self.num_samples:,} samples, fewer than the effective "
+                f"batch of {self.global_batch:,}: lower --batch-size or "
+                "--gradient-accumulation-steps"
+            )
 
     @property
     def global_batch(self) -> int:
@@ -59,71 +63,107 @@ class TrainingOrder:
         return self.num_samples // self.global_batch
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> "torch.Tensor | BlockBatches":
-        """Return this rank's samples: int64 [updates to the end × accumulation, batch_size]."""
+        """Return the samples of this rank from an update to the end of an epoch.
+
+        Returns:
+            int64 [micro-batches, batch_size], or a sequence of int64 [batch_size].
+        """
         if self.blocks is not None:
             return BlockBatches(self, self.blocks, epoch, first_update)
         generator = torch.Generator().manual_seed(hash_integers(self.seed, epoch))
         order = torch.randperm(self.num_samples, generator=generator)
         order = order[: self.updates_per_epoch * self.global_batch]
         if self.lengths is not None:
-            lengths, grouped = torch.from_numpy(self.lengths), []
-            for window in order.split(WINDOW * self.global_batch):
-                batches = window[lengths[window].argsort(stable=True)].view(-1, self.global_batch)
-                grouped.append(batches[torch.randperm(len(batches), generator=generator)].flatten())
-            order = torch.cat(grouped)
+            order = self.grouped_by_length(order, torch.from_numpy(self.lengths), generator)
         shape = (-1, self.accumulation, self.world_size, self.batch_size)
         return order.view(shape)[first_update:, :, self.rank].reshape(-1, self.batch_size)
 
+    def grouped_by_length(
+        self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Reorder samples so that each global batch has samples of similar length.
+
+        Args:
+            order: int64 [updates × global_batch], sample indices.
+            lengths: int64 [samples].
+            generator: shuffles the global batches of each window.
+        """
+        windows = []
+        for window in order.split(WINDOW * self.global_batch):
+            by_length = window[lengths[window].argsort(stable=True)]
+            batches = by_length.view(-1, self.global_batch)
+            shuffled_batches = batches[torch.randperm(len(batches), generator=generator)]
+            windows.append(shuffled_batches.flatten())
+        return torch.cat(windows)
+
 
 class BlockBatches(Sequence[torch.Tensor]):
-    """One rank's micro-batches of an epoch in which few blocks are read at a time.
+    """The micro-batches of one rank in an epoch, from few blocks at a time.
 
-    All blocks lie in a row, drawn anew in each epoch, as are the samples within each. The row is
-    cut into equal lanes, and every global batch takes the next samples of each lane: so a batch is
-    of as many blocks as there are lanes, a rank reads the lanes that are its share of the batch,
-    and any update is found by arithmetic, whatever the number of processes.
+    All blocks lie in a row. Each epoch shuffles this row, and the samples of each block. The row is
+    cut into equal lanes. Every global batch takes the next samples of each lane, the same number
+    from each.
 
-    Against a permutation of all samples, those of one block come within one stretch of an epoch;
-    against a shuffle buffer, nothing is lost or read again on a resume.
+    So a batch has samples of as many blocks as there are lanes, and each rank reads only the lanes
+    of its share of the batch. The samples of any update follow from arithmetic, whatever the number
+    of processes.
+
+    In a permutation of all samples, those of one block would be spread over the whole epoch, and
+    all blocks would be read again and again. A shuffle buffer would lose samples on a resume, or
+    read them again.
     """
 
     def __init__(self, order: TrainingOrder, blocks: Blocks, epoch: int, first_update: int) -> None:
-        self.order, self.epoch, self.sizes = order, epoch, np.asarray(blocks.sizes)
-        self.first = first_update * order.accumulation
-        most = min(MOST_LANES, blocks.at_once)
-        self.lanes = max(n for n in range(1, most + 1) if order.global_batch % n == 0)
-        self.row = shuffled(len(self.sizes), order.seed, epoch)
-        self.ends, self.starts = self.sizes[self.row].cumsum(), self.sizes.cumsum() - self.sizes
+        """Prepare the micro-batches from `first_update` to the end of `epoch`."""
+        self.order = order
+        self.epoch = epoch
+        self.sizes = np.asarray(blocks.sizes)
+        self.first = first_update * order.accumulation  # number of the first micro-batch
+        most_lanes = min(MOST_LANES, blocks.at_once)
+        self.lanes = max(n for n in range(1, most_lanes + 1) if order.global_batch % n == 0)
+        self.row = shuffled(len(self.sizes), order.seed, epoch)  # block numbers
+        self.ends = self.sizes[self.row].cumsum()  # of each block of the row, in samples
+        self.starts = self.sizes.cumsum() - self.sizes  # the first sample of each block
 
     def __len__(self) -> int:
         return self.order.updates_per_epoch * self.order.accumulation - self.first
 
     def __getitem__(self, index: Any) -> Any:
+        """Return the sample indices of a micro-batch, int64 [batch_size]; no slices are taken."""
         if index >= len(self):
             raise IndexError(index)
         order = self.order
-        update, part = divmod(self.first + index, order.accumulation)
-        start = (part * order.world_size + order.rank) * order.batch_size
-        share = order.global_batch // self.lanes  # of each lane in a global batch
-        lane, within = np.divmod(np.arange(start, start + order.batch_size), share)
-        place = (lane * order.updates_per_epoch + update) * share + within
-        samples, spot = np.empty_like(place), np.searchsorted(self.ends, place, side="right")
-        for number in np.unique(spot):
-            block, here = self.row[number], spot == number
-            inside = place[here] - self.ends[number] + self.sizes[block]
-            mixed = shuffled(int(self.sizes[block]), order.seed, self.epoch, int(block))
-            samples[here] = self.starts[block] + mixed[inside]
+        update, micro_batch = divmod(self.first + index, order.accumulation)
+        # The positions of this micro-batch in its global batch, which lane each position belongs
+        # to, and the positions of the samples in the row of blocks.
+        start = (micro_batch * order.world_size + order.rank) * order.batch_size
+        positions = np.arange(start, start + order.batch_size)
+        samples_per_lane = order.global_batch // self.lanes
+        lane, place_in_lane = np.divmod(positions, samples_per_lane)
+        places = (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
+        samples = np.empty_like(places)
+        place_in_row = np.searchsorted(self.ends, places, side="right")
+        for number in np.unique(place_in_row):
+            block = self.row[number]
+            is_in_block = place_in_row == number
+            place_in_block = places[is_in_block] - self.ends[number] + self.sizes[block]
+            shuffled_block = shuffled(int(self.sizes[block]), order.seed, self.epoch, int(block))
+            samples[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
         return torch.from_numpy(samples)
 
 
 @lru_cache(2 * MOST_LANES)
 def shuffled(count: int, *seeds: int) -> np.ndarray:
+    """Return the numbers below `count` in an order that depends on the seeds: int64 [count]."""
     return np.random.default_rng(hash_integers(*seeds)).permutation(count)
 
 
 @dataclass(frozen=True)
 class EvaluationOrder:
-    """Every sample exactly once over all ranks; batches of one rank differ by at most one."""
+    """The order of an evaluation: every sample exactly once over all ranks.
+
+    The numbers of samples of two ranks differ by one at most.
+    """
 
     num_samples: int
     batch_size: int
@@ -134,70 +174,88 @@ class EvaluationOrder:
 
     @property
     def most_batches(self) -> int:
-        """Batches of a rank, where it has that many samples."""
+        """The number of batches of a rank that has enough samples for it."""
         return -(-self.num_samples // (self.world_size * self.batch_size))
 
     def micro_batches(self) -> list[torch.Tensor]:
-        """Return this rank's samples: int64 tensors of at most `batch_size`."""
+        """Return the samples of this rank: int64 tensors of at most `batch_size`.
+
+        With `lengths`, they are sorted by length, so that batches have little padding.
+        """
         order = torch.arange(self.num_samples)
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
-        mine = order[self.rank :: self.world_size]
-        if self.blocks is not None:  # none of which two ranks should read
-            mine = order.tensor_split(self.world_size)[self.rank]
-        batches = list(mine.split(self.batch_size)) if len(mine) else []
-        # As many on all ranks, as those that share out a model wait for each other at each.
+        own_samples = order[self.rank :: self.world_size]
+        if self.blocks is not None:
+            # Consecutive samples, so that no two ranks read the same block.
+            own_samples = order.tensor_split(self.world_size)[self.rank]
+        batches = list(own_samples.split(self.batch_size)) if len(own_samples) else []
+        # Ranks that share out a model wait for each other in each batch, and so all need the same
+        # number of batches. One rank may have a sample less, which is a batch less.
         if 0 < len(batches) < self.most_batches and len(batches[-1]) > 1:
             batches[-1:] = batches[-1].tensor_split(2)
         return batches
 
     def equal_batches(self) -> "EqualBatches":
-        """Return as many batches of one size on all ranks, filled up with samples that repeat."""
+        """Return the same number of batches of the same size on all ranks.
+
+        The last batches are filled up with repetitions of a sample, which don't count.
+        """
         most_samples = -(-self.num_samples // self.world_size)  # of a rank
         size = min(self.batch_size, most_samples)
-        mine = self.micro_batches()
-        samples = torch.cat(mine) if mine else torch.zeros(0, dtype=torch.long)
+        batches = self.micro_batches()
+        samples = torch.cat(batches) if batches else torch.zeros(0, dtype=torch.long)
         count = -(-most_samples // size)
         padding = count * size - len(samples)
         repeated = samples[-1:] if len(samples) else torch.zeros(1, dtype=torch.long)
         is_real = torch.arange(count * size) < len(samples)
         filled = torch.cat([samples, repeated.expand(padding)])
-        return EqualBatches([*filled.split(size)], [*is_real.split(size)])
+        return EqualBatches(list(filled.split(size)), list(is_real.split(size)))
 
 
 class EqualBatches(NamedTuple):
-    """The samples of each batch of a rank, int64 [size], and which of them count, bool [size]."""
+    """The batches of one rank, all of the same size."""
 
-    samples: list[torch.Tensor]
-    is_real: list[torch.Tensor]
+    samples: list[torch.Tensor]  # of each batch: int64 [size]
+    is_real: list[torch.Tensor]  # of each batch, which samples count: bool [size]
 
 
 def rehearsal_batches(
     batches: Sequence[torch.Tensor], batch_size: int, is_spread: bool = True
 ) -> list[torch.Tensor]:
-    """Return one batch of a rank, and another with its samples twice, where they fit into one.
+    """Return a few batches with which a run tries out an evaluation before it trains.
 
-    They have half as many samples as the rank's first batch, so that no batch is larger than an
-    evaluation's. A total doubles with the samples, and a mean does not: so that the two can be told
-    apart. Samples may be sorted, as images are that lie in a folder for each class, and a figure
-    such as the area under a curve needs several classes: so the few are spread over all.
+    They are one small batch, and a second one with the same samples twice, if that fits into
+    `batch_size`. A total is twice as large for the second batch, and a mean is the same: so the
+    run can tell them apart.
+
+    The first batch has half as many samples as the rank's first batch, so that none is larger than
+    in an evaluation. Its samples are spread over all: samples may be sorted by class, and figures
+    such as the area under a curve need several classes.
 
     Args:
-        batches: of the rank: sample numbers, or anything else that there is one of for each sample.
-        is_spread: false takes the rank's first samples, where reading others is slow.
+        batches: of the rank: sample indices, or other values that there are one of per sample.
+        is_spread: whether to spread the samples. If not, the first ones are taken, because reading
+            others is slow.
     """
     if not len(batches):
         return []
     size = max(1, len(batches[0]) // 2)
     first = batches[0][:size]
     if is_spread:
-        samples = torch.cat([*batches])
+        samples = torch.cat(list(batches))
         first = samples[torch.arange(size) * len(samples) // size]
-    return [first, torch.cat([first, first])] if batch_size > 1 else [first]
+    if batch_size == 1:
+        return [first]
+    return [first, torch.cat([first, first])]
 
 
 def hash_integers(*values: int) -> int:
-    """Mix integers into one of 63 bits, so that near values give unrelated random streams."""
+    """Mix integers into one of 63 bits, to seed a random generator.
+
+    Seeds of neighbouring epochs or samples give unrelated random numbers. The mixing function is
+    that of SplitMix64.
+    """
     state = 0
     for value in values:
         state = (state ^ value) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
@@ -208,7 +266,17 @@ def hash_integers(*values: int) -> int:
 
 
 def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
-    """Return 31 random bits for each of `samples` (int64 [batch]): MurmurHash3's finaliser."""
+    """Return 31 random bits for each of `samples`, by the finaliser of MurmurHash3.
+
+    They depend on the seed, the epoch and the sample alone, so that augmentation is the same
+    whichever rank or batch a sample is in.
+
+    Args:
+        samples: int64 [batch], sample indices.
+
+    Returns:
+        int64 [batch].
+    """
     bits = samples * 0x9E3779B1 + hash_integers(seed, epoch, 1) % 2**31
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         bits = bits & 0xFFFFFFFF

@@ -1,4 +1,7 @@
-"""Parquet files of any size as samples: row groups are read where a batch needs them, not kept."""
+"""Parquet files of any size as samples, for `--streaming`.
+
+A row group is read when a batch needs it. Only a few row groups are in memory at a time.
+"""
 
 import zlib
 from collections.abc import Iterator
@@ -7,169 +10,286 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from common.data.builders import open_builder
 from common.data.cache import write_array
-from common.data.labels import Labelled, roles_of
+from common.data.guess import Feature
+from common.data.labels import LabelledData, LabelValue, choose_splits
 from common.data.order import Blocks
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.files import reading
 
-HELD_BYTES = 2**29  # of row groups, by each process that reads
-LOOKED_AT = 64  # row groups that stand for all where something is to be known before training
-THREADS = 16  # that read footers, for whose bytes the Hub lets one wait
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
+
+HELD_BYTES = 2**29  # of row groups that each reading process keeps in memory
+SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
+FOOTER_THREADS = 16  # threads that read footers; the Hub takes long to answer each request
+
+# Columns of the array that describes the row groups of a split: int64 [row groups, 5].
+SHARD = 0  # index into the list of files
+PLACE = 1  # index of the row group in its file
+ROWS = 2
+BYTES = 3
+CHECKSUM = 4
 
 
 class ParquetRows:
-    """The rows of one split by number, of which a few row groups are in memory at a time."""
+    """The rows of one split by index; a few row groups are in memory at a time."""
 
     def __init__(
-        self, groups: np.ndarray, shards: list[str], columns: list[str], classes: list[Any]
+        self, groups: np.ndarray, shards: list[str], columns: list[str], classes: list[LabelValue]
     ) -> None:
-        """Take the files and which columns to read, the labels', whose values are `classes`, last.
+        """Prepare to read; no file is opened yet.
 
-        `groups`: int64 [row groups, 5], each the shard, place in it, rows, bytes, checksum.
+        Args:
+            groups: int64 [row groups, 5]: shard, place in it, rows, bytes, checksum.
+            shards: paths or URLs of the files.
+            columns: the columns to read; the label column comes last.
+            classes: the value of each class in the label column.
         """
-        self.groups, self.shards, self.columns = np.asarray(groups), shards, columns
-        self.ends = self.groups[:, 2].cumsum()
-        self.held: dict[int, Any] = {}  # tables by row group, the one that was used last at the end
-        self.numbers = {value: number for number, value in enumerate(classes)}
-        at_once = HELD_BYTES // max(1, int(self.groups[:, 3].mean()))
-        self.blocks = Blocks(self.groups[:, 2], max(1, at_once))
+        self.groups = np.asarray(groups)
+        self.shards = shards
+        self.columns = columns
+        self.ends = self.groups[:, ROWS].cumsum()  # the first row after each row group
+        # Tables by row group. The most recently used one is the last.
+        self.held: dict[int, pyarrow.Table] = {}
+        self.numbers = {label: number for number, label in enumerate(classes)}
+        mean_bytes = int(self.groups[:, BYTES].mean())
+        at_once = HELD_BYTES // max(1, mean_bytes)
+        self.blocks = Blocks(self.groups[:, ROWS], max(1, at_once))
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[list[Any]], np.ndarray]:
-        """Return rows of all columns but the last, and their labels' numbers: int64 [batch]."""
-        numbers = samples.numpy()
-        blocks = np.searchsorted(self.ends, numbers, side="right")
-        places = (numbers - self.ends[blocks] + self.groups[blocks, 2]).tolist()
+        """Read some rows.
+
+        Args:
+            samples: int64 [batch], row indices.
+            epoch: None in an evaluation, which reads each row group once and keeps only the last.
+
+        Returns:
+            The values of each row in all columns but the last, and the class numbers, int64
+            [batch].
+
+        Raises:
+            UserError: a row lacks a value or has an unknown label, or a file can't be read.
+        """
+        rows_to_read = samples.numpy()
+        blocks = np.searchsorted(self.ends, rows_to_read, side="right")
+        places = (rows_to_read - self.ends[blocks] + self.groups[blocks, ROWS]).tolist()
         tables = {block: self.table(block) for block in dict.fromkeys(blocks.tolist())}
-        while len(self.held) > (1 if epoch is None else self.blocks.at_once):
-            del self.held[next(iter(self.held))]
-        rows, labels = list[list[Any]](), list[Any]()
+        at_most = 1 if epoch is None else self.blocks.at_once
+        while len(self.held) > at_most:
+            least_recently_used = next(iter(self.held))
+            del self.held[least_recently_used]
+        rows: list[list[Any]] = []
+        labels: list[int] = []
         for block, place in zip(blocks.tolist(), places, strict=True):
             *row, label = (column[place].as_py() for column in tables[block].columns)
             if None in row or label not in self.numbers:
-                shard = self.shards[self.groups[block, 0]]
-                lacks = "a label of its classes" if None not in row else "a value in each column"
-                raise UserError(f"{shard} has a row without {lacks}: leave it out to stream them")
+                shard = self.shards[self.groups[block, SHARD]]
+                missing = "a value in each column" if None in row else "a label of its classes"
+                raise UserError(f"{shard} has a row without {missing}: leave it out to stream them")
             rows.append(row)
             labels.append(self.numbers[label])
         return rows, np.array(labels)
 
-    def table(self, block: int) -> Any:
-        if (table := self.held.pop(block, None)) is None:
-            shard, place, *_, checksum = self.groups[block].tolist()
-            with opened(self.shards[shard]) as file:
-                if place >= file.num_row_groups or group_facts(file, place)[-1] != checksum:
+    def table(self, block: int) -> "pyarrow.Table":
+        """Return a row group, from memory if it is there.
+
+        Raises:
+            UserError: its file can't be read, or has changed since the run began.
+        """
+        table = self.held.pop(block, None)
+        if table is None:
+            group = self.groups[block].tolist()
+            place = group[PLACE]
+            with opened(self.shards[group[SHARD]]) as file:
+                if (
+                    place >= file.num_row_groups
+                    or describe_group(file, place)[-1] != group[CHECKSUM]
+                ):
                     raise ValueError("it has changed since the run began")
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)
         self.held[block] = table
         return table
 
-    def look(self, count: int) -> list[list[Any]]:
-        """Return some `count` rows, from row groups at even distances."""
-        chosen = np.unique(np.linspace(0, len(self.groups) - 1, LOOKED_AT).astype(int))
-        each = -(-count // len(chosen))
-        starts, rows = self.ends - self.groups[:, 2], list[list[Any]]()
-        for block in chosen.tolist():
-            numbers = torch.arange(starts[block], min(starts[block] + each, self.ends[block]))
-            rows += self.read(numbers, None)[0]
+    def sample(self, count: int) -> list[list[Any]]:
+        """Return about `count` rows without their labels, from row groups at even distances."""
+        last_group = len(self.groups) - 1
+        blocks = np.unique(np.linspace(0, last_group, SAMPLED_GROUPS).astype(int))
+        rows_per_block = -(-count // len(blocks))
+        starts = self.ends - self.groups[:, ROWS]
+        rows: list[list[Any]] = []
+        for block in blocks.tolist():
+            end = min(starts[block] + rows_per_block, self.ends[block])
+            block_rows, _ = self.read(torch.arange(starts[block], end), None)
+            rows += block_rows
         return rows
 
 
-class ParquetTables(Labelled):
-    """Labelled splits of a data set as row groups of parquet files, whose footers are read."""
+class Footer(NamedTuple):
+    """What the footer of a parquet file says."""
+
+    features: dict[str, Feature]  # the type of each column
+    groups: list[list[int]]  # place, rows, bytes and checksum of each row group
+
+
+class ParquetTables(LabelledData):
+    """The labelled splits of a data set as row groups of parquet files.
+
+    Only the footers and the label column are read.
+    """
+
+    splits: dict[str, np.ndarray]  # by role: int64 [row groups, 5], as `ParquetRows` takes them
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:
-        what = f"data set {source.location}"
-        opened_builder = open_builder(source)
-        builder = opened_builder.builder
-        with reading(what):
-            files = {str(name): [*map(str, f)] for name, f in builder.config.data_files.items()}
-        if builder.name != "parquet":
-            found = f"--streaming reads parquet files, and {what} has {builder.name}"
-            raise UserError(f"{found}: leave the flag out, or write them with Dataset.to_parquet")
-        self.splits, self.shards = dict[str, np.ndarray](), list[str]()
-        roles = roles_of(files, source)
-        self.evaluated = roles[0][1] if source.is_whole else None
-        first = roles[0][0]
-        with ThreadPoolExecutor(THREADS) as pool:
-            paths = [path for _, name in roles for path in files[name]]
-            footers = dict(zip(paths, pool.map(footer, paths), strict=True))
-            super().__init__(source.name, footers[paths[0]][0], label_column)
-            self.notes += opened_builder.notes
-            read = partial(values_of, column=self.label)
-            for role, name in roles:
-                if role in self.splits:
-                    continue
-                rows = list[list[int]]()
-                for path in files[name]:
-                    features, groups = footers[path]
-                    if features != self.features:
-                        odd = f"{path} has other columns than {paths[0]}"
-                        raise UserError(f"{odd}: make them alike")
-                    rows += [[len(self.shards), *group] for group in groups if group[1]]
-                    self.shards.append(path)
-                if not rows:
-                    raise UserError(f"{what}: split {name} is empty: remove or fill it")
-                if not read(self.shards[rows[0][0]]) <= self.unlabelled:
-                    self.splits[role] = np.array(rows)
-            self.find_classes(() if self.is_typed else chain(*pool.map(read, self.shards)))
-        if first not in self.splits or (len(self.classes) < 2 and not source.is_whole):
-            raise UserError(
-                f"{what}: {first} has no rows of two classes: classification needs them"
-            )
-        self.first = first
-        if source.is_whole:
-            return
-        train = self.splits["train"]
-        held = self.hold_out(source, len(train), np.arange(len(train)), "row groups")
-        if len(held):
-            self.splits |= {"train": np.delete(train, held, axis=0), "validation": train[held]}
+        """Read the footers, find the classes, and hold some row groups out if that is needed.
 
-    def keep(self, folder: Path, columns: list[str]) -> ParquetRows:
-        """Write where the row groups of all splits are, and return the training rows."""
-        for name, groups in self.splits.items():
-            write_array(folder / f"{name}_groups.npy", [groups], len(groups))
-        self.index = {"shards": self.shards, "classes": self.classes}
-        self.index["columns"] = [*columns, self.label]
+        Splits without labels are left out.
+
+        Raises:
+            UserError: the data are not parquet files, or can't be used for classification.
+        """
+        self.where = f"data set {source.location}"
+        opened_builder = open_builder(source)
+        files = self.files_of(opened_builder.builder)
+        self.splits = {}
+        self.shards: list[str] = []
+        chosen_splits = choose_splits(files, source)
+        self.first, first_name = chosen_splits[0]
+        if source.is_whole:
+            self.evaluated_split = first_name
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            paths = [path for _, name in chosen_splits for path in files[name]]
+            footers = dict(zip(paths, pool.map(read_footer, paths), strict=True))
+            self.first_file = paths[0]
+            super().__init__(source.name, footers[self.first_file].features, label_column)
+            self.notes += opened_builder.notes
+            for role, name in chosen_splits:
+                if role not in self.splits:
+                    self.add_split(role, name, files[name], footers)
+            labels_of = partial(distinct_values, column=self.label_column)
+            self.find_classes(() if self.is_typed else chain(*pool.map(labels_of, self.shards)))
+        is_trained_on = not source.is_whole
+        if self.first not in self.splits or (len(self.classes) < 2 and is_trained_on):
+            raise UserError(
+                f"{self.where}: {self.first} has no rows of two classes: classification needs "
+                "them, so check the label column"
+            )
+        if is_trained_on:
+            self.make_validation(source)
+
+    def files_of(self, builder: Any) -> dict[str, list[str]]:
+        """Return the files of each split; raise a `UserError` unless they are parquet files."""
+        with reading(self.where):
+            files = {
+                str(name): [str(file) for file in split_files]
+                for name, split_files in builder.config.data_files.items()
+            }
+        if builder.name != "parquet":
+            raise UserError(
+                f"--streaming reads parquet files, and {self.where} has {builder.name}: leave the "
+                "flag out, or write them with Dataset.to_parquet"
+            )
+        return files
+
+    def add_split(self, role: str, name: str, paths: list[str], footers: dict[str, Footer]) -> None:
+        """Add the row groups of a split, unless its rows have no labels.
+
+        Args:
+            name: the split's name in the data set.
+            paths: the files of the split.
+            footers: by path; of these files and perhaps others.
+
+        Raises:
+            UserError: the split is empty, or a file has other columns than the first split.
+        """
+        groups: list[list[int]] = []
+        for path in paths:
+            footer = footers[path]
+            if footer.features != self.features:
+                raise UserError(f"{path} has other columns than {self.first_file}: make them alike")
+            shard = len(self.shards)
+            for place, rows, num_bytes, checksum in footer.groups:
+                if rows:
+                    groups.append([shard, place, rows, num_bytes, checksum])
+            self.shards.append(path)
+        if not groups:
+            raise UserError(f"{self.where}: split {name} is empty: remove or fill it")
+        first_shard = self.shards[groups[0][SHARD]]
+        # GLUE's test splits, for example, mark all rows as unlabelled.
+        if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
+            self.splits[role] = np.array(groups)
+
+    def make_validation(self, source: DataSource) -> None:
+        """Move some row groups of train to a validation split, if the data set needs one."""
+        train = self.splits["train"]
+        held_out = self.choose_held_out(source, len(train), np.arange(len(train)), "row groups")
+        if len(held_out):
+            self.splits["train"] = np.delete(train, held_out, axis=0)
+            self.splits["validation"] = train[held_out]
+
+    def write_groups(self, folder: Path, columns: list[str]) -> ParquetRows:
+        """Write the row groups of all splits to a cache folder, and return the first split.
+
+        Args:
+            columns: those that a batch needs, besides the label column.
+        """
+        for role, groups in self.splits.items():
+            write_array(folder / f"{role}_groups.npy", [groups], len(groups))
+        self.index: dict[str, Any] = {  # the arguments of `ParquetRows` besides the row groups
+            "shards": self.shards,
+            "classes": self.classes,
+            "columns": [*columns, self.label_column],
+        }
         return ParquetRows(self.splits[self.first], **self.index)
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"index": self.index}
 
 
-def footer(path: str) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return a file's features, and of each row group its place, rows, bytes and a checksum."""
+def read_footer(path: str) -> Footer:
+    """Read the footer of a parquet file; raise a `UserError` if it can't be read."""
     from datasets import Features
 
     with opened(path) as file:
-        rows = [[place, *group_facts(file, place)] for place in range(file.num_row_groups)]
-        return dict(Features.from_arrow_schema(file.schema_arrow)), rows
+        groups = [[place, *describe_group(file, place)] for place in range(file.num_row_groups)]
+        return Footer(dict(Features.from_arrow_schema(file.schema_arrow)), groups)
 
 
-def group_facts(file: Any, place: int) -> tuple[int, int, int]:
-    """Return a row group's rows, bytes and a checksum of what the footer says of it."""
-    found = file.metadata.row_group(place)
-    return found.num_rows, found.total_byte_size, zlib.crc32(str(found.to_dict()).encode())
+def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int, int, int]:
+    """Return the rows and the bytes of a row group, and a checksum of all that the footer says.
+
+    The checksum changes with the contents, because the footer holds statistics and offsets.
+    """
+    metadata = file.metadata.row_group(place)
+    checksum = zlib.crc32(str(metadata.to_dict()).encode())
+    return metadata.num_rows, metadata.total_byte_size, checksum
 
 
-def values_of(path: str, column: str) -> set[Any]:
+def distinct_values(path: str, column: str) -> set[Any]:
+    """Return the distinct values of a column of a parquet file."""
     with opened(path) as file:
-        return {*file.read(columns=[column])[column].unique().to_pylist()}
+        return set(file.read(columns=[column])[column].unique().to_pylist())
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """Open a local file, or one of the Hub: what fails there may go well at another time."""
+def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
+    """Open a local parquet file or one of the Hub.
+
+    Raises:
+        UserError: it can't be opened or read. For a file of the Hub, the error is marked as
+            resumable, because another attempt may succeed.
+    """
     import fsspec
     import pyarrow.parquet as parquet
 
@@ -177,5 +297,10 @@ def opened(path: str) -> Iterator[Any]:
         with fsspec.open(path) as raw, parquet.ParquetFile(raw, pre_buffer=True) as file:
             yield file
     except Exception as problem:
-        found = f"{type(problem).__name__}: {' '.join(str(problem).split()):.300}"
-        raise UserError(f"{path} can't be read ({found})", resumable="://" in path) from None
+        cause = f"{type(problem).__name__}: {' '.join(str(problem).split()):.300}"
+        is_remote = "://" in path
+        advice = "check the connection" if is_remote else "put a whole copy of the file back"
+        raise UserError(
+            f"{path} can't be read ({cause}): {advice}, and start the run again",
+            resumable=is_remote,
+        ) from None

@@ -1,4 +1,7 @@
-"""Pixels of an image with up to 32 bits a channel, as 8 bits, on one scale for a data set."""
+"""Converts images of any bit depth to 8 bits a channel, on the same scale for a whole data set.
+
+Pillow has no mode for colours of 16 bits, and would silently keep the high byte alone.
+"""
 
 import io
 import sys
@@ -7,8 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-FULL_SCALE = 65535  # of images of 16 bits: of models that say no other
-TURNS = {  # how to turn an image whose camera says so, by its EXIF orientation
+FULL_SCALE = 65535  # the white level of a model that states none: that of 16 bits
+# How to turn a photo upright, by its EXIF orientation.
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -23,42 +27,47 @@ GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 def image_to_pixels(
     image: Image.Image, size: int, channels: int, white_level: int | None = FULL_SCALE
 ) -> np.ndarray:
-    """Return an image as uint8 [size, size, channels], resized and centre-cropped.
+    """Return an image as uint8 [size, size, channels]: upright, resized and centre-cropped.
 
     Args:
-        white_level: the value of white in images of more than 8 bits a channel, as of
-            `white_level_of`. What is above is white, too. None: such an image is refused.
+        channels: 1 or 3.
+        white_level: the value of white in images of more than 8 bits a channel, as
+            `white_level_of` returns it. Larger values become white, too. None: such an image is
+            refused.
 
     Raises:
-        ValueError: its pixels are real numbers or negative, or it has more than 8 bits and there is
-            no white level.
+        ValueError: pixels are real numbers or negative, or the image has more than 8 bits a channel
+            and there is no white level.
     """
     pixels, loaded = deep_pixels(image)
     if pixels is not None:
         if white_level is None:
-            raise ValueError("it has more than 8 bits a channel, unlike those of train: write 8")
-        turned = Image.fromarray(to_eight_bits(pixels, white_level))
+            raise ValueError(
+                "it has more than 8 bits a channel, unlike those of train: write it with 8"
+            )
+        result = Image.fromarray(to_eight_bits(pixels, white_level))
     else:
-        turned = loaded
+        result = loaded
     orientation = loaded.getexif().get(ExifTags.Base.Orientation, 1)
     if orientation in TURNS:
-        turned = turned.transpose(TURNS[orientation])
-    turned = turned.convert("L" if channels == 1 else "RGB")
-    if turned.size != (size, size):
-        turned = ImageOps.fit(turned, (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(turned).reshape(size, size, channels)
+        result = result.transpose(TURNS[orientation])
+    result = result.convert("L" if channels == 1 else "RGB")
+    if result.size != (size, size):
+        result = ImageOps.fit(result, (size, size), Image.Resampling.BILINEAR)
+    return np.asarray(result).reshape(size, size, channels)
 
 
 def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
-    """Return the pixels of an image with more than 8 bits a channel, and the image, loaded.
+    """Return the pixels of an image with more than 8 bits a channel, and the image itself.
 
-    They are integers [height, width] or [height, width, 3], without transparency; None of an image
-    with 8 bits. Pillow has no mode for colours of 16 bits, and keeps the high byte alone.
+    Returns:
+        Integers [height, width] or [height, width, 3], without transparency; None for an image of 8
+        bits. And the image; it was decoded again if Pillow had lost the low bytes.
 
     Raises:
-        ValueError: they are real numbers or negative.
+        ValueError: pixels are real numbers or negative.
     """
-    if image.mode == "F":  # which Pillow would clip, of 0 to 1 to black
+    if image.mode == "F":  # Pillow would make an image with values from 0 to 1 black
         raise ValueError("its pixels are real numbers: write them with 8 or 16 bits")
     if image.mode.startswith("I"):
         pixels = np.asarray(image)
@@ -72,7 +81,10 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
 
 
 def raw_mode_of(image: Image.Image) -> str:
-    """Return how an image's file holds its pixels, as Pillow calls it; empty of a loaded image."""
+    """Return Pillow's name for the layout of the pixels in the file, such as ``RGB;16B``.
+
+    It is empty for an image whose pixels have been loaded.
+    """
     tiles: list[Any] = getattr(image, "tile", None) or []
     if not tiles:
         return ""
@@ -82,12 +94,24 @@ def raw_mode_of(image: Image.Image) -> str:
 
 
 def deep_colours(image: Any, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
-    """Return 16 bits of each colour: the high bytes, and the low ones, as if of another order."""
+    """Return the pixels of an image with 16 bits a colour, and the image itself.
+
+    Pillow keeps one byte of each value. So the file is decoded twice: once in its own byte order,
+    which gives the high bytes, and once in the other order, which gives the low ones.
+
+    Args:
+        image: a file of Pillow whose pixels have not been loaded.
+        raw_mode: from `raw_mode_of`.
+
+    Raises:
+        ValueError: the layout is not known.
+    """
     position = image.fp.tell()
     image.fp.seek(0)
     encoded = image.fp.read()
     image.fp.seek(position)
-    if raw_mode == "LA;16B":  # as four channels of 8 bits: both bytes of grey, then transparency
+    if raw_mode == "LA;16B":
+        # Read as four channels of 8 bits: the two bytes of grey, then those of transparency.
         loaded = decoded_as(encoded, "RGBA", "RGBA")
         planes = np.asarray(loaded).astype(np.uint16)
         return planes[..., 0] * 256 + planes[..., 1], loaded
@@ -104,7 +128,13 @@ def deep_colours(image: Any, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
 
 
 def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
-    """Decode a file as if it held its pixels in another way, of as many bits."""
+    """Decode an image file as if its pixels had another layout of the same number of bits.
+
+    Args:
+        encoded: the contents of the file.
+        mode: of the returned image.
+        raw_mode: Pillow's name for the layout.
+    """
     image: Any = Image.open(io.BytesIO(encoded))
     image._mode = mode
     tiles = []
@@ -118,14 +148,22 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
 
 
 def white_level_of(peak: int) -> int:
-    """Return the value of white in images whose largest value is `peak`: that of all bits set.
+    """Return the value of white in images whose largest value is `peak`.
 
-    Values to 255 stay as they are, those of cameras with 10 or 12 bits are scaled by that range.
+    It is the largest value with as many bits: 1023 for a camera with 10 bits, for example. For
+    images without values above 255 it is 255, so that they stay as they are.
     """
     return max(255, 2 ** int(peak).bit_length() - 1)
 
 
 def to_eight_bits(pixels: np.ndarray, white_level: int) -> np.ndarray:
-    """Return the 8 highest of the bits that `white_level` has; what is above it is 255."""
+    """Scale integer pixels so that `white_level` becomes 255; larger values become 255, too.
+
+    Args:
+        white_level: a value with all bits set, from `white_level_of`.
+
+    Returns:
+        uint8, of the same shape.
+    """
     clipped = np.minimum(pixels.astype(np.int64), white_level)
     return (clipped >> (white_level.bit_length() - 8)).astype(np.uint8)

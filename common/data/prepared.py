@@ -1,16 +1,34 @@
-"""Prepared data of a run that trains, or of one that evaluates what another did not train on."""
+"""Chooses which samples of prepared data a run uses, in training and in evaluation.
+
+A run that only evaluates must not use samples on which its model was trained. So it finds out what
+the training run held out, or that no run was trained on the data.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from common.data.cache import cached
+import numpy as np
+
+from common.data.cache import Prepared, cached
 from common.data.evaluated import Evaluated, TrainedOn, relabelled
+from common.data.parquet import ROWS
 from common.data.sources import DataSource
 from common.errors import UserError
 
-Prepared = tuple[Path, dict[str, Any], dict[str, list[Any]]]  # as of `cached`
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a data set is prepared: the arguments of `cached` besides the source."""
+
+    prepare: Callable[..., dict[str, Any]]
+    version: str
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+
+    def of(self, source: DataSource) -> Prepared:
+        """Return the prepared data, from the cache if they are there."""
+        return cached(source, self.prepare, self.version, self.names, self.settings)
 
 
 def prepared(
@@ -21,109 +39,152 @@ def prepared(
     settings: dict[str, Any],
     evaluation_settings: dict[str, Any] | None = None,
 ) -> Prepared:
-    """Return what `cached` does, in an evaluation of what the model was not trained on.
+    """Return the prepared data of a run, with the classes in the model's order if it evaluates.
+
+    `prepare`, `version`, `names` and `settings` are those of `cached`.
 
     Args:
-        evaluation_settings: what `prepare` gets besides where one split is evaluated whole.
+        evaluation_settings: are added to the settings, or replace them, if a split is evaluated as
+            a whole. They have samples prepared as those on which the model was trained.
 
     Raises:
-        UserError: the data have changed, and no one knows what the run held out.
+        UserError: the data can't be read; or they have changed since the model was trained, so that
+            the samples which its run held out are not known.
     """
+    preparation = Preparation(prepare, version, names, settings)
     evaluated = source.evaluated
     if evaluated is None:
-        return cached(source, prepare, version, names, settings)
-    if not source.is_whole:
-        result = cached(source, prepare, version, names, settings)
-        check_as_trained(source, evaluated.trained_on[0], result)
+        return preparation.of(source)
+    if source.is_whole:
+        extended = replace(preparation, settings=settings | (evaluation_settings or {}))
+        data = prepare_whole(source, evaluated, preparation, extended)
     else:
-        more = settings | (evaluation_settings or {})
-        result = cached(source, prepare, version, names, more)
-        split = result[1].pop("evaluated")
-        is_known = f"{evaluated.model} was not trained on them"
-        if not evaluated.trained_on:
-            is_known = f"what {evaluated.model} was trained on is not known"
-        result[1]["notes"].append(f"{is_known}: {split} is evaluated whole")
-        if split not in ("test", "validation"):
-            again = moved_data(source, evaluated, result, prepare, version, names, settings)
-            if again is None and evaluated.trained_on:
-                result[1]["notes"].append(
-                    f"if samples of {evaluated.trained_on[0].dataset} are among them, the figures "
-                    "are too good: put new samples into a folder of their own, or name them test"
-                )
-            result = again or result
-    return with_labels_of(evaluated, source, result)
+        data = preparation.of(source)
+        check_as_trained(source, evaluated.trained_on[0], data)
+    return with_labels_of(evaluated, source, data)
 
 
-def size_of(split: list[Any]) -> int:
-    """Return the samples of a split, by its arrays or by the row groups of a streamed one."""
-    if len(split) == 1:
-        return int(split[0][:, 2].sum())
-    return len(split[-1])
+def prepare_whole(
+    source: DataSource, evaluated: Evaluated, as_trained: Preparation, for_model: Preparation
+) -> Prepared:
+    """Return a split of data that the model was not trained on, as far as is known.
+
+    If the split is not one for evaluation, the data may be a moved copy of those that a run was
+    trained on. Then the split that this run held out is returned instead.
+
+    Args:
+        as_trained: how a run that trains prepares the data.
+        for_model: how they are prepared for the model that is evaluated.
+    """
+    data = for_model.of(source)
+    split = data.facts.pop("evaluated")
+    if evaluated.trained_on:
+        reason = f"{evaluated.model} was not trained on them"
+    else:
+        reason = f"what {evaluated.model} was trained on is not known"
+    data.facts["notes"].append(f"{reason}: {split} is evaluated whole")
+    if split in ("test", "validation"):
+        return data
+    held_out = find_moved_data(source, evaluated, data, as_trained)
+    if held_out is not None:
+        return held_out
+    if evaluated.trained_on:
+        data.facts["notes"].append(
+            f"if samples of {evaluated.trained_on[0].dataset} are among them, the figures are too "
+            "good: put new samples into a folder of their own, or name them test"
+        )
+    return data
 
 
-def moved_data(
-    source: DataSource,
-    evaluated: Evaluated,
-    whole: Prepared,
-    prepare: Callable[..., dict[str, Any]],
-    version: str,
-    names: tuple[str, ...],
-    settings: dict[str, Any],
+def size_of(arrays: list[np.ndarray]) -> int:
+    """Return how many samples a split has.
+
+    Args:
+        arrays: its arrays, of which the last has one label for each sample; or, for a streamed
+            split, its row groups alone.
+    """
+    if len(arrays) == 1:
+        return int(arrays[0][:, ROWS].sum())
+    return len(arrays[-1])
+
+
+def find_moved_data(
+    source: DataSource, evaluated: Evaluated, whole: Prepared, as_trained: Preparation
 ) -> Prepared | None:
-    """Return the split that a run held out, where it was trained on the same data elsewhere."""
-    total = sum(map(size_of, whole[2].values()))
+    """Return the data as a run was trained on them, if they have moved since.
+
+    The total size and the fingerprint show whether they are the same data.
+
+    Args:
+        whole: the data with nothing held out.
+        as_trained: how a run that trains prepares the data.
+
+    Returns:
+        The data with all of their splits, or None if no run was trained on them.
+    """
+    total = sum(size_of(arrays) for arrays in whole.arrays.values())
     for trained in evaluated.trained_on:
         if trained.fingerprint is None or sum(trained.sizes.values()) != total:
             continue
-        as_trained = replace(source, is_whole=False, validation_share=trained.validation_share)
-        result = cached(as_trained, prepare, version, names, settings)
-        if result[1]["fingerprint"] == trained.fingerprint:
-            result[1]["notes"].append(
+        source_as_trained = replace(
+            source, is_whole=False, validation_share=trained.validation_share
+        )
+        data = as_trained.of(source_as_trained)
+        if data.facts["fingerprint"] == trained.fingerprint:
+            data.facts["notes"].append(
                 f"{trained.run} was trained on the same data, in {trained.dataset}: what it held "
                 "out is evaluated"
             )
-            return result
+            return data
     return None
 
 
-def check_as_trained(source: DataSource, trained: TrainedOn, result: Prepared) -> None:
-    """Say that what a run held out is evaluated, if it is as it was.
+def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared) -> None:
+    """Note that the samples which a run held out are evaluated.
+
+    The same samples are held out again only if the data are as they were. If the content has
+    changed but the sizes have not, a note warns that training samples may be among them.
 
     Raises:
-        UserError: there are other samples than when the run held some out: no one knows which.
+        UserError: the number of samples has changed, so that others would be held out.
     """
-    _, facts, arrays = result
-    facts["notes"].append(f"{trained.run} was trained on them: what it held out is evaluated")
-    is_held_out = any(note.startswith("held out ") for note in facts["notes"])
-    if not is_held_out or trained.fingerprint in (None, facts["fingerprint"]):
+    notes = data.facts["notes"]
+    notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
+    is_held_out = any(note.startswith("held out ") for note in notes)
+    if not is_held_out or trained.fingerprint in (None, data.facts["fingerprint"]):
         return
-    sizes = {name: size_of(split) for name, split in arrays.items()}
+    sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}
     if sizes != trained.sizes:
         raise UserError(
             f"{source.location} has changed since {trained.run} was trained on it, and which "
             "samples it held out is not known: put new samples into a folder of their own, or name "
             "them test"
         )
-    facts["notes"].append(
+    notes.append(
         f"they are not as when {trained.run} read them, in content or flags: samples that it was "
         "trained on may be among them"
     )
 
 
-def with_labels_of(evaluated: Evaluated, source: DataSource, result: Prepared) -> Prepared:
-    """Number the classes of prepared data as the model does."""
-    folder, facts, arrays = result
-    names = facts["class_names"]
-    if evaluated.class_names in (None, names):
-        return result
-    index = facts.get("index")
-    if index is not None:
+def with_labels_of(evaluated: Evaluated, source: DataSource, data: Prepared) -> Prepared:
+    """Number the classes of prepared data as the model does.
+
+    Raises:
+        UserError: the data have a class that the model lacks; or they are streamed, and their
+            classes differ from the model's.
+    """
+    class_names = data.facts["class_names"]
+    if evaluated.class_names in (None, class_names):
+        return data
+    if data.facts.get("index") is not None:
         raise UserError(
             f"data set {source.name} has other classes than {evaluated.model}, or in another "
             "order: leave --streaming out to evaluate them"
         )
-    for split in arrays.values():
-        split[-1], note = relabelled(evaluated, source.name, names, split[-1])
-    facts["notes"] += [] if note is None else [note]
-    facts["class_names"] = evaluated.class_names
-    return folder, facts, arrays
+    note = None
+    for arrays in data.arrays.values():
+        arrays[-1], note = relabelled(evaluated, source.name, class_names, arrays[-1])
+    if note is not None:
+        data.facts["notes"].append(note)
+    data.facts["class_names"] = evaluated.class_names
+    return data

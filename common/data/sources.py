@@ -1,4 +1,4 @@
-"""Find a data set: on the Hub, in a local folder or built in."""
+"""Finds a data set by its name: on the Hub, in a local folder or file, or built in."""
 
 import contextlib
 import os
@@ -17,9 +17,10 @@ from common.data.evaluated import (
     own_configuration,
     read_evaluated,
 )
-from common.data.local_files import TABLE_SUFFIXES, find_files, identify
+from common.data.fingerprint import fingerprint_of_files
+from common.data.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError, ask_rank_zero
-from common.files import digest_of, reading
+from common.files import reading
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {
@@ -29,31 +30,43 @@ PUBLIC = {
     "mrpc": ("nyu-mll/glue", "mrpc"),
 }
 BUILT_IN = ("digits", "docstrings", "synthetic")
+# Characters and sequences that `datasets` would take for a pattern or a chain of addresses.
+UNUSABLE_IN_PATH = re.compile(r"[*?[\n]|::")
 
 
 @dataclass(frozen=True)
 class DataSource:
     """Where a data set comes from, known before any of it is read."""
 
-    name: str  # short name, as the recipes' tables know it
+    name: str  # short name, for messages and the tables of results
     location: str  # Hub id, absolute folder or file, or the built-in name
-    configuration: str | None
-    reason: str  # why this one, for the person at the terminal
+    configuration: str | None  # of a Hub data set
+    reason: str  # why the run uses this data set, printed for the user
     fingerprint: str  # changes when the data do
-    validation_share: float | None = None  # of train, held out where there is no validation split
-    streaming: bool = False  # read while training
-    is_whole: bool = False  # one split alone is read, nothing held out: no run trained on it
-    evaluated: Evaluated | None = None  # the model, where nothing is trained
+    validation_share: float | None = None  # of train, to hold out if there is no validation split
+    streaming: bool = False  # whether samples are read while training, instead of from a cache
+    # Whether one split is read and nothing is held out, because no run was trained on the data.
+    is_whole: bool = False
+    evaluated: Evaluated | None = None  # the model of a run that only evaluates
 
 
 def choose_source(
     config: Any, accelerator: Accelerator, *, public: str, built_in: str, public_on_cpu: bool
 ) -> DataSource:
-    """Resolve `--dataset`; a data set that is named is never replaced by another.
+    """Find the data set that `--dataset` names, on rank 0 for all ranks.
 
-    ``auto`` is `public` where it can be had, on a CPU only if `public_on_cpu`; else `built_in`.
+    A data set that the user names is never replaced by another. For ``auto``, the recipe chooses.
+
+    Args:
+        config: a `TrainingConfig`.
+        public: the short name of the recipe's public data set; ``auto`` means this one if it is
+            cached or the Hub answers.
+        built_in: the built-in data set that ``auto`` means otherwise.
+        public_on_cpu: whether ``auto`` may mean the public data set on a CPU.
+
+    Raises:
+        UserError: there is no such data set, or the flags contradict each other.
     """
-
     configuration = own_configuration(config)
 
     def choose() -> DataSource:
@@ -61,9 +74,11 @@ def choose_source(
             return find_named(config.dataset, configuration)
         if accelerator.device.type == "cpu" and not public_on_cpu:
             return built_in_source(built_in, f"auto: {public} would take hours without a GPU")
-        location, known = PUBLIC[public]
-        if commit := hub_commit(location):
-            return DataSource(public, location, known, "auto: from the Hub", commit)
+        location, public_configuration = PUBLIC[public]
+        commit = hub_commit(location)
+        if commit:
+            reason = "auto: from the Hub"
+            return DataSource(public, location, public_configuration, reason, commit)
         reason = f"auto: {public} is not cached, the Hub does not answer"
         return built_in_source(built_in, reason)
 
@@ -75,24 +90,37 @@ def choose_source(
 
 
 def for_evaluation(source: DataSource, model: str) -> DataSource:
-    """Return a data set as it is read to evaluate a model: whole, or what a run held out of it.
+    """Return a data set as it must be read to evaluate a model.
+
+    If a run trained on it to make this model, only what that run held out is evaluated. Otherwise,
+    one split is evaluated as a whole.
+
+    Args:
+        model: the value of `--init-from`.
 
     Raises:
-        UserError: it would hold out another share than the run that trained on it.
+        UserError: the flags would hold out another share than the run did, so that samples on which
+            the model was trained would be evaluated.
     """
     evaluated = read_evaluated(model)
     for trained in evaluated.trained_on:
-        location, known = PUBLIC.get(trained.dataset, (trained.dataset, None))
-        place = replace(trained, dataset=location, configuration=trained.configuration or known)
-        if not is_same_place(place, source.location, source.configuration):
+        location, public_configuration = PUBLIC.get(trained.dataset, (trained.dataset, None))
+        resolved = replace(
+            trained,
+            dataset=location,
+            configuration=trained.configuration or public_configuration,
+        )
+        if not is_same_place(resolved, source.location, source.configuration):
             continue
         if source.validation_share not in (None, trained.validation_share):
-            was = trained.validation_share
-            share = "the default share" if was is None else f"--validation-share {was:g}"
+            if trained.validation_share is None:
+                trained_share = "the default share"
+            else:
+                trained_share = f"--validation-share {trained.validation_share:g}"
             raise UserError(
                 f"--validation-share {source.validation_share:g}: {trained.run} trained on this "
-                f"data set with {share}, and its training samples would be evaluated: leave the "
-                "flag out"
+                f"data set with {trained_share}, and its training samples would be evaluated: "
+                "leave the flag out"
             )
         return replace(
             source,
@@ -103,81 +131,114 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
 
 
 def built_in_source(name: str, reason: str) -> DataSource:
+    """Return the source of a built-in data set."""
+    # Docstrings change with the version of Python, digits and synthetic images do not.
     version = platform.python_version() if name == "docstrings" else "1"
     return DataSource(name, name, None, reason, f"{name}-5-{version}")
 
 
 def find_named(name: str, configuration: str | None) -> DataSource:
-    """Find a data set by its name, folder, file or Hub id; a `UserError` says what to pass."""
+    """Find the data set that the user names.
+
+    Args:
+        name: a built-in or public name, a Hub id, or a path to a folder or file.
+        configuration: the value of `--dataset-config`.
+
+    Raises:
+        UserError: there is no such data set; the message says what to pass.
+    """
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
-    if "://" in name or not name:  # not repeated in the message: it may hold a token
+    if "://" in name or not name:  # the message does not repeat it, because it may hold a token
         raise UserError("--dataset takes a name, a Hub id, a local folder or file, and no address")
     with reading(f"--dataset {name}"):
         source = find_local(name, configuration)
     if source is not None:
         return source
-    location, known = PUBLIC.get(name, (name, None))
-    if commit := hub_commit(location):
-        return DataSource(name, location, configuration or known, "named, from the Hub", commit)
+    location, public_configuration = PUBLIC.get(name, (name, None))
+    commit = hub_commit(location)
+    if commit:
+        return DataSource(
+            name, location, configuration or public_configuration, "named, from the Hub", commit
+        )
     suggestion = similar_name(name)
-    meant = "" if suggestion is None else f"Did you mean {suggestion}? "
+    question = "" if suggestion is None else f"Did you mean {suggestion}? "
     raise UserError(
-        f"--dataset {name} can't be had: there is no such folder or file, it is not cached, and "
-        f"the Hub has no {location} or does not answer. {meant}Pass a local folder or file, or one "
-        f"that is built in: {', '.join(BUILT_IN)}"
+        f"--dataset {name} can't be found: there is no such folder or file, it is not cached, and "
+        f"the Hub has no {location} or does not answer. {question}Pass a local folder or file, or "
+        f"one that is built in: {', '.join(BUILT_IN)}"
     )
 
 
 def find_local(name: str, configuration: str | None) -> DataSource | None:
-    """Return the data set of a local folder or file; None where there is no such path."""
+    """Return the data set of a local folder or file; None if there is no such path.
+
+    Raises:
+        UserError: the file is not a table, or `datasets` can't read from this path.
+        OSError: a folder or file can't be read.
+    """
     path = Path(name).expanduser().resolve()
     if not path.exists():
         return None
     is_folder = path.is_dir()
     if not is_folder and not (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
-        kinds = ", ".join(TABLE_SUFFIXES)
+        suffixes = ", ".join(TABLE_SUFFIXES)
         raise UserError(
-            f"--dataset {name} is a file of no kind that is read: pass one of {kinds}, or the "
-            "folder that holds it"
+            f"--dataset {name} is a file that can't be read as a table: pass one of {suffixes}, or "
+            "the folder that holds it"
         )
-    if re.search(r"[*?[\n]|::", str(path)):  # patterns to `datasets`
+    if UNUSABLE_IN_PATH.search(str(path)):
         raise UserError(f"--dataset {name!r}: no * ? [ :: or new line in its path: rename it")
     if is_folder:
-        digest = short_digest(listing(path))
+        fingerprint = fingerprint_of_folder(path)
         short_name = path.name.lower()
-        return DataSource(short_name, str(path), configuration, "named, a local folder", digest)
-    digest = short_digest(identify({str(path): path.stat()}))
-    return DataSource(path.stem.lower(), str(path), None, "named, a local file", digest)
+        return DataSource(
+            short_name, str(path), configuration, "named, a local folder", fingerprint
+        )
+    fingerprint = fingerprint_of_files({str(path): path.stat()})
+    return DataSource(path.stem.lower(), str(path), None, "named, a local file", fingerprint)
 
 
 def similar_name(name: str) -> str | None:
-    """Return a name like one that could not be had, which was perhaps meant."""
+    """Return a data set that the user may have meant by a wrong name; None if nothing is similar.
+
+    It is a folder or table beside the path, or a public or built-in name.
+    """
     if name in PUBLIC:
         return None
-    beside = Path(name).expanduser().parent
-    paths = [str(path) for path in beside.glob("*/")]
-    paths += [str(path) for suffix in TABLE_SUFFIXES for path in beside.glob(f"*{suffix}")]
-    names = {candidate.lower(): candidate for candidate in (*paths, *PUBLIC, *BUILT_IN)}
-    matches = get_close_matches(name.lower(), names, 1)
-    return names[matches[0]] if matches else None
+    parent = Path(name).expanduser().parent
+    paths = [str(path) for path in parent.glob("*/")]
+    for suffix in TABLE_SUFFIXES:
+        paths += [str(path) for path in parent.glob(f"*{suffix}")]
+    by_lower_case = {candidate.lower(): candidate for candidate in (*paths, *PUBLIC, *BUILT_IN)}
+    matches = get_close_matches(name.lower(), by_lower_case, 1)
+    return by_lower_case[matches[0]] if matches else None
 
 
-def listing(folder: Path) -> list[list[Any]]:
-    """Return what identifies the files under a folder, sorted; an `OSError` where it can't."""
-    return identify(find_files(folder).files)
+def fingerprint_of_folder(folder: Path) -> str:
+    """Return a digest that changes with the files under a folder.
+
+    Raises:
+        OSError: a folder or file can't be read.
+    """
+    return fingerprint_of_files(find_files(folder).files)
 
 
-def hub_commit(hub_id: str, kind: Literal["datasets", "models"] = "datasets") -> str | None:
-    """Return the commit of a Hub repository: from the Hub within 3 s, else from the local cache."""
+def hub_commit(
+    hub_id: str, repository_type: Literal["datasets", "models"] = "datasets"
+) -> str | None:
+    """Return the current commit of a Hub repository.
+
+    The Hub is asked for at most 3 s. If it does not answer, the local cache may know a commit.
+
+    Returns:
+        None if neither knows one.
+    """
     from huggingface_hub import HfApi, constants
 
-    with contextlib.suppress(Exception):  # where it is out of reach, what the cache has will do
-        return HfApi().repo_info(hub_id, repo_type=kind.removesuffix("s"), timeout=3).sha
-    folder = f"{kind}--{hub_id.replace('/', '--')}"
+    # Any failure to reach the Hub, or to find the repository there, leaves the cache to look at.
+    with contextlib.suppress(Exception):
+        return HfApi().repo_info(hub_id, repo_type=repository_type.removesuffix("s"), timeout=3).sha
+    folder = f"{repository_type}--{hub_id.replace('/', '--')}"
     reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
     return reference.read_text(encoding="utf-8").strip() if os.path.isfile(reference) else None
-
-
-def short_digest(value: Any) -> str:
-    return digest_of(value)[:16]

@@ -1,6 +1,6 @@
-"""Read the tables of a labelled data set: its splits, and the labels' numbers.
+"""Labelled data sets that are read as a whole, with the labels as class numbers.
 
-`datasets` is imported where something is read: a start on cached data never does.
+Functions import `datasets` only when they read: a run whose data are in the cache never does.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.builders import load_splits
-from common.data.labels import Labelled, roles_of
+from common.data.labels import LabelledData, choose_splits
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
 
@@ -18,26 +18,38 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 
-class Tables(Labelled):
-    """Labelled splits of a data set as `datasets.Dataset`s."""
+class Tables(LabelledData):
+    """The labelled splits of a data set, each a `datasets.Dataset`, and their labels."""
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:
-        """Read all splits; rows without a label, and splits of such, are left out."""
-        dataset, notes = load(source)
+        """Read all splits, and hold some of train out for validation if that is needed.
+
+        Rows without a label are left out, and so are splits that have none.
+
+        Args:
+            label_column: the value of `--label-column`; None: the column is inferred.
+
+        Raises:
+            UserError: the data can't be read, or can't be used for classification.
+        """
+        dataset, notes = read_splits(source)
         self.where = f"data set {source.name}: "
-        roles = roles_of(dataset, source)
-        self.evaluated = roles[0][1] if source.is_whole else None
-        self.first = roles[0][0]  # the role of the split that stands for all
-        first_split = dataset[roles[0][1]]
-        refuse_unlabelled(first_split, self.where, notes)
+        chosen_splits = choose_splits(dataset, source)
+        first_role, first_name = chosen_splits[0]
+        if source.is_whole:
+            self.evaluated_split = first_name
+        self.first = first_role  # the role of the split that determines columns and image sizes
+        first_split = dataset[first_name]
+        refuse_unlabelled_images(first_split, self.where, notes)
         super().__init__(
             source.name, first_split.features, label_column, lambda column: first_split[column][:]
         )
         self.notes += notes
         self.splits: dict[str, Dataset] = {}
-        self.labels: dict[str, np.ndarray] = {}  # by split: [rows], values, int64 at last
-        for role, name in roles:
-            if role not in self.splits and self.label in dataset[name].column_names:
+        # By role, [rows]: first the values of the label column, later int64 class numbers.
+        self.labels: dict[str, np.ndarray] = {}
+        for role, name in chosen_splits:
+            if role not in self.splits and self.label_column in dataset[name].column_names:
                 self.add_split(role, dataset[name])
         self.number_labels()
         if not source.is_whole:
@@ -46,78 +58,120 @@ class Tables(Labelled):
         self.note_majority()
 
     def __len__(self) -> int:
+        """Return the number of rows in all splits."""
         return sum(map(len, self.splits.values()))
 
     def add_split(self, role: str, split: "Dataset") -> None:
-        """Take the rows of a split that have a label."""
-        values = split[self.label][:]
+        """Add the rows of a split that have a label."""
+        labels = split[self.label_column][:]
         self.splits[role] = split
-        self.labels[role] = np.array(values, dtype=object)
-        rows = [
+        self.labels[role] = np.array(labels, dtype=object)
+        # NaN is the only value that differs from itself.
+        labelled_rows = [
             row
-            for row, value in enumerate(values)
-            if value not in self.unlabelled and value == value
+            for row, label in enumerate(labels)
+            if label not in self.missing_labels and label == label
         ]
-        self.keep(role, rows, "label")
+        self.keep(role, labelled_rows, "label")
 
     def number_labels(self) -> None:
-        """Find the classes, and replace the labels by their numbers."""
+        """Find the classes, and replace each label by the number of its class.
+
+        Raises:
+            UserError: a label is not among the classes that the column's type lists.
+        """
         self.find_classes(chain(*self.labels.values()))
-        numbers = {value: number for number, value in enumerate(self.classes)}
+        numbers = {label: number for number, label in enumerate(self.classes)}
         for role, labels in self.labels.items():
-            if unknown := {*labels} - numbers.keys():
-                odd = f"{self.where}column {self.label} of {role} holds {min(unknown)}"
-                raise UserError(f"{odd}, and its classes are numbered from 0 to {len(numbers) - 1}")
-            self.labels[role] = np.array([numbers[value] for value in labels])
+            unknown = set(labels) - numbers.keys()
+            if unknown:
+                raise UserError(
+                    f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, and "
+                    f"its classes are numbered from 0 to {len(numbers) - 1}: correct the label"
+                )
+            self.labels[role] = np.array([numbers[label] for label in labels])
 
     def check_train(self) -> None:
-        """Note the classes that train lacks; a `UserError` where it has one class alone."""
-        present = {*self.labels["train"].tolist()}
-        unseen = [name for number, name in enumerate(self.class_names) if number not in present]
-        if unseen:
-            self.notes.append(f"train has no row of {len(unseen)} classes: {', '.join(unseen):.60}")
+        """Note the classes that train lacks.
+
+        Raises:
+            UserError: train has fewer than two classes, so that there is nothing to learn.
+        """
+        present = set(self.labels["train"].tolist())
+        missing = [name for number, name in enumerate(self.class_names) if number not in present]
+        if missing:
+            self.notes.append(
+                f"train has no row of {len(missing)} classes: {', '.join(missing):.60}"
+            )
         if len(present) < 2:
             raise UserError(
-                f"{self.where}all rows of train have one label: classification needs two"
+                f"{self.where}all rows of train have one label: classification needs two, so add "
+                "rows of another class or name another column with --label-column"
             )
 
     def note_majority(self) -> None:
-        """Note what always guessing the most frequent class would reach: the least to beat."""
+        """Note the accuracy of always guessing the most frequent class: a model should beat it."""
         majority = np.bincount(self.labels[self.first]).argmax()
-        evaluated = "test" if "test" in self.labels else "validation"
-        if evaluated in self.labels:
-            reached = f"{(self.labels[evaluated] == majority).mean():.1%} of {evaluated}"
-            self.notes.append(f"always guessing {self.class_names[majority]}: {reached}")
+        role = "test" if "test" in self.labels else "validation"
+        if role in self.labels:
+            accuracy = (self.labels[role] == majority).mean()
+            self.notes.append(
+                f"always guessing {self.class_names[majority]}: {accuracy:.1%} of {role}"
+            )
 
-    def keep(self, split: str, rows: Sequence[int], what: str) -> None:
-        """Leave out all other rows of a split, which have no `what`, or all of it if it may."""
-        total = len(self.splits[split])
-        if not rows and split == self.first:
-            advice = "check the data, or name another column"
-            raise UserError(f"data set {self.name}: no row of {split} has a {what}: {advice}")
-        if lost := total - len(rows):
-            self.notes.append(f"{split}: {lost:,} of {total:,} rows have no {what}")
-            self.splits[split] = self.splits[split].select(rows)
-            self.labels[split] = self.labels[split][rows]
+    def keep(self, role: str, rows: Sequence[int], required: str) -> None:
+        """Keep only some rows of a split, and note how many others were dropped.
+
+        A split of which no row is kept is removed, unless it is the first one.
+
+        Args:
+            rows: indices of the rows to keep.
+            required: what the other rows lack (label, text or image), for the note.
+
+        Raises:
+            UserError: no row of the first split is kept.
+        """
+        total = len(self.splits[role])
+        if not rows and role == self.first:
+            raise UserError(
+                f"data set {self.name}: no row of {role} has a {required}: check the data, or name "
+                "another column"
+            )
+        dropped = total - len(rows)
+        if dropped:
+            self.notes.append(f"{role}: {dropped:,} of {total:,} rows have no {required}")
+            self.splits[role] = self.splits[role].select(rows)
+            self.labels[role] = self.labels[role][rows]
         if not rows:
-            del self.splits[split], self.labels[split]
+            del self.splits[role]
+            del self.labels[role]
 
     def make_validation(self, source: DataSource) -> None:
-        """Hold a deterministic share of train out where there is need, of each class."""
-        train, labels = self.splits["train"], self.labels["train"]
-        order = np.random.default_rng(0).permutation(len(labels))
-        # The only row of a class is one to learn from.
-        several = order[np.bincount(labels)[labels[order]] > 1]
-        by_class = several[labels[several].argsort(kind="stable")] if len(several) else order
-        is_held = np.isin(np.arange(len(labels)), self.hold_out(source, len(labels), by_class))
-        for split, chosen in (("train", ~is_held), ("validation", is_held)):
-            if is_held.any():
-                self.splits[split] = train.select(np.flatnonzero(chosen))
-                self.labels[split] = labels[chosen]
+        """Move some rows of train to a validation split, if the data set needs one.
+
+        The choice is stratified by class, and always the same for the same labels.
+        """
+        train = self.splits["train"]
+        labels = self.labels["train"]
+        shuffled_rows = np.random.default_rng(0).permutation(len(labels))
+        # The only row of a class stays in train: otherwise the model could not learn this class.
+        class_sizes = np.bincount(labels)
+        candidates = shuffled_rows[class_sizes[labels[shuffled_rows]] > 1]
+        if len(candidates):
+            candidates = candidates[labels[candidates].argsort(kind="stable")]
+        else:
+            candidates = shuffled_rows
+        held_out = self.choose_held_out(source, len(labels), candidates)
+        if len(held_out) == 0:
+            return
+        is_held_out = np.isin(np.arange(len(labels)), held_out)
+        for role, is_in_split in (("train", ~is_held_out), ("validation", is_held_out)):
+            self.splits[role] = train.select(np.flatnonzero(is_in_split))
+            self.labels[role] = labels[is_in_split]
 
 
-def load(source: DataSource) -> tuple["DatasetDict", list[str]]:
-    """Return the splits, and what is to be said of them."""
+def read_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
+    """Read all splits of a data set; return them and notes for the user."""
     if source.location in BUILT_IN:
         from common.data import built_in
 
@@ -125,10 +179,16 @@ def load(source: DataSource) -> tuple["DatasetDict", list[str]]:
     return load_splits(source)
 
 
-def refuse_unlabelled(split: "Dataset", where: str, notes: list[str]) -> None:
-    """Raise a `UserError` where there are images alone."""
+def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> None:
+    """Raise a `UserError` if the only columns are images, so that nothing can be the label.
+
+    Args:
+        where: begins the message.
+        notes: end the message, because they may explain why labels are missing.
+    """
     from datasets import Image
 
-    if {*map(type, split.features.values())} == {Image}:
+    column_types = {type(feature) for feature in split.features.values()}
+    if column_types == {Image}:
         advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
         raise UserError(f"{where}its images have no labels: {advice}")

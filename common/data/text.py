@@ -1,33 +1,44 @@
-"""Text: tokenised once, cached, grouped by length; batches made on the device."""
+"""Data sets of text: tokenised once and cached, or tokenised while training.
+
+Batches have samples of similar length, and are padded on the device.
+"""
 
 import functools
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from common.data.batch import Batch, Data, TensorSamples, Work
-from common.data.labels import READS
+from common.data.fingerprint import fingerprint_of_tokenizer
+from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.sources import DataSource
 from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
 from common.devices import to_device
 from common.errors import UserError
-from common.files import reading
 from common.initial import weights_file
 
-PAD_MULTIPLE = 8  # lengths that tensor cores and vector units like
-# From lengths, int64 [batch], and a padded length, both on the host, what a model wants besides.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PAD_MULTIPLE = 8  # tensor cores and vector units are fast with multiples of this length
+# Returns what a packed model needs besides the tokens, from the length of each sample of a batch
+# (int64 [batch], on the host) and the padded length.
 TokenPositions = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 class TextSamples(TensorSamples):
-    """One split: all tokens in a row (int32), offsets, starts of second sentences, labels."""
+    """One split of tokenised text.
+
+    Its arrays are `ARRAYS`: tokens (int32, those of all samples, one after the other), offsets
+    (int64 [samples + 1]), seconds (int64 [samples], where second texts begin) and labels (int64
+    [samples]).
+    """
 
     def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None = None) -> None:
         self.keep(**dict(zip(ARRAYS, arrays, strict=True)))
@@ -38,80 +49,105 @@ class TextSamples(TensorSamples):
         return len(self.arrays["labels"])
 
     def example(self, size: int, length: int) -> Batch:
-        # Without a mask, whose values BERT would look at.
         tokens = torch.zeros(size, length, device="meta", dtype=torch.long)
-        batch = {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": None}
-        return batch | {"labels": tokens[:, 0]}
+        return {
+            "input_ids": tokens,
+            "token_type_ids": tokens,
+            # BERT would read the values of a mask, and a tensor on the meta device has none.
+            "attention_mask": None,
+            "labels": tokens[:, 0],
+        }
 
     def take(self, arrays: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
-        """Cut `samples` out of the row of tokens and pad them with 0, BERT's padding token.
+        """Make a batch: cut the samples out of `tokens`, and pad them with 0, BERT's padding token.
 
-        The length, the longest one rounded up, is known on the host: nothing waits for the device.
+        The padded length is computed on the host, so that nothing waits for the device.
+
+        Args:
+            arrays: `ARRAYS` by name, all on one device.
+            samples: int64 [batch], on the host.
 
         Returns:
-            input_ids, token_type_ids: int64 [batch, length]; labels [batch]; attention_mask:
-            bool [batch, 1, 1, length]; and `token_positions`, if the model is to know.
+            input_ids and token_type_ids: int64 [batch, length]; labels: int64 [batch];
+            attention_mask: bool [batch, 1, 1, length], false for padding; and token_positions, if
+            `token_positions` is set.
         """
         device = arrays["labels"].device
         lengths = torch.from_numpy(self.lengths)[samples]
         length = padded_length(int(lengths.max()))
         extra = {}
         if self.token_positions is not None:
-            positions = self.token_positions(lengths, length)
-            extra["token_positions"] = to_device(positions, device)
+            token_positions = self.token_positions(lengths, length)
+            extra["token_positions"] = to_device(token_positions, device)
         samples = to_device(samples, device)
         start = arrays["offsets"][samples][:, None]
         end = arrays["offsets"][samples + 1][:, None]
         position = start + torch.arange(length, device=device)
-        real = position < end
+        is_token = position < end
         tokens = arrays["tokens"][position.clamp(max=len(arrays["tokens"]) - 1)]
-        second = position - start >= arrays["seconds"][samples][:, None]
+        is_in_second = position - start >= arrays["seconds"][samples][:, None]
         return {
-            "input_ids": tokens.long().masked_fill(~real, 0),
-            # As SDPA takes it: of a mask with two dimensions Transformers reads values back from
-            # the device at each step, to see whether there is any padding.
-            "attention_mask": real[:, None, None, :],
-            "token_type_ids": (second & real).long(),
+            "input_ids": tokens.long().masked_fill(~is_token, 0),
+            # The four dimensions that SDPA takes. For a mask with two, Transformers would read
+            # values from the device at each step to find out whether there is padding.
+            "attention_mask": is_token[:, None, None, :],
+            "token_type_ids": (is_in_second & is_token).long(),
             "labels": arrays["labels"][samples],
             **extra,
         }
 
 
 class StreamedText(TextSamples):
-    """One split, read from parquet files and tokenised while training; in no order of lengths."""
+    """One split of text, read from parquet files and tokenised while training.
 
-    lengths = np.empty(0)  # which are not known
-    work = Work(0)  # of the batch that was finished last
+    Lengths are known only after a batch was tokenised. So batches are not grouped by length, and
+    `count` is right only for the batch that was finished last: the loader calls `finish` and
+    `count` in turn.
+    """
+
+    lengths = np.empty(0)  # unknown, but not None: batches still differ in length
+    last_work = Work(0)  # of the batch that was finished last
 
     def __init__(
-        self, tokenizer: Path, max_length: int, rows: ParquetRows, token_positions: Any
+        self,
+        rows: ParquetRows,
+        tokenizer_folder: Path,
+        max_length: int,
+        token_positions: TokenPositions | None,
     ) -> None:
-        self.rows, self.blocks, self.token_positions = rows, rows.blocks, token_positions
-        self.folder, self.max_length = tokenizer, max_length
+        self.rows = rows
+        self.blocks = rows.blocks
+        self.tokenizer_folder = tokenizer_folder
+        self.max_length = max_length
+        self.token_positions = token_positions
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @functools.cached_property
-    def tokenizer(self) -> Any:
-        return load_tokenizer(str(self.folder))
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer, loaded once in each worker."""
+        return load_tokenizer(str(self.tokenizer_folder))
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         rows, labels = self.rows.read(samples, epoch)
-        encoded = encode(self.tokenizer, [*zip(*rows, strict=True)], self.max_length)
-        made = TextSamples(*encoded, labels, token_positions=self.token_positions)
-        every = torch.arange(len(made))
-        return made.fetch(every, epoch) | {"work": made.count(every)}
+        columns = list(zip(*rows, strict=True))
+        encoded = encode(self.tokenizer, columns, self.max_length)
+        batch_samples = TextSamples(*encoded, labels, token_positions=self.token_positions)
+        indices = torch.arange(len(batch_samples))
+        batch = batch_samples.fetch(indices, epoch)
+        return batch | {"work": batch_samples.count(indices)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        self.work = batch.pop("work")
+        self.last_work = batch.pop("work")
         return batch
 
     def count(self, samples: torch.Tensor) -> Work:
-        return self.work
+        return self.last_work
 
 
 def padded_length(length: int) -> int:
+    """Round a number of tokens up to a multiple of `PAD_MULTIPLE`."""
     return -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
 
 
@@ -125,19 +161,16 @@ class TextData(Data):
     tokenizer_folder: Path  # `AutoTokenizer.from_pretrained` loads it
     vocabulary_size: int
     text_columns: list[str]  # one or two
-    max_length: int
+    max_length: int  # tokens after which a sample is cut, special tokens included
 
     def preprocessing(self) -> dict[str, Any]:
-        names = ("class_names", "text_columns", "max_length")
-        return {name: getattr(self, name) for name in names} | {"files": self.tokenizer_folder}
-
-
-def tokenizer_digest(checkpoint: str) -> str:
-    """Return a digest of a tokenizer in a local folder; the same for all that are not."""
-    with reading(f"checkpoint {checkpoint}"):
-        files = [p for p in Path(checkpoint).glob("*") if p.name.startswith(("token", "vocab"))]
-        contents = b"".join(path.read_bytes() for path in sorted(files))
-    return hashlib.sha256(contents).hexdigest()
+        """Return what a saved model needs to predict on new texts."""
+        return {
+            "class_names": self.class_names,
+            "text_columns": self.text_columns,
+            "max_length": self.max_length,
+            "files": self.tokenizer_folder,
+        }
 
 
 def load_text(
@@ -149,32 +182,58 @@ def load_text(
     label_column: str | None,
     token_positions: TokenPositions | None = None,
 ) -> TextData:
-    """Return a text data set, tokenising it first where no cache of it exists.
+    """Load a text data set, and tokenise it first if it is not in the cache.
 
     Args:
         checkpoint: Hub id or folder of a tokenizer; "scratch" trains one on the training text.
         max_length: tokens after which a sample is cut, special tokens included.
-        token_positions: makes what a batch has of that name, as `common.models.packing` needs it.
+        text_columns: the value of `--text-columns`; empty: the columns are inferred.
+        label_column: the value of `--label-column`; None: the column is inferred.
+        token_positions: makes the entry `token_positions` of a batch, which the packed models of
+            `common.models.packing` need.
+
+    Raises:
+        UserError: the data can't be read or have no text, or the tokenizer can't be loaded.
     """
     if source.location == "synthetic":
         raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
-    version = f"text-9-{SCRATCH_VOCABULARY}-{tokenizer_digest(checkpoint)}"
-    columns = {"text_columns": text_columns, "label_column": label_column}
-    settings = {"checkpoint": checkpoint, "max_length": max_length, **columns}
-    for_model: dict[str, Any] = {}
+    version = f"text-9-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
+    settings = {
+        "checkpoint": checkpoint,
+        "max_length": max_length,
+        "text_columns": text_columns,
+        "label_column": label_column,
+    }
+    evaluation_settings: dict[str, str] = {}
     if source.is_whole and source.evaluated is not None and checkpoint == "scratch":
-        # No other vocabulary has the model's numbers.
-        own = str(weights_file(source.evaluated.model).parent)
-        for_model = {"checkpoint": own, "tokenizer_digest": tokenizer_digest(own)}
-    folder, facts, arrays = prepared(source, prepare_text, version, ARRAYS, settings, for_model)
-    make: Callable[..., TextSamples] = TextSamples
-    tokenizer = folder / "tokenizer"
-    if index := facts.pop("index", None):
-        arrays = {name: [ParquetRows(groups, **index)] for name, (groups,) in arrays.items()}
-        make = functools.partial(StreamedText, tokenizer, max_length)
-    splits = {name: make(*one, token_positions=token_positions) for name, one in arrays.items()}
+        # The model was trained with this tokenizer. A new one would number tokens differently.
+        model_folder = str(weights_file(source.evaluated.model).parent)
+        evaluation_settings = {
+            "checkpoint": model_folder,
+            "tokenizer_digest": fingerprint_of_tokenizer(model_folder),
+        }
+    folder, facts, arrays = prepared(
+        source, prepare_text, version, ARRAYS, settings, evaluation_settings
+    )
+    tokenizer_folder = folder / "tokenizer"
+    index = facts.pop("index", None)
+    splits: dict[str, TextSamples] = {}
+    for name, split_arrays in arrays.items():
+        if index is None:
+            splits[name] = TextSamples(*split_arrays, token_positions=token_positions)
+        else:
+            (groups,) = split_arrays
+            rows = ParquetRows(groups, **index)
+            splits[name] = StreamedText(rows, tokenizer_folder, max_length, token_positions)
     if token_positions is not None:
-        facts["notes"] += ["its padding is left out"]
-    facts |= {"name": source.name, "source": source, "reads": READS | {"text_columns"}}
-    facts |= {"max_length": max_length, "is_evaluated_only": "train" not in splits}
-    return TextData(splits=splits, tokenizer_folder=tokenizer, **facts)
+        facts["notes"].append("its padding is left out")
+    return TextData(
+        name=source.name,
+        splits=splits,
+        source=source,
+        reads=LABELLED_DATA_FLAGS | {"text_columns"},
+        tokenizer_folder=tokenizer_folder,
+        max_length=max_length,
+        is_evaluated_only="train" not in splits,
+        **facts,
+    )

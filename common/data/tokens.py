@@ -1,10 +1,9 @@
-"""Texts as tokens: all of a data set at once, or some; and the tokenizer that makes them."""
+"""Turns the texts of a data set into tokens, and makes or loads the tokenizer for that."""
 
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +20,18 @@ from common.files import read_json, reading
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Texts, and their characters, that are tokenised in one go: between two goes a signal is heeded.
-AT_ONCE = 1000
+# Texts and characters that are tokenised in one call. Python handles signals only between calls.
+TEXTS_AT_ONCE = 1000
 CHARACTERS_AT_ONCE = 2**20
 # Characters of a word. The time to train a vocabulary grows with the square of a word's length.
 LONGEST_WORD = 1000
-MOST_TOKENS = 10**7
-LOOKED_AT = 20_000  # texts that a vocabulary is made of where they are streamed
-SCRATCH_VOCABULARY = 8192  # tokens, where no checkpoint brings a vocabulary
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in the order of BERT's
-ARRAYS = ("tokens", "offsets", "seconds", "labels")
+LARGEST_TOKEN_ID = 10**7
+SAMPLED_TEXTS = 20_000  # texts of a streamed data set from which a vocabulary is made
+SCRATCH_VOCABULARY = 8192  # tokens of a vocabulary that is trained on the data
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in BERT's order
+ARRAYS = ("tokens", "offsets", "seconds", "labels")  # the arrays of a split; see `encode`
+
+Columns = Sequence[Sequence[str]]  # one or two columns of texts, of the same length
 
 
 def prepare_text(
@@ -42,65 +43,105 @@ def prepare_text(
     label_column: str | None,
     tokenizer_digest: str | None = None,
 ) -> dict[str, Any]:
-    """Write the tokenizer, and all splits as flat arrays of tokens; return facts.
+    """Fill a cache folder with a tokenised data set and the tokenizer, and return facts about it.
 
-    Or, in place of the arrays, where the rows of parquet files are. The digest tells caches of
-    tokenizers in one folder apart.
+    The folder gets, for each split, the arrays that `encode` returns and int64 labels [samples]. A
+    streamed data set is not tokenised now: the folder gets the places of its row groups.
+
+    Args:
+        checkpoint: Hub id or folder of a tokenizer; "scratch" trains one on the training texts.
+        max_length: tokens after which a sample is cut, special tokens included.
+        text_columns: the value of `--text-columns`; empty: the columns are inferred.
+        label_column: the value of `--label-column`; None: the column is inferred.
+        tokenizer_digest: not read here. It is part of the cache's name, and so caches differ if the
+            tokenizer in a folder changes.
+
+    Returns:
+        vocabulary_size, text_columns, and the facts of `LabelledData`.
+
+    Raises:
+        UserError: the data can't be read, or the tokenizer can't be loaded or used.
+        OSError: the tokenizer can't be written.
     """
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
     columns = table.find_texts("--text-columns", text_columns)
-    texts: dict[str, list[Any]] = {}
     if isinstance(table, ParquetTables):
-        rows = table.keep(folder, columns)
-        if checkpoint == "scratch":
-            texts["train"] = rows.look(LOOKED_AT)
-            table.notes.append(f"a vocabulary of {len(texts['train']):,} of the texts")
+        encoder = prepare_streamed_text(table, columns, folder, checkpoint)
     else:
-        for name, split in [*table.splits.items()]:
-            texts_of = zip(*(split[column][:] for column in columns), strict=True)
-            table.keep(name, [row for row, values in enumerate(texts_of) if all(values)], "text")
-        texts = {name: [split[c][:] for c in columns] for name, split in table.splits.items()}
-        table.notes.append(f"text from {' and '.join(columns)}")
+        encoder = prepare_whole_text(table, columns, folder, checkpoint, max_length)
+    save_tokenizer(encoder, folder / "tokenizer")
+    vocabulary_size = 1 + max(encoder.get_vocab().values())
+    return {"vocabulary_size": vocabulary_size, "text_columns": columns} | table.facts()
+
+
+def prepare_streamed_text(
+    table: ParquetTables, columns: list[str], folder: Path, checkpoint: str
+) -> "PreTrainedTokenizerBase":
+    """Write the places of the row groups, and return the tokenizer."""
+    rows = table.write_groups(folder, columns)
+    if checkpoint != "scratch":
+        return load_tokenizer(checkpoint)
+    sampled_rows = rows.sample(SAMPLED_TEXTS)
+    table.notes.append(f"a vocabulary of {len(sampled_rows):,} of the texts")
+    return train_wordpiece([text for row in sampled_rows for text in row])
+
+
+def prepare_whole_text(
+    table: Tables, columns: list[str], folder: Path, checkpoint: str, max_length: int
+) -> "PreTrainedTokenizerBase":
+    """Tokenise all splits, write their arrays, and return the tokenizer.
+
+    Rows that lack a text are dropped.
+    """
+    for name, split in list(table.splits.items()):
+        rows = zip(*(split[column][:] for column in columns), strict=True)
+        table.keep(name, [row for row, texts in enumerate(rows) if all(texts)], "text")
+    texts = {name: [split[column][:] for column in columns] for name, split in table.splits.items()}
+    table.notes.append(f"text from {' and '.join(columns)}")
     if checkpoint == "scratch":
-        encoder = train_wordpiece([*chain(*texts["train"])])
+        encoder = train_wordpiece([text for column in texts["train"] for text in column])
     else:
         encoder = load_tokenizer(checkpoint)
-    if isinstance(table, Tables):
-        say(f"tokenising {len(table):,} texts once, for this and later runs")
-        for name, split_texts in texts.items():
-            with reading(f"checkpoint {checkpoint}: its tokenizer"):
-                encoded = encode(encoder, split_texts, max_length)
-            for what, array in zip(ARRAYS, [*encoded, table.labels[name]], strict=True):
-                write_array(folder / f"{name}_{what}.npy", [array], len(array))
+    say(f"tokenising {len(table):,} texts once, for this and later runs")
+    for name, split_texts in texts.items():
+        with reading(f"checkpoint {checkpoint}: its tokenizer"):
+            encoded = encode(encoder, split_texts, max_length)
+        arrays = [*encoded, table.labels[name]]
+        for array_name, array in zip(ARRAYS, arrays, strict=True):
+            write_array(folder / f"{name}_{array_name}.npy", [array], len(array))
+    return encoder
+
+
+def save_tokenizer(encoder: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write a tokenizer to a folder; raise an `OSError` if it can't be written."""
     try:
-        encoder.save_pretrained(folder / "tokenizer")
-    except Exception as problem:  # which Rust raises of a full disk
-        raise OSError(f"{folder / 'tokenizer'}: {problem}") from None
-    vocabulary = {"vocabulary_size": 1 + max(encoder.get_vocab().values())}
-    return vocabulary | {"text_columns": columns} | table.facts()
+        encoder.save_pretrained(folder)
+    except Exception as problem:  # the Rust library raises a plain Exception for a full disk
+        raise OSError(f"{folder}: {problem}") from None
 
 
-def encode(encoder: Any, texts: Sequence[Sequence[str]], max_length: int) -> list[np.ndarray]:
-    """Tokenise one or two columns of texts.
+def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) -> list[np.ndarray]:
+    """Tokenise samples that have one or two texts each.
 
     Args:
-        encoder: a tokenizer of Transformers.
-        texts: one or two columns, each a sequence of as many texts.
+        texts: one column of texts, or two of the same length.
         max_length: tokens after which a sample is cut, special tokens included.
 
     Returns:
-        tokens (int32, of all samples in a row), offsets (int64 [samples + 1]) and the place in
-        each sample at which its second text begins (int64 [samples]).
+        tokens (int32, those of all samples, one after the other), offsets (int64 [samples + 1], the
+        place in `tokens` at which each sample begins) and seconds (int64 [samples], the place in
+        each sample at which its second text begins; its length if it has one text).
 
     Raises:
         ValueError: the tokenizer makes no tokens of a text.
     """
-    rows = list[list[int]]()
-    token_types = list[list[int]]()
+    rows: list[list[int]] = []
+    token_types: list[list[int]] = []
     for part in parts_of(texts):
         columns = [[with_short_words(text) for text in column[part]] for column in texts]
-        encoded = encoder(*columns, truncation=True, max_length=max_length)
+        encoded: Any = encoder(*columns, truncation=True, max_length=max_length)
         rows += encoded["input_ids"]
+        # Not every tokenizer tells first and second texts apart.
         token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
     if not all(rows):
         raise ValueError("it makes no tokens of some texts")
@@ -113,12 +154,16 @@ def encode(encoder: Any, texts: Sequence[Sequence[str]], max_length: int) -> lis
     return [tokens, offsets, np.array(seconds)]
 
 
-def parts_of(texts: Sequence[Sequence[str]]) -> Iterator[slice]:
-    """Yield slices of the rows, each of few enough texts and characters to tokenise in one go."""
-    start = characters = 0
+def parts_of(texts: Columns) -> Iterator[slice]:
+    """Yield slices of the rows, each small enough to be tokenised in one call.
+
+    A slice has at least one row, even if that row is too long.
+    """
+    start = 0
+    characters = 0
     for row, values in enumerate(zip(*texts, strict=True)):
         added = sum(map(len, values))
-        is_full = row - start == AT_ONCE or characters + added > CHARACTERS_AT_ONCE
+        is_full = row - start == TEXTS_AT_ONCE or characters + added > CHARACTERS_AT_ONCE
         if is_full and row > start:
             yield slice(start, row)
             start = row
@@ -128,7 +173,10 @@ def parts_of(texts: Sequence[Sequence[str]]) -> Iterator[slice]:
 
 
 def with_short_words(text: str) -> str:
-    """Cut each run of characters without white space that is longer than `LONGEST_WORD`."""
+    """Break words longer than `LONGEST_WORD`, on which training a vocabulary would take too long.
+
+    A word is a run of characters without white space.
+    """
     if len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD:
         return text
     return re.sub(r"\S+", lambda match: cut_word(match[0]), text)
@@ -139,44 +187,75 @@ def cut_word(word: str) -> str:
     return " ".join(word[start : start + LONGEST_WORD] for start in starts)
 
 
-def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer of Transformers; code that comes with it is not run.
+
+    Args:
+        checkpoint: a Hub id, or a folder with tokenizer.json or vocab.txt.
+
+    Raises:
+        UserError: the tokenizer can't be loaded.
+    """
     from transformers import AutoTokenizer
 
-    folder, files = Path(name), ("tokenizer.json", "vocab.txt")
-    if folder.is_dir() and not any((folder / file).is_file() for file in files):
-        raise UserError(f"checkpoint {name}: no tokenizer can be loaded: it has no {files[0]}")
-    with reading(f"checkpoint {name}: its tokenizer", "pass a Hub id in reach, or a local folder"):
-        if (folder / files[0]).is_file():
-            held = read_json(folder / files[0])
-            ids = {*held["model"]["vocab"].values(), *(t["id"] for t in held["added_tokens"])}
-            if max(ids) > MOST_TOKENS:  # a table of as many would be made, or the process aborted
-                raise ValueError(f"one of its {len(ids):,} tokens has the number {max(ids):,}")
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    folder = Path(checkpoint)
+    tokenizer_file = folder / "tokenizer.json"
+    has_vocabulary = tokenizer_file.is_file() or (folder / "vocab.txt").is_file()
+    if folder.is_dir() and not has_vocabulary:
+        raise UserError(
+            f"checkpoint {checkpoint}: no tokenizer can be loaded: it has no tokenizer.json: pass "
+            "a folder that has one, or a Hub id"
+        )
+    advice = "pass a Hub id in reach, or a local folder"
+    with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
+        if tokenizer_file.is_file():
+            check_token_ids(tokenizer_file)
+        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+
+
+def check_token_ids(tokenizer_file: Path) -> None:
+    """Raise a `ValueError` if a token has a huge id.
+
+    Transformers would allocate a table up to that id, and might abort the process.
+    """
+    tokenizer = read_json(tokenizer_file)
+    token_ids = set(tokenizer["model"]["vocab"].values())
+    token_ids |= {token["id"] for token in tokenizer["added_tokens"]}
+    if max(token_ids) > LARGEST_TOKEN_ID:
+        raise ValueError(f"one of its {len(token_ids):,} tokens has the number {max(token_ids):,}")
 
 
 def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
-    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`."""
+    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`; the same texts give the same one.
+
+    Training runs in another thread, because Rust handles no signals before it has finished. This
+    thread waits for it, and handles them.
+    """
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizer
 
     texts = [with_short_words(text) for text in texts]
-    trained: Any = BertWordPieceTokenizer(lowercase=True)
-    characters = sorted({c for text in texts for c in trained.normalize(text)} - {" "})
-    # The trainer numbers characters inside of words as it meets them in a hash map, and breaks ties
-    # by number: numbered here, the same texts always give the same vocabulary.
-    first = [*SPECIAL_TOKENS, *(f"##{character}" for character in characters)]
-    ended: Future[None] = Future()
+    wordpiece: Any = BertWordPieceTokenizer(lowercase=True)
+    characters = {character for text in texts for character in wordpiece.normalize(text)}
+    characters.discard(" ")
+    # The trainer numbers the characters inside of words in the order of a hash map, and breaks ties
+    # by number. As special tokens, they are numbered here, in the same order each time.
+    special_tokens = list(SPECIAL_TOKENS)
+    special_tokens += [f"##{character}" for character in sorted(characters)]
+    training: Future[None] = Future()
 
     def train() -> None:
         try:
-            trained.train_from_iterator(
-                texts, vocab_size=SCRATCH_VOCABULARY, special_tokens=first, show_progress=False
+            wordpiece.train_from_iterator(
+                texts,
+                vocab_size=SCRATCH_VOCABULARY,
+                special_tokens=special_tokens,
+                show_progress=False,
             )
-            ended.set_result(None)
-        except BaseException as problem:  # of Rust's panics, too
-            ended.set_exception(problem)
+            training.set_result(None)
+        except BaseException as problem:  # a panic of Rust is not an Exception
+            training.set_exception(problem)
 
-    # Beside this thread, which heeds signals: Rust looks at none until it is done.
     threading.Thread(target=train, daemon=True).start()
-    ended.result()
-    return BertTokenizer(vocab=trained.get_vocab(), do_lower_case=True)
+    training.result()
+    return BertTokenizer(vocab=wordpiece.get_vocab(), do_lower_case=True)

@@ -29,6 +29,7 @@ DESCRIPTORS_OF_A_WORKER = 8
 SPARE_DESCRIPTORS = 16
 LOCKS_OF_A_QUEUE = 4  # at most; each worker has a queue, and all share one for results
 NO_SHARED_MEMORY = "unable to allocate shared memory"  # from an error of torch
+# Torch's own function, which `collate_tensors` replaces in a worker and calls.
 collate_in_shared_memory = default_collate_fn_map[torch.Tensor]
 
 
@@ -111,6 +112,7 @@ def free_descriptors() -> int | None:
 
 
 def has_descriptors_for_sharing() -> bool:
+    """Whether the training process may open enough files to receive tensors in shared memory."""
     limit = descriptor_limit()
     return limit is None or limit >= FEW_DESCRIPTORS
 

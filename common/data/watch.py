@@ -56,6 +56,7 @@ class Watch(threading.Thread):
             self.waiting_since = None
 
     def run(self) -> None:
+        """Look at the wait every second, until the watch is over or the workers were killed."""
         while self.verdict is None and not self.ended.wait(LOOK_EVERY):
             since = self.waiting_since
             if since is None:
@@ -78,6 +79,7 @@ class Watch(threading.Thread):
                 )
 
     def end_workers(self, verdict: Verdict) -> None:
+        """Kill all workers, so that the wait for a batch ends in an error; keep the reason."""
         self.verdict = verdict
         for worker in self.workers:
             worker.kill()
@@ -92,6 +94,7 @@ class Watch(threading.Thread):
 
 
 def is_stopped(worker: BaseProcess) -> bool:
+    """Whether a worker was stopped by a signal, as by Ctrl-Z."""
     try:
         return psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
     except psutil.Error:

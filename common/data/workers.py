@@ -100,6 +100,7 @@ class Workers:
 
     @cached_property
     def processes(self) -> DataLoader[Any]:
+        """The loader of torch, made at first use; its iterator starts the workers."""
         # At exit, Python would wait for the workers to end, and they ignore SIGTERM.
         atexit.register(kill_workers)
         ForkingPickler.register(np.memmap, by_path)
@@ -120,9 +121,11 @@ class Workers:
 
     @property
     def have_begun(self) -> bool:
+        """Whether there is a loader of torch, and so perhaps workers."""
         return "processes" in vars(self)
 
     def close(self) -> None:
+        """End the workers and the watch over them; the next batches start new ones."""
         if self.watch is not None:
             self.watch.ended.set()
             self.watch = None
@@ -252,11 +255,11 @@ class Workers:
         if watch is None:
             raise error
         watch.ended.set()
-        words = str(error).strip()
-        is_lost = GONE in words or isinstance(error, (ConnectionError, EOFError))
+        error_text = str(error).strip()
+        is_lost = GONE in error_text or isinstance(error, (ConnectionError, EOFError))
         # torch begins the text of an error from inside a worker with "Caught".
-        is_from_dataset = words.startswith("Caught")
-        if is_from_dataset or not (is_lost or TOO_MANY_FILES in words):
+        is_from_dataset = error_text.startswith("Caught")
+        if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):
             raise error
         if watch.verdict == "no batch came":
             message = (
@@ -264,7 +267,7 @@ class Workers:
                 "again, or allow slow data more time with --collective-timeout"
             )
             raise UserError(message, every_rank=True, resumable=True) from None
-        if TOO_MANY_FILES in words:
+        if TOO_MANY_FILES in error_text:
             advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
             message = (
                 "this process may not open as many files as the loader's workers need: "
@@ -272,7 +275,7 @@ class Workers:
             )
             raise UserError(message, every_rank=True) from None
         if watch.verdict != "stop requested":
-            raise LostProcessError(f"a worker of the loader is gone ({words})") from error
+            raise LostProcessError(f"a worker of the loader is gone ({error_text})") from error
 
 
 @contextmanager
@@ -318,9 +321,10 @@ def kill_workers() -> None:
 
 
 def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on the device; where it can, each is copied while the previous one is in use.
+    """Yield batches on the device, each copied while training uses the previous one.
 
-    That takes a stream for the copies, and pinned memory, which nothing changes meanwhile.
+    A copy can overlap only on a device that has streams and pinned memory. On other devices, each
+    batch is copied when it is needed.
     """
     if not (devices.has_streams(device) and devices.has_pinned_memory(device)):
         for batch in batches:

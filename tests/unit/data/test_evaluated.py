@@ -93,7 +93,7 @@ def test_new_data_are_evaluated_whole(
 
 def test_test_split_alone_is_not_trained_on(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "own", per_class=5, split="test")
-    assert "training needs train" in refusal(lambda: images(folder))
+    assert "no split to train on" in refusal(lambda: images(folder))
 
 
 def test_data_of_the_run_keep_what_it_held_out(trained: tuple[Path, ImageData, str]) -> None:

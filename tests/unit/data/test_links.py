@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.data.local_files import find_files
-from common.data.sources import find_named, listing
+from common.data.sources import find_named, fingerprint_of_folder
 from tests.local_data import sentences, write_csv, write_image_folder
 from tests.unit.data.loading import images, refusal, text
 
@@ -109,13 +109,13 @@ def test_content_identifies_data_at_the_same_size_and_time(tmp_path: Path) -> No
     labels = [sum(int(s.labels.sum()) for s in data.splits.values()) for data in (before, after)]
     assert labels == [6, 7]
     image = train / "003.png"
-    known, status = listing(folder), image.stat()
+    known, status = fingerprint_of_folder(folder), image.stat()
     content = bytearray(image.read_bytes())
     content[-20] ^= 1
     with image.open("r+b") as file:
         file.write(content)
     os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert listing(folder) != known
+    assert fingerprint_of_folder(folder) != known
 
 
 def test_touched_table_is_the_same_data(tmp_path: Path) -> None:

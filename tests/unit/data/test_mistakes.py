@@ -314,7 +314,7 @@ def test_odd_name_is_found_or_refused(
     """Nothing is asked of a server, or of the machine, for what can be no name."""
     monkeypatch.chdir(tmp_path)
     if name == "/":
-        monkeypatch.setattr("common.data.sources.listing", lambda folder: [])
+        monkeypatch.setattr("common.data.sources.fingerprint_of_folder", lambda folder: "")
         find_named(name, None)
         return
     with pytest.raises(UserError) as error:

@@ -199,7 +199,7 @@ def test_row_without_a_value_is_named_when_it_is_met(
     columns[column][55] = None
     write_images(tmp_path / "data", "train-0", 60, **{column: columns[column]})
     write_images(tmp_path / "data", "test-0", 20)
-    monkeypatch.setattr("common.data.decoding.LOOKED_AT", 1)
+    monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     said = refusal(lambda: every_batch(split, workers))
     assert "train-0.parquet has a row without" in said
