@@ -14,13 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.agreement import ask_rank_zero, gather_lists
 from common.errors import (
     LETTING_GO,
     LOST_AGAIN,
-    REPLACED,
     Outcome,
+    ReplacedDirectoryError,
     UserError,
-    ask_rank_zero,
     let_main_rank_exit_first,
 )
 from common.files import locked, read_json, read_json_if_there, receipt_of, write_json, writing
@@ -136,8 +136,7 @@ class RunDirectory:
         else:  # on a shared file system what another machine wrote may be seen later
             is_own = self.path.is_dir()
         if not is_own:
-            what = f"{self.path} {REPLACED}"
-            raise UserError(f"{what}: start the run again, and leave its directory in place")
+            raise ReplacedDirectoryError(self.path)
 
     def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:
         """Say on rank 0 how the run stands; ``resumable`` is false where it would end so again."""
@@ -177,12 +176,10 @@ class RunDirectory:
 
 def insist_on_sight(mark: Path, patience: float) -> None:
     """Raise a `UserError` on all ranks if one does not see a file that rank 0 has made."""
-    from accelerate.utils import gather_object
-
     deadline = time.monotonic() + patience  # NFS may remember that the folder was not there
     while not mark.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    blind = gather_object([] if mark.exists() else [f"rank {rank()} on {platform.node()}"])
+    blind = gather_lists([] if mark.exists() else [f"rank {rank()} on {platform.node()}"])
     if is_main_rank():
         mark.unlink(missing_ok=True)
     if blind:

@@ -2,14 +2,13 @@
 
 import errno
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from common.machine import is_main_rank
 from common.platforms import words_for
 from common.printable import printable
 
-# Seconds in which a thread of gloo lets go of the last collective: see `stop.end_collectives`.
+# Seconds in which a thread of gloo lets go of the last collective: see `agreement.wait_for_ranks`.
 LETTING_GO = 0.2
 # What says that a rank or a worker of a loader is gone or out of reach, and that memory is.
 LOST = (
@@ -35,16 +34,12 @@ ADVICE = {
     (errno.ENOENT,): "put back the folder that was removed",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
-# What a run finds where its directory was; whoever says so also says what to do.
-REPLACED = "was removed, moved or replaced while the run wrote to it"
 # A loss of a process at the same update again is no accident.
 LOST_AGAIN = (
     "this is the second time at update {step}, so that a restart would not mend it: look for ranks "
     "with other numbers of batches, a collective (gather, reduce) under a condition that not all "
     "ranks meet, or a process that is killed for its memory"
 )
-
-Answer = TypeVar("Answer")
 
 
 class UserError(SystemExit):
@@ -64,6 +59,16 @@ class UserError(SystemExit):
         self.code = f"error: {self.message}"
 
 
+class ReplacedDirectoryError(UserError):
+    """A run's directory was removed, moved or replaced while the run wrote to it."""
+
+    def __init__(self, directory: object) -> None:
+        super().__init__(
+            f"{directory} was removed, moved or replaced while the run wrote to it: start the run "
+            "again, and leave its directory in place"
+        )
+
+
 class TrainingError(UserError):
     """Training can't go on; says at which update, why, and what to try."""
 
@@ -71,9 +76,10 @@ class TrainingError(UserError):
 class Preempted(SystemExit):
     """The run was asked to stop, and did, with everything saved; status 75 says: try again."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, is_by_ctrl_c: bool = False) -> None:
         super().__init__(75)
         self.message = message
+        self.is_by_ctrl_c = is_by_ctrl_c  # then a launcher prints tracebacks of its own
 
 
 class LostProcessError(RuntimeError):
@@ -138,19 +144,3 @@ def let_main_rank_exit_first() -> None:
     """Wait on other ranks: a launcher ends all ranks when one exits, also one about to speak."""
     if not is_main_rank():
         time.sleep(5)
-
-
-def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
-    """Return what `choose` returns on rank 0, on all ranks; its `UserError` ends all of them."""
-    from accelerate.utils import broadcast_object_list  # loads torch: what compares needs none
-
-    answer: list[Any] = [None]
-    if is_main_rank():
-        try:
-            answer = [choose()]
-        except UserError as error:
-            answer = [error]
-    broadcast_object_list(answer)
-    if isinstance(answer[0], UserError):
-        raise answer[0]
-    return answer[0]

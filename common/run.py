@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
+from common.agreement import gather_from_ranks, wait_for_ranks
 from common.checkpoints import export
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts, restore_newest
@@ -38,7 +39,6 @@ from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.memory_plan import MemoryPlan, MemoryRows
 from common.measure.meters import Meters
-from common.measure.sums import gather_from_ranks
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES, Objective
 from common.profile.profiler import Profiler
@@ -71,7 +71,7 @@ from common.training.guard import GradientGuard
 from common.training.optim import leave_unfit_fused_path, start_momentum
 from common.training.plan import Plan, Progress
 from common.training.rates import learning_rates
-from common.training.stop import Agreement, StopRequest, end_collectives
+from common.training.stop import StopAgreement, StopRequest
 
 
 class Run:
@@ -121,7 +121,7 @@ class Run:
         self.compute_dtype = compute_dtype(accelerator)
         self.checkpoints = self.make_checkpoints()
         request = StopRequest(heeded=not config.evaluate_only)
-        self.agreement = Agreement(accelerator, path, lambda: self.checkpoints.failure, request)
+        self.agreement = StopAgreement(accelerator, path, lambda: self.checkpoints.failure, request)
         self.parts = Parts(accelerator.process_index, accelerator.mesh)
         self.random = RandomState(self.device)
         self.guard = GradientGuard(accelerator, config.max_grad_norm, config.log_gradients)
@@ -757,7 +757,7 @@ class Run:
         self.logs.flush()
         memory = self.memory_plan.finish() if was_trained else []
         summary = self.summarize(final_figures, kept_step, was_trained)
-        end_collectives(self.accelerator)  # no rank waits while rank 0 writes a whole model
+        wait_for_ranks(self.accelerator)  # no rank waits while rank 0 writes a whole model
         if was_trained:
             self.export_model(kept_step, summary)
         self.directory.write("summary.json", summary)
@@ -826,7 +826,7 @@ class Run:
         skeleton = bare_model if is_sharded else None
         export.save_model(folder, self.evaluated, description, card, skeleton)
         if is_sharded:
-            end_collectives(self.accelerator)
+            wait_for_ranks(self.accelerator)
 
     def attach_results(self, evaluation: Facts, memory: MemoryRows, was_trained: bool) -> None:
         """Send the tables, the misclassified samples and the model to the tracker."""
@@ -902,7 +902,7 @@ class Run:
     def close_after_request(self, error: Preempted, outcome: Outcome, step: int) -> None:
         """Close a run that was asked to stop."""
         say(error.message)
-        if "SIGINT" in error.message:
+        if error.is_by_ctrl_c:
             say(OF_THE_LAUNCHER)
         self.logs.finish()
         self.directory.write_status(outcome.status, step, outcome.reason)

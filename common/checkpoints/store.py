@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -23,7 +23,7 @@ from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, ste
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
-from common.errors import LostProcessError, UserError
+from common.errors import LostProcessError, ReplacedDirectoryError, UserError, is_of_disk
 from common.files import UNFINISHED, json_safe, read_json, signed, write_json
 from common.platforms import rename_path, replace_file, sync
 
@@ -43,6 +43,33 @@ class Contents:
     of_rank: dict[str, Any] = field(default_factory=dict)
 
 
+class OtherRankError(OSError):
+    """Another rank could not write its part of a checkpoint. That rank knows the cause."""
+
+
+@dataclass(frozen=True)
+class SaveFailure:
+    """Why a rank could not write a checkpoint."""
+
+    message: str
+    is_of_disk: bool = False  # a disk is full or fails, which a restart may mend
+    is_of_other_rank: bool = False
+    is_replaced: bool = False  # the run's directory is not there any more
+
+    @classmethod
+    def of(cls, problem: BaseException, rank: int) -> Self:
+        text = problem.message if isinstance(problem, UserError) else str(problem)
+        return cls(
+            f"rank {rank}: {text}",
+            is_of_disk=is_of_disk(problem),
+            is_of_other_rank=isinstance(problem, OtherRankError),
+            is_replaced=isinstance(problem, ReplacedDirectoryError),
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+
 @dataclass
 class Checkpoints:
     """The checkpoints of one run, as one rank sees them; the newest `keep` stay."""
@@ -54,7 +81,7 @@ class Checkpoints:
     patience: float  # seconds to wait for the files of other ranks
     device: torch.device = HOST  # where the state lies that is saved
     writer: threading.Thread | None = None
-    failure: str | None = None
+    failure: SaveFailure | None = None
     lost: LostProcessError | None = None
     last_step: int = -1
     once: dict[str, Any] = field(default_factory=dict)  # receipts of what is written once
@@ -126,7 +153,7 @@ class Checkpoints:
         except LostProcessError as lost:
             self.lost = lost
         except (Exception, UserError) as problem:  # whatever it is, the training must hear of it
-            self.failure = f"rank {self.rank}: {getattr(problem, 'message', problem)}"
+            self.failure = SaveFailure.of(problem, self.rank)
             with contextlib.suppress(OSError):
                 # Make room first: where the disk is full, nothing else can be written.
                 for name in contents.files:
@@ -175,7 +202,7 @@ class Checkpoints:
         while missing := [rank for rank, path in enumerate(paths) if not path.exists()]:
             for rank in range(self.world_size):
                 if (unfinished / f"failed-{rank}").exists():
-                    raise OSError(f"rank {rank} could not write its part")
+                    raise OtherRankError(f"rank {rank} could not write its part")
             if time.monotonic() > began + self.patience:
                 late = f"its part of {unfinished.name} was not there after {self.patience:.0f} s"
                 raise LostProcessError(f"rank {missing[0]} timed out: {late}")

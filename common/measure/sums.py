@@ -5,20 +5,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from common import devices
+from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
 from common.measure.totals import (
     Total,
     as_total,
     elements_total,
     from_parts,
-    gathered,
     mean_of,
     on_host,
     parts_on_host,
@@ -36,11 +35,6 @@ Taken = dict[str, tuple[float, float]]  # by metric: the sum of its elements, an
 # computed in bf16, which is less exact.
 HALVED = {"loss": 0.01}
 HALVED_OTHERS = 0.001
-
-
-def gather_from_ranks(accelerator: Accelerator, value: Any) -> list[Any]:
-    """Return the `value` of each rank, in the order of ranks."""
-    return gather_object([value]) if accelerator.num_processes > 1 else [value]
 
 
 class TrainingSums:
@@ -436,20 +430,9 @@ def sum_over_ranks(
         values.get(key, torch.zeros(shape, **options)).flatten() for key, shape in shapes.items()
     ]
     sizes = [len(flat) for flat in flat_values]
-    sums = reduced(accelerator, torch.cat(flat_values), "sum").split(sizes)  # one collective
+    sums = reduce_numbers(accelerator, torch.cat(flat_values), "sum").split(sizes)  # one collective
     shaped_sums = zip(shapes.items(), sums, strict=True)
     return {key: total.view(shape) for (key, shape), total in shaped_sums}
-
-
-def reduced(
-    accelerator: Accelerator, local_values: torch.Tensor, reduction: Literal["sum", "mean"]
-) -> torch.Tensor:
-    """Return the sum or mean over ranks of float64 values, on the host."""
-    if devices.has_float64(accelerator.device):
-        values = local_values.to(accelerator.device)
-        return accelerator.reduce(values, reduction).cpu()
-    rows = gathered(accelerator, local_values)
-    return rows.sum(0) if reduction == "sum" else rows.mean(0)
 
 
 def common_shapes(
@@ -481,9 +464,10 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Any]) -> Evalua
     names = [*dict.fromkeys(chain.from_iterable(names_of_ranks))]
     if all(names == list(names_of_rank) for names_of_rank in names_of_ranks):
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
-        means = reduced(accelerator, local_values, "mean").tolist()
+        means = reduce_numbers(accelerator, local_values, "mean").tolist()
         return Evaluation(zip(names, means, strict=True))
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
-    pairs = reduced(accelerator, torch.tensor(local_pairs, dtype=torch.float64), "sum").tolist()
+    local_values = torch.tensor(local_pairs, dtype=torch.float64)
+    pairs = reduce_numbers(accelerator, local_values, "sum").tolist()
     totals = zip(names, pairs, strict=True)
     return Evaluation({name: total / count for name, (total, count) in totals})

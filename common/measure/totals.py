@@ -10,7 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from accelerate import Accelerator
 from torch.nn import functional as F
 
 from common import devices
@@ -154,17 +153,3 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
         for (key, pair), value in zip(pairs.items(), wide.split(sizes), strict=True):
             values[key] = value.view(pair.shape)
     return {key: values[key] for key in totals}
-
-
-def gathered(accelerator: Accelerator, values: torch.Tensor) -> torch.Tensor:
-    """Return the float64 `values` of all ranks as they are, [world_size, *shape], on the host.
-
-    `values` is on the host, and of the same shape on all ranks. A device without float64 hands on
-    its bits as integers.
-    """
-    if accelerator.num_processes == 1:
-        return values[None]
-    if devices.has_float64(accelerator.device):
-        return accelerator.gather(values[None].to(accelerator.device)).cpu()
-    bits = values[None].contiguous().view(torch.int64)
-    return accelerator.gather(bits.to(accelerator.device)).cpu().view(torch.float64)

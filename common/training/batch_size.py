@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.agreement import gather_numbers
 from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
@@ -29,7 +30,6 @@ from common.machine import is_main_rank
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.measure.stopwatch import synchronize
-from common.measure.totals import gathered
 from common.models.compile import as_written, is_compiled
 from common.platforms import command_line
 
@@ -66,7 +66,7 @@ def fit_batch_size(
     # Those below what fits may count as fitting; of those above where a rank stopped it knows none.
     below, above = Trial(math.inf, 0), Trial(-1, 0)
     mine = [tried.get(size, below if size < min(tried) else above)[:2] for size in sizes]
-    ranks = gathered(accelerator, torch.tensor(mine, dtype=torch.float64))
+    ranks = gather_numbers(accelerator, torch.tensor(mine, dtype=torch.float64))
     rates = dict(zip(sizes, ranks[..., 0].amin(0).tolist(), strict=True))
     fits = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     same = [size for size in fits if per_update % size == 0]

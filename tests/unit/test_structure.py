@@ -18,7 +18,7 @@ LEVELS = (
     ("platforms", "printable"),
     ("machine",),
     ("devices", "errors"),
-    ("files", "console", "flag_uses", "flags", "objective"),
+    ("agreement", "files", "console", "flag_uses", "flags", "objective"),
     ("records",),
     ("identity",),
     ("directory",),
@@ -204,6 +204,32 @@ def test_common_knows_no_recipe(module: str) -> None:
             assert name.split(".")[0] not in others, module
     for forbidden in ("torch.load(", "weights_only=False", "trust_remote_code=True"):
         assert forbidden not in text, module
+
+
+COLLECTIVES = {
+    *("gather_object", "broadcast_object_list", "all_reduce", "all_gather", "broadcast"),
+    *("all_gather_object", "wait_for_everyone", "barrier"),
+}
+# Besides `common.agreement`: gradients, buffers and rows of the training itself, and its profile.
+HAS_COLLECTIVES = {
+    "common.agreement",
+    "common.checkpoints.kinds",  # the bits of sharded weights
+    "common.profile.profiler",
+    "common.training.averaging",
+    "common.training.gathering",
+    "common.training.sharding",
+}
+
+
+def test_ranks_agree_in_one_module() -> None:
+    """Code elsewhere calls the functions of `common.agreement`."""
+    users = set()
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "attr", None) or getattr(node, "id", None)
+            if name in COLLECTIVES:
+                users.add(module)
+    assert users == HAS_COLLECTIVES
 
 
 def test_other_code_imports_what_is_there() -> None:
