@@ -81,7 +81,6 @@ class StreamedText(TextSamples):
     """One split, read from parquet files and tokenised while training; in no order of lengths."""
 
     lengths = np.empty(0)  # which are not known
-    work = Work(0)  # of the batch that was finished last
 
     def __init__(
         self, tokenizer: Path, max_length: int, rows: ParquetRows, token_positions: Any
@@ -104,11 +103,27 @@ class StreamedText(TextSamples):
         return made.fetch(every, epoch) | {"work": made.count(every)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        self.work = batch.pop("work")
-        return batch
+        work = batch.pop("work")
+        return CountedBatch(batch, work)
 
-    def count(self, samples: torch.Tensor) -> Work:
-        return self.work
+    def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
+        """Return the work that `fetch` counted: no sample's length is known before."""
+        assert isinstance(batch, CountedBatch)
+        return batch.work
+
+
+NO_WORK = Work(0)
+
+
+class CountedBatch(dict[str, Any]):
+    """A batch that knows how much work it is.
+
+    Copies of it on other devices, which only show its shapes, do not know.
+    """
+
+    def __init__(self, batch: Batch, work: Work = NO_WORK) -> None:
+        super().__init__(batch)
+        self.work = work
 
 
 def padded_length(length: int) -> int:

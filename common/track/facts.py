@@ -69,12 +69,16 @@ def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
     }
 
 
-def resolve(config: TrainingConfig, data: Data) -> None:
-    """Note in the flags what `--dataset` turned out to be: `--config` repeats that."""
-    if (source := data.source) is not None:
-        is_folder = Path(source.location).is_absolute()
-        config.dataset = source.location if is_folder else source.name
-        config.dataset_config = source.configuration
+def flags_of(data: Data) -> Flags:
+    """Return the flags that name the data set which `--dataset auto` chose, for `--config`."""
+    source = data.source
+    if source is None:
+        return {}
+    is_folder = Path(source.location).is_absolute()
+    return {
+        "dataset": source.location if is_folder else source.name,
+        "dataset_config": source.configuration,
+    }
 
 
 def environment(config: TrainingConfig, accelerator: Any, placement: str) -> Environment:

@@ -49,12 +49,13 @@ def fit_batch_size(
     loaders: Mapping[str, Loader],
     config: TrainingConfig,
     accelerator: Accelerator,
-) -> None:
-    """Take the fastest micro-batch that divides the update and that all ranks hold.
+) -> tuple[int, int]:
+    """Return the fastest micro-batch that all ranks hold, and how many of them make an update.
 
-    The one asked for, unless it does not fit, or a larger one pays: in the flags, the Accelerator
-    and the loaders. Each rank tries without communication, on the bare model, so that none waits
-    for one that ran out of memory. What was tried, and the flags that are fastest of all, are said.
+    It divides the update. It is the one asked for, unless that does not fit, or a larger one pays.
+    The Accelerator and the loaders take it at once, and the caller resolves the flags. Each rank
+    tries without communication, on the bare model, so that none waits for one that ran out of
+    memory. What was tried, and the flags that are fastest of all, are said.
     """
     loader, device = loaders["train"], loaders["train"].device
     asked, per_update = config.batch_size, config.batch_size * config.gradient_accumulation_steps
@@ -86,14 +87,14 @@ def fit_batch_size(
     flags = f"--batch-size {best} --gradient-accumulation-steps {accumulation}"
     others = f": other updates, of {best * accumulation} samples in place of {per_update}"
     say(f"fastest {flags}{others if best * accumulation != per_update else ''}")
+    accumulation = per_update // chosen
     if chosen != asked:
-        accumulation = per_update // chosen
         why = "does not fit" if chosen < asked else "is slower"
         say(f"batch {asked} {why}: {chosen} × {accumulation} accumulated")
-        config.batch_size, config.gradient_accumulation_steps = chosen, accumulation
         accelerator.gradient_accumulation_steps = accumulation
         for loader in loaders.values():
             loader.cut_into(chosen, accumulation)
+    return chosen, accumulation
 
 
 class CollectiveFinder(TorchDispatchMode):

@@ -26,6 +26,7 @@ LEVELS = (
     ("resume",),
     ("command_line",),
     ("config",),
+    ("resolution",),
     ("recipe", "recipe_source"),
     ("data",),
     ("checkpoints",),
@@ -34,6 +35,7 @@ LEVELS = (
     ("training",),
     ("track",),
     ("profile",),
+    ("lifecycle",),
     ("run",),
 )
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -136,14 +136,13 @@ def test_replaced_directory_has_no_checkpoint_to_go_on_from() -> None:
 @pytest.mark.parametrize("number", stop.STOP_SIGNALS)
 def test_only_ctrl_c_is_by_ctrl_c(number: int) -> None:
     """A run may lie in a folder named SIGINT, and be stopped by another signal."""
+    alone: Any = SimpleNamespace(num_processes=1)
     request = StopRequest()
-    try:
-        with pytest.raises(Preempted) as stopped:
-            request.receive(number, None)
-            alone: Any = SimpleNamespace(num_processes=1)
-            StopAgreement(alone, Path("SIGINT"), lambda: None, request).stop(3)
-    finally:
-        request.release()
+    request.release()
+    request.receive(number, None)
+    agreement = StopAgreement(alone, Path("SIGINT"), lambda: None, request)
+    with pytest.raises(Preempted) as stopped:
+        agreement.stop(3)
     assert stopped.value.is_by_ctrl_c == (number == signal.SIGINT)
 
 
