@@ -26,9 +26,9 @@ def is_config(node: ast.AST) -> bool:
 def changes_of_config(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that assign to a config's attributes, or that may do so."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            if is_config(node.value):
-                yield node.lineno
+        is_assigned = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if isinstance(node, ast.Attribute) and is_assigned and is_config(node.value):
+            yield node.lineno
         if isinstance(node, ast.Call) and node.args and is_config(node.args[0]):
             name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
             if name in ("setattr", "delattr", "__setattr__"):
