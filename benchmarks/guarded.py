@@ -18,13 +18,13 @@ import torch
 from common.measure.stopwatch import Stopwatch
 from common.run import Run
 from common.training.guard import GradientGuard
-from common.training.stop import Agreement
+from common.training.stop import StopAgreement
 
 # What may wait: it does so at the log interval, or once a checkpoint or an evaluation is due.
 MAY_WAIT: list[tuple[Any, str]] = [
     *((Run, name) for name in ("log_training", "save", "leave", "log")),
     *((Stopwatch, name) for name in ("start", "stop", "lap")),
-    *((GradientGuard, "check"), (Agreement, "check")),
+    *((GradientGuard, "check"), (StopAgreement, "check")),
 ]
 
 

@@ -74,11 +74,15 @@ def state_tensors(run: Run) -> list[torch.Tensor]:
     """Return the weights, buffers and optimizer state of a run."""
     optimizer = [
         value
-        for values in run.optimizer.state.values()
+        for values in run.kept_parts.optimizer.state.values()
         for value in values.values()
         if isinstance(value, torch.Tensor)
     ]
-    return [*run.unwrapped.parameters(), *run.unwrapped.buffers(), *optimizer]
+    return [
+        *run.kept_parts.bare_model.parameters(),
+        *run.kept_parts.bare_model.buffers(),
+        *optimizer,
+    ]
 
 
 def measure(recipe: str, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""From a dataclass to the command line and back: tyro, `--config FILE`, `--resume`, no secrets."""
+"""Reads the command line into a dataclass, over the flags of an earlier run if it names one."""
 
 import argparse
 import contextlib
@@ -14,18 +14,18 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from common.console import spare_output
 from common.directory import refuse_to_resume
-from common.errors import Outcome, UserError, let_main_rank_exit_first
+from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
 from common.machine import is_main_rank
-from common.resume import accumulated, resumed_config
+from common.resume import resumed_config, with_effective_batch
 
-# A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host;
-# and what tokens of the Hub, W&B and GitHub look like.
+# A password or token before a host (https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host),
+# or a word that looks like a token of the Hub, of W&B or of GitHub.
 CREDENTIALS = re.compile(
     r":(//)?[^/\s]*@|hf_[A-Za-z0-9]{30}|wandb_v\d_\w{20}|gh[pousr]_\w{30}|github_pat_\w{20}"
 )
-# How `--help` groups the shared flags, each group by its first one in `TrainingConfig`.
+# The groups of shared flags in `--help`, each with its first flag in `TrainingConfig`.
 GROUPS = {
     "data": "dataset",
     "optimisation": "epochs",
@@ -38,130 +38,205 @@ ConfigType = TypeVar("ConfigType", bound=Any)
 
 
 def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
-    """Read the command line into a `TrainingConfig`, over a `--config` file if one is given.
+    """Read the command line into a `TrainingConfig`, over a `--config` file if there is one.
 
-    The first paragraph of `description` heads `--help`; the class's ``validate`` is called. Raises
-    a `UserError`, or tyro's SystemExit for an unknown flag (with the nearest match) or wrong type.
+    The class's ``validate`` is called.
+
+    Args:
+        description: its first paragraph heads `--help`.
+
+    Raises:
+        UserError: a value can't work, or contradicts the run to resume.
+        SystemExit: tyro's, for an unknown flag (with the nearest match) or a value of another type.
     """
     spare_output()
     refuse_credentials(sys.argv[1:])
     with reading("the current directory", "change to one that is there"):
         os.getcwd()
-    early, saved = read_early(), None
-
-    def parse(defaults: ConfigType | None) -> ConfigType:
-        import tyro
-
-        kind, *groups = groups_of(config_class)  # type: ignore[arg-type]
-        values = defaults or saved or config_class()
-        filled = (one(*(getattr(values, each.name) for each in fields(one))) for one in groups)
-        given = tyro.cli(
-            kind,
-            description=(description or "").split("\n\n")[0],
-            default=kind(*filled),
-            console_outputs=is_main_rank(),
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
-        )
-        return config_class(**{n: v for one in vars(given).values() for n, v in vars(one).items()})
-
+    early = read_early()
     try:
-        evaluated = early.init_from if early.evaluate_only else None
-        if early.config is not None:
-            saved = read_config(config_class, Path(early.config))
-        elif evaluated and os.path.isfile(os.path.join(evaluated, "config.json")):
-            saved = read_config(config_class, Path(evaluated))
-        if early.resume is not None:
-            recipe = Path(sys.argv[0]).stem
-            config = resumed_config(config_class, parse, early.resume, early.output_dir, recipe)
-        else:
-            config = parse(None)
+        config = config_from_words(config_class, description, early)
         check_limits(config)
         if config.effective_batch_size is not None and not config.evaluate_only:
-            config = accumulated(config, config.effective_batch_size)
-        record_reads(config)  # from here on: what a recipe's own `validate` reads is used
+            config = with_effective_batch(config, config.effective_batch_size)
+        record_reads(config)  # from here on, because a recipe's own `validate` uses what it reads
         config.validate()
     except SystemExit as end:
         if end.code:
-            run, resume = early.output_dir, early.resume
-            if resume not in (None, "auto"):
-                is_checkpoint = Path(resume).parent.name == "checkpoints"
-                run = Path(resume).parents[1] if is_checkpoint else resume
-            reason = getattr(end, "message", "the command line was refused, as it printed")
-            refuse_to_resume(run, Outcome("failed", False, reason), resume is not None)
+            note_refusal(early, end)
             let_main_rank_exit_first()
         raise
     return config
 
 
-@functools.cache  # tyro, too, remembers what it has found out of a type
-def groups_of(config_class: type) -> list[Any]:
-    """Return a dataclass of the groups that `--help` shows, and each of them, for the parser."""
+def config_from_words(
+    config_class: type[ConfigType], description: str | None, early: argparse.Namespace
+) -> ConfigType:
+    """Return the flags of the command line, over those of an earlier run if it names one."""
+    saved = saved_config(config_class, early)
+
+    def parse(defaults: ConfigType | None) -> ConfigType:
+        return parse_words(config_class, description, defaults or saved or config_class())
+
+    if early.resume is None:
+        return parse(None)
+    recipe = Path(sys.argv[0]).stem
+    config: ConfigType = resumed_config(config_class, parse, early.resume, early.output_dir, recipe)
+    return config
+
+
+def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> ConfigType | None:
+    """Return the flags of the `--config` file, or of the run that `--evaluate-only` evaluates."""
+    if early.config is not None:
+        return read_config(config_class, Path(early.config))
+    if early.evaluate_only and early.init_from:
+        is_run = os.path.isfile(os.path.join(early.init_from, "config.json"))
+        return read_config(config_class, Path(early.init_from)) if is_run else None
+    return None
+
+
+def parse_words(
+    config_class: type[ConfigType], description: str | None, defaults: ConfigType
+) -> ConfigType:
+    """Read the command line with tyro, in the groups that `--help` shows."""
     import tyro
 
-    hints, shared = get_type_hints(config_class), config_class.__mro__[-2].__annotations__
+    flags_class, *group_classes = groups_of(config_class)  # type: ignore[arg-type]
+    groups = []
+    for group_class in group_classes:
+        names = [field.name for field in fields(group_class)]
+        groups.append(group_class(*(getattr(defaults, name) for name in names)))
+    parsed_groups = tyro.cli(
+        flags_class,
+        description=(description or "").split("\n\n")[0],
+        default=flags_class(*groups),
+        console_outputs=is_main_rank(),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
+    )
+    values: dict[str, Any] = {}
+    for group in vars(parsed_groups).values():
+        values |= vars(group)
+    return config_class(**values)
+
+
+def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
+    """Note in the directory of the run to resume that this command line was refused."""
+    directory = early.output_dir
+    if early.resume not in (None, "auto"):
+        is_checkpoint = Path(early.resume).parent.name == "checkpoints"
+        directory = Path(early.resume).parents[1] if is_checkpoint else early.resume
+    reason = "the command line was refused, as it printed"
+    if isinstance(end, (UserError, Preempted)):
+        reason = end.message
+    refuse_to_resume(directory, Outcome("failed", False, reason), early.resume is not None)
+
+
+@functools.cache  # tyro, too, caches what it finds out about a type
+def groups_of(config_class: type) -> list[Any]:
+    """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
+    types = get_type_hints(config_class)
+    shared_flags = config_class.__mro__[-2].__annotations__
+    comments: dict[str, str] = {}
+    for owner in reversed(config_class.__mro__[:-1]):
+        comments |= comments_of(owner)
     groups: dict[str, list[tuple[str, Any]]] = {name: [] for name in (*GROUPS, "recipe")}
-    owners = reversed(config_class.__mro__[:-1])
-    comments = {name: told for owner in owners for name, told in comments_of(owner).items()}
-    firsts, title = {first: name for name, first in GROUPS.items()}, "recipe"
-    for name in (field.name for field in fields(config_class)):
-        title, kind, metavar = firsts.get(name, title), hints[name], None
-        own = "data" if stated(config_class, name)["role"] == "data" else "recipe"
-        if NoneType in get_args(kind) and isinstance(one := get_args(kind)[0], type):
-            metavar = "{True,False}" if one is bool else one.__name__.upper()  # without {None}
-        shown = tyro.conf.arg(
-            help=comments.get(name, ""),
-            metavar=metavar,
-            help_behavior_hint=lambda value: "" if value in ("None", "") else f"(default: {value})",
-        )
-        groups[title if name in shared else own].append((name, Annotated[kind, shown]))
-    made = {title: make_dataclass(title, flags) for title, flags in groups.items() if flags}
-    return [make_dataclass("Flags", made.items()), *made.values()]
+    group_of_first_flag = {first: name for name, first in GROUPS.items()}
+    group = "recipe"
+    for field in fields(config_class):
+        name = field.name
+        group = group_of_first_flag.get(name, group)
+        # A recipe's own flags have a group of their own, except those that name its data.
+        own_group = "data" if stated(config_class, name)["role"] == "data" else "recipe"
+        argument = argument_of(types[name], comments.get(name, ""))
+        groups[group if name in shared_flags else own_group].append((name, argument))
+    classes = {name: make_dataclass(name, flags) for name, flags in groups.items() if flags}
+    return [make_dataclass("Flags", classes.items()), *classes.values()]
+
+
+def argument_of(flag_type: Any, comment: str) -> Any:
+    """Return a flag's type as tyro takes it, with its help."""
+    import tyro
+
+    metavar = None
+    choices = get_args(flag_type)
+    if NoneType in choices and isinstance(choices[0], type):
+        # Without {None}, which nobody has to write.
+        metavar = "{True,False}" if choices[0] is bool else choices[0].__name__.upper()
+    shown = tyro.conf.arg(
+        help=comment,
+        metavar=metavar,
+        help_behavior_hint=lambda value: "" if value in ("None", "") else f"(default: {value})",
+    )
+    return Annotated[flag_type, shown]
 
 
 @functools.cache
 def comments_of(owner: type) -> dict[str, str]:
-    """Return by flag the comment above or beside its field; none of a class without a file."""
+    """Return the comment above or beside each field of a class, by the field's name.
+
+    A class that was typed into an interpreter has no file, and so no comments.
+    """
     source = ""
-    with contextlib.suppress(OSError):  # typed in
+    with contextlib.suppress(OSError):
         source = inspect.getsource(owner)
-    found = re.findall(r"^    (?:# (.+)\n    (\w+):|(\w+): .*  # (.+)$)", source, re.M)
-    return {above or name: told or beside for told, above, name, beside in found}
+    comments = {}
+    pattern = r"^    (?:# (.+)\n    (\w+):|(\w+): .*  # (.+)$)"
+    for above, name_below, name, beside in re.findall(pattern, source, re.M):
+        comments[name_below or name] = above or beside
+    return comments
 
 
 def read_early() -> argparse.Namespace:
-    """Return the flags that decide over what defaults the others are read; None if not given."""
+    """Return the flags that choose the defaults of all others; None for a flag that is not set."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("config", "init_from", "resume", "output_dir"):
         parser.add_argument(spelled(name), f"--{name}")
     parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
         return parser.parse_known_args()[0]
-    except argparse.ArgumentError:  # a flag without its value: tyro says it better
+    except argparse.ArgumentError:  # a flag without its value, of which tyro tells more
         return parser.parse_args([])
 
 
 def refuse_credentials(words: list[str]) -> None:
-    """Refuse a command line with a secret in it, before any message or file can repeat it."""
-    for before, word in zip(["", *words], words, strict=False):
+    """Refuse a command line that holds a secret, before any message or file can repeat it."""
+    for word_before, word in zip(["", *words], words, strict=False):
         if CREDENTIALS.search(word):
-            flag = (word if word.startswith("--") else before).split("=")[0]
-            advice = "pass a name or a local folder, and the token in the environment, as HF_TOKEN"
-            raise UserError(f"{flag} holds a user's name or token: {advice}")
+            flag = word if word.startswith("--") else word_before
+            raise UserError(
+                f"{flag.split('=')[0]} holds a user's name or token: pass a name or a local "
+                "folder, and the token in the environment, as HF_TOKEN"
+            )
 
 
 def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
+    """Return the flags in the `config.json` of a run, without those that are of one run alone.
+
+    Args:
+        path: the file, or the directory of the run.
+
+    Raises:
+        UserError: the file does not exist, or is not the `config.json` of a run of this recipe.
+    """
     path = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(path):
         raise UserError(f"--config {path} does not exist: pass a run's config.json")
     saved = read_json(path)
-    values, names = saved.get("config"), {field.name for field in fields(config_class)}
+    values = saved.get("config")
     if not isinstance(values, dict):
         raise UserError(f"{path} is not the config.json of a run: pass one that a recipe wrote")
-    if unknown := ", ".join(sorted(values.keys() - names)):
-        advice = "it belongs to another recipe or version"
-        raise UserError(f"{path} has {unknown}, which this recipe has not: {advice}")
-    recipe, missing = saved.get("recipe"), sorted(names - values.keys())
-    if missing and recipe not in (None, Path(sys.argv[0]).stem):
-        raise UserError(f"{path} belongs to another recipe, {recipe}: it lacks {missing[0]}")
-    kept = {n: v for n, v in values.items() if role_of(config_class, n).repeated}
-    return config_class(**from_json(config_class, kept, str(path)))
+    names = {field.name for field in fields(config_class)}
+    unknown_flags = ", ".join(sorted(values.keys() - names))
+    if unknown_flags:
+        raise UserError(
+            f"{path} has {unknown_flags}, which this recipe has not: it belongs to another recipe "
+            "or version"
+        )
+    recipe = saved.get("recipe")
+    missing_flags = sorted(names - values.keys())
+    if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
+        raise UserError(f"{path} belongs to another recipe, {recipe}: it lacks {missing_flags[0]}")
+    repeated = {
+        name: value for name, value in values.items() if role_of(config_class, name).repeated
+    }
+    return config_class(**from_json(config_class, repeated, str(path)))

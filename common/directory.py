@@ -14,13 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.agreement import ask_rank_zero, gather_lists
 from common.errors import (
     LETTING_GO,
     LOST_AGAIN,
-    REPLACED,
     Outcome,
+    ReplacedDirectoryError,
     UserError,
-    ask_rank_zero,
     let_main_rank_exit_first,
 )
 from common.files import locked, read_json, read_json_if_there, receipt_of, write_json, writing
@@ -160,8 +160,7 @@ class RunDirectory:
         else:  # files that another machine wrote to a shared file system may appear later
             is_own = self.path.is_dir()
         if not is_own:
-            advice = "start the run again, and leave its directory in place"
-            raise UserError(f"{self.path} {REPLACED}: {advice}")
+            raise ReplacedDirectoryError(self.path)
 
     def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:
         """Write the run's status to `status.json`, on rank 0; see `Status` for its values.
@@ -216,13 +215,11 @@ def insist_on_sight(mark: Path, patience: float) -> None:
     Args:
         patience: the seconds to wait for the file.
     """
-    from accelerate.utils import gather_object
-
     deadline = time.monotonic() + patience  # NFS caches for some time that a folder is missing
     while not mark.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     own_name = [] if mark.exists() else [f"rank {rank()} on {platform.node()}"]
-    blind_ranks = gather_object(own_name)
+    blind_ranks = gather_lists(own_name)
     if is_main_rank():
         mark.unlink(missing_ok=True)
     if blind_ranks:

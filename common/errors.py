@@ -2,14 +2,14 @@
 
 import errno
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from common.machine import is_main_rank
 from common.platforms import words_for
 from common.printable import printable
 
-# The seconds that a thread of gloo needs to release the last collective: `stop.end_collectives`.
+# The seconds that a thread of gloo needs to release the last collective: see
+# `agreement.wait_for_ranks`.
 LETTING_GO = 0.2
 # Words in an error's text which say that a rank or a loader's worker is gone or out of reach.
 LOST = (
@@ -36,16 +36,12 @@ ADVICE = {
     (errno.ENOENT,): "put back the folder that was removed",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
-# The end of a sentence about a run directory; the caller adds what to do.
-REPLACED = "was removed, moved or replaced while the run wrote to it"
 # Printed if a process is lost at the same update for the second time, which is no accident.
 LOST_AGAIN = (
     "this is the second time at update {step}, so that a restart would not mend it: look for ranks "
     "with other numbers of batches, a collective (gather, reduce) under a condition that not all "
     "ranks meet, or a process that is killed for its memory"
 )
-
-Answer = TypeVar("Answer")
 
 
 class UserError(SystemExit):
@@ -70,6 +66,16 @@ class UserError(SystemExit):
         self.code = f"error: {self.message}"
 
 
+class ReplacedDirectoryError(UserError):
+    """A run's directory was removed, moved or replaced while the run wrote to it."""
+
+    def __init__(self, directory: object) -> None:
+        super().__init__(
+            f"{directory} was removed, moved or replaced while the run wrote to it: start the run "
+            "again, and leave its directory in place"
+        )
+
+
 class TrainingError(UserError):
     """Training can't go on. The message says at which update, why, and what to try."""
 
@@ -77,9 +83,10 @@ class TrainingError(UserError):
 class Preempted(SystemExit):
     """The run stopped on request with everything saved. Exit status 75 means: start it again."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, is_by_ctrl_c: bool = False) -> None:
         super().__init__(75)
         self.message = message
+        self.is_by_ctrl_c = is_by_ctrl_c  # then a launcher prints tracebacks of its own
 
 
 class LostProcessError(RuntimeError):
@@ -157,24 +164,3 @@ def let_main_rank_exit_first() -> None:
     """
     if not is_main_rank():
         time.sleep(5)
-
-
-def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
-    """Call `choose` on rank 0, and return its result on all ranks.
-
-    Raises:
-        UserError: on all ranks, if `choose` raised one.
-    """
-    # Imported here because it loads torch, which tools such as `recipes compare` do not need.
-    from accelerate.utils import broadcast_object_list
-
-    answer: list[Any] = [None]
-    if is_main_rank():
-        try:
-            answer = [choose()]
-        except UserError as error:
-            answer = [error]
-    broadcast_object_list(answer)
-    if isinstance(answer[0], UserError):
-        raise answer[0]
-    return answer[0]

@@ -1,4 +1,4 @@
-"""What a flag may be given and who looks at its value: stated at the flag's own field."""
+"""The limits and the role of each flag, stated at its field, and the flags that code has read."""
 
 import dataclasses
 import math
@@ -13,25 +13,33 @@ from common.errors import UserError
 
 
 class Role(NamedTuple):
-    """What is done with a flag's value besides giving it to the recipe."""
+    """How the tools and a resume treat a flag's value."""
 
-    repeated: bool  # by `--config`, from an earlier run
-    free: bool  # on resumption: what the model learns does not depend on it
+    repeated: bool  # `--config` takes it from the earlier run
+    free: bool  # a resume may change it, because what the model learns does not depend on it
     compared: bool  # `recipes compare` shows where runs differ in it
     searched: bool  # `recipes tune` may try values for it
 
 
 ROLES = {
+    # The role of most flags: they change what the model learns.
     "learning": Role(repeated=True, free=False, compared=True, searched=True),
-    "size": Role(repeated=True, free=False, compared=True, searched=True),  # takes memory as well
-    "data": Role(repeated=True, free=False, compared=True, searched=False),  # names what is read
-    "pace": Role(repeated=True, free=True, compared=True, searched=True),  # how fast, how often
-    "record": Role(repeated=True, free=True, compared=False, searched=False),  # who is told of it
-    "once": Role(repeated=False, free=True, compared=False, searched=False),  # of one run alone
-    "kind": Role(repeated=False, free=False, compared=False, searched=False),  # of run
+    # The same, for flags that also change how much memory is used.
+    "size": Role(repeated=True, free=False, compared=True, searched=True),
+    # Flags that name the data.
+    "data": Role(repeated=True, free=False, compared=True, searched=False),
+    # How fast or how often something happens.
+    "pace": Role(repeated=True, free=True, compared=True, searched=True),
+    # Where and how results are reported.
+    "record": Role(repeated=True, free=True, compared=False, searched=False),
+    # Flags that belong to one run alone, such as its directory.
+    "once": Role(repeated=False, free=True, compared=False, searched=False),
+    # The kind of run, such as `--evaluate-only`.
+    "kind": Role(repeated=False, free=False, compared=False, searched=False),
 }
-# Flags that have an effect only where a recipe makes a call: that the core reads them for other
-# ends says nothing. The call marks them, as `mark_read` does; a recipe may also read them itself.
+# Flags that take effect only if a recipe makes a certain call. The core reads them for other
+# purposes too, which does not count as a use. The call itself counts, by `mark_read`, and so does a
+# recipe that reads the flag.
 TAKES_EFFECT_IN = {
     "schedule": "run.plan.schedule(...)",
     "warmup_steps": "run.plan.schedule(...)",
@@ -41,7 +49,7 @@ TAKES_EFFECT_IN = {
     "max_grad_norm": "run.clip_grad_norm_(model, optimizer)",
     "early_stopping": "run.should_stop",
 }
-# Who reads flags to copy or show them all, and does nothing by them.
+# Modules that only copy or show all flags. Their reading a flag does not count as a use.
 MERELY_COPY = (
     *("dataclasses", "common.flags", "common.command_line", "common.resume"),
     *("common.track.", "common.profile."),
@@ -51,26 +59,35 @@ MERELY_COPY = (
 def flag(
     default: Any, least: float | None = None, most: float | None = None, *, role: str = "learning"
 ) -> Any:
-    """Return a dataclass field for a flag, with limits of its numbers; its comment is its help."""
+    """Return a dataclass field for a flag. The comment at the field is the flag's help.
+
+    Args:
+        least: the smallest number allowed; `most` is the largest.
+        role: a key of `ROLES`.
+    """
     return dataclasses.field(default=default, metadata={"limits": (least, most), "role": role})
 
 
 def stated(config_class: type, name: str) -> Mapping[str, Any]:
-    """Return what is stated of a flag: by the class, or by one whose default it overrides."""
+    """Return the ``limits`` and ``role`` of a flag.
+
+    A class that only overrides a default keeps what the class it inherits from states.
+    """
     for owner in config_class.__mro__:
-        found = vars(owner).get("__dataclass_fields__", {}).get(name)
-        if found is not None and found.metadata:
-            return found.metadata
+        field = vars(owner).get("__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata:
+            metadata: Mapping[str, Any] = field.metadata
+            return metadata
     return {"limits": (None, None), "role": "learning"}
 
 
 def role_of(config_class: type, name: str) -> Role:
-    """Return the role of a flag; one that a recipe adds is of what is learned, unless it says."""
+    """Return the role of a flag. A flag that states none changes what the model learns."""
     return ROLES[stated(config_class, name)["role"]]
 
 
 def spelled(name: str) -> str:
-    """Return a flag as it is on the command line: ``batch_size`` as ``--batch-size``."""
+    """Return a flag as the command line has it, such as ``--batch-size`` for ``batch_size``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -85,7 +102,11 @@ def check_limits(config: Any) -> None:
 
 
 def outside(config_class: type, name: str, value: Any) -> str | None:
-    """Return what should be given instead of a flag's value, or one of a tuple; None if nothing."""
+    """Return the values that a flag allows, if it does not allow this one; None if it does.
+
+    Args:
+        value: the flag's value, or an item of it if it is a tuple.
+    """
     if isinstance(value, str):
         return None if is_text(value) else "text without NUL, in UTF-8"
     if not isinstance(value, (int, float)):
@@ -101,10 +122,10 @@ def outside(config_class: type, name: str, value: Any) -> str | None:
 
 
 def is_text(value: str) -> bool:
-    """Whether a value is text without NUL, as it came from the command line.
+    """Whether a value from the command line is text without NUL.
 
-    Where the locale knows ASCII alone, other letters arrive as the bytes that they have in UTF-8,
-    each in a character of its own, and name the files that have them.
+    In a locale that only knows ASCII, Python passes each byte of another letter as a character of
+    its own. Such a value is allowed if it can name a file.
     """
     try:
         words = value.encode("utf-8", "surrogateescape").decode("utf-8")

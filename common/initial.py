@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from common.agreement import ask_rank_zero
 from common.directory import FACTS, WEIGHTS, insist_on_written_weights, model_folder
-from common.errors import ask_rank_zero
 from common.files import read_json_if_there, reading
 
 PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained

@@ -1,11 +1,12 @@
-"""What a run is for: the metric that is its goal, and whether more or less of it is better."""
+"""The objective of a run: a metric of its evaluation, and whether more or less is better."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from common.errors import TrainingError, UserError
 
-# How the splits are called in metrics' names.
+# The prefixes of metrics' names, by split.
 PREFIXES = {"validation": "val", "test": "test"}
 
 
@@ -17,9 +18,12 @@ class Objective(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Read an objective such as ``accuracy:max``; raise a `UserError` for anything else."""
         if not isinstance(text, str):
-            shown = f"objective {text!r} is a {type(text).__name__}"
-            raise UserError(f"{shown}: write a metric and max or min in one text: 'accuracy:max'")
+            raise UserError(
+                f"objective {text!r} is a {type(text).__name__}: write a metric and max or min in "
+                "one text: 'accuracy:max'"
+            )
         metric, _, mode = text.partition(":")
         if not metric or mode not in ("max", "min"):
             raise UserError(f"objective {text!r}: write a metric and max or min: accuracy:max")
@@ -38,12 +42,15 @@ class Objective(NamedTuple):
         return value >= target if self.mode == "max" else value <= target
 
     def require(self, value: float, target: float | None) -> None:
-        """Raise a TrainingError where the final value is worse than `--target`."""
+        """Raise a `TrainingError` if the final value is worse than `--target`."""
         if target is not None and not self.reaches(value, target):
-            what = f"the final {self.metric} {value:.4f}"
-            raise TrainingError(f"{what} is worse than --target {target}")
+            raise TrainingError(
+                f"the final {self.metric} {value:.4f} is worse than --target {target}"
+            )
 
     def best(self, values: Iterable[float]) -> float | None:
-        """Return the best of some values; None of none. NaN is never the best."""
-        known = [value for value in values if value == value]
-        return (max if self.mode == "max" else min)(known, default=None)
+        """Return the best value; None if there is none. NaN is never the best."""
+        numbers = [value for value in values if not math.isnan(value)]
+        if not numbers:
+            return None
+        return max(numbers) if self.mode == "max" else min(numbers)

@@ -29,23 +29,23 @@ class SavedRun(NamedTuple):
 
 
 def resumed_config(
-    config_class: type, parse: Callable[[Any], Any], asked: str, output_dir: str | None, recipe: str
+    config_class: type,
+    parse: Callable[[Any], Any],
+    resume: str,
+    output_dir: str | None,
+    recipe: str,
 ) -> Any:
     """Return the configuration of the run to go on with, or a fresh one where there is none.
 
-    `parse` reads the command line over the given defaults. A fresh run's ``resume`` is None.
+    Args:
+        parse: reads the command line over the given defaults.
+        resume: the value of `--resume`. It is None in a fresh configuration.
 
     Raises:
         UserError: when there is no such run, it is another recipe's, or flags contradict it.
         SystemExit: with status 0, when the run is finished.
     """
-    directory: Path | None
-    if asked != "auto":
-        directory = run_of(Path(asked), output_dir)
-    elif output_dir is None:
-        directory = newest_unfinished(parse(None), recipe)
-    else:
-        directory = Path(output_dir) if os.path.exists(Path(output_dir, "config.json")) else None
+    directory = directory_to_resume(parse, resume, output_dir, recipe)
     if directory is None:
         if output_dir is None:
             say(f"--resume auto: runs/ has no unfinished run of {recipe}: a new one begins")
@@ -57,21 +57,44 @@ def resumed_config(
     insist_on_written_config(directory, run.contents)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
-    kept = {n: value for n, value in run.resolved.items() if not role_of(config_class, n).free}
-    if has_moved(kept["dataset"], config.dataset):  # its fingerprint is compared later
-        kept["dataset"] = os.path.abspath(config.dataset)
-        config = replace(config, dataset=kept["dataset"])
+    fixed_flags = {
+        name: value for name, value in run.resolved.items() if not role_of(config_class, name).free
+    }
+    if has_moved(fixed_flags["dataset"], config.dataset):  # its fingerprint is compared later
+        fixed_flags["dataset"] = os.path.abspath(config.dataset)
+        config = replace(config, dataset=fixed_flags["dataset"])
+    refuse_contradictions(config, fixed_flags, run, directory)
+    fixed_flags["resume"] = str(directory if resume == "auto" else Path(resume))
+    config = replace(config, **fixed_flags, output_dir=str(directory))
+    return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
+
+
+def directory_to_resume(
+    parse: Callable[[Any], Any], resume: str, output_dir: str | None, recipe: str
+) -> Path | None:
+    """Return the directory of the run to go on with; None if `--resume auto` finds no run."""
+    if resume != "auto":
+        return run_of(Path(resume), output_dir)
+    if output_dir is None:
+        return newest_unfinished(parse(None), recipe)
+    directory = Path(output_dir)
+    return directory if os.path.exists(directory / "config.json") else None
+
+
+def refuse_contradictions(
+    config: Any, fixed_flags: dict[str, Any], run: SavedRun, directory: Path
+) -> None:
+    """Raise a `UserError` if the command line changes flags that a resume can't change."""
     contradictions = [
         f"{spelled(name)} {getattr(config, name)} (the run has {value})"
-        for name, value in sorted(kept.items())
+        for name, value in sorted(fixed_flags.items())
         if getattr(config, name) not in (value, run.given[name], "auto")
     ]
     if contradictions:
-        advice = "leave the flag out, or start another run"
-        raise UserError(f"can't resume {directory} with {', '.join(contradictions)}: {advice}")
-    kept["resume"] = str(directory if asked == "auto" else Path(asked))
-    config = replace(config, **kept, output_dir=str(directory))
-    return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
+        raise UserError(
+            f"can't resume {directory} with {', '.join(contradictions)}: leave the flag out, or "
+            "start another run"
+        )
 
 
 def say_finished(directory: Path) -> None:
@@ -105,9 +128,11 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
     if samples != samples_before:
         changed.append(f"an effective batch of {samples_before}, which was {samples}")
     if changed:
-        what = f"{directory} became another run while this command waited for it"
-        advice = "give the command again"
-        raise UserError(f"{what}: it has {listed(changed)}: {advice}", resumable=True)
+        raise UserError(
+            f"{directory} became another run while this command waited for it: it has "
+            f"{listed(changed)}: give the command again",
+            resumable=True,
+        )
     return False
 
 
@@ -210,7 +235,8 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
 def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, Any]:
     """Return the saved flags that a recipe has, as its `Config` takes them."""
     names = {field.name for field in fields(config_class)}
-    return from_json(config_class, {n: flags[n] for n in flags if n in names}, str(path))
+    known = {name: value for name, value in flags.items() if name in names}
+    return from_json(config_class, known, str(path))
 
 
 def is_finished(directory: Path, run: SavedRun) -> bool:
@@ -219,33 +245,60 @@ def is_finished(directory: Path, run: SavedRun) -> bool:
     return status.status == "finished" and is_status_of(run.record.run_id, status)
 
 
-def keep_effective_batch(config: Any, defaults: Any, effective: int) -> Any:
-    """Set the accumulation so that an update has as many samples as before, or refuse."""
-    processes, batch, asked = world_size(), config.batch_size, config.effective_batch_size
+def keep_effective_batch(config: Any, defaults: Any, effective_batch: int) -> Any:
+    """Return the configuration whose updates have as many samples as those of the saved run.
+
+    Args:
+        defaults: the flags of the saved run.
+
+    Raises:
+        UserError: the flags of the command line make updates of another size.
+    """
+    if config.effective_batch_size not in (None, effective_batch):
+        raise UserError(
+            f"the run's effective batch is {effective_batch}, and not "
+            f"{config.effective_batch_size}: leave the flag out, or start another run"
+        )
+    batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
-    before = (defaults.batch_size, defaults.gradient_accumulation_steps)
-    if asked not in (None, effective):
-        advice = "leave the flag out, or start another run"
-        raise UserError(f"the run's effective batch is {effective}, and not {asked}: {advice}")
-    if asked or (batch, accumulation) == before:
-        return accumulated(config, effective)
-    if (product := batch * accumulation * processes) != effective:
-        now = f"{batch} × {accumulation} accumulated × {processes} processes is {product}"
-        advice = f"choose --batch-size and --gradient-accumulation-steps to make {effective}"
-        raise UserError(f"the run has an effective batch of {effective}, and {now}: {advice}")
+    saved_sizes = (defaults.batch_size, defaults.gradient_accumulation_steps)
+    if config.effective_batch_size or (batch_size, accumulation) == saved_sizes:
+        return with_effective_batch(config, effective_batch)
+    processes = world_size()
+    product = batch_size * accumulation * processes
+    if product != effective_batch:
+        raise UserError(
+            f"the run has an effective batch of {effective_batch}, and {batch_size} × "
+            f"{accumulation} accumulated × {processes} processes is {product}: choose --batch-size "
+            f"and --gradient-accumulation-steps to make {effective_batch}"
+        )
     return config
 
 
-def accumulated(config: Any, effective: int) -> Any:
-    """Return the configuration that accumulates updates of so many samples, or refuse."""
-    processes, batch = world_size(), config.batch_size
-    if batch < 1 or effective % (batch * processes) == 0:  # what is below 1 is refused for itself
-        return replace(config, gradient_accumulation_steps=effective // max(1, batch * processes))
-    each = effective // processes
-    sizes = (size for size in range(1, min(2 * batch, each) + 1) if each % size == 0)
-    best = min(sizes, key=lambda size: abs(math.log(size / batch)), default=1)
-    advice = f"pass --batch-size {best}"
-    if effective % processes:
-        advice = f"start as many processes as divide {effective}"
-    parts = f"{batch} × {processes} processes"
-    raise UserError(f"an effective batch of {effective} can't be accumulated of {parts}: {advice}")
+def with_effective_batch(config: Any, effective_batch: int) -> Any:
+    """Return the configuration that accumulates updates of so many samples.
+
+    Raises:
+        UserError: no number of micro-batches makes them.
+    """
+    processes = world_size()
+    batch_size = config.batch_size
+    if batch_size < 1:  # `check_limits` refuses it with its own sentence
+        return replace(config, gradient_accumulation_steps=effective_batch // processes)
+    if effective_batch % (batch_size * processes) == 0:
+        accumulation = effective_batch // (batch_size * processes)
+        return replace(config, gradient_accumulation_steps=accumulation)
+    if effective_batch % processes:
+        advice = f"start as many processes as divide {effective_batch}"
+    else:
+        advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
+    raise UserError(
+        f"an effective batch of {effective_batch} can't be accumulated of {batch_size} × "
+        f"{processes} processes: {advice}"
+    )
+
+
+def nearest_divisor(number: int, size: int) -> int:
+    """Return the divisor of `number` whose ratio to `size` is closest to 1, up to twice `size`."""
+    divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)
+    return min(divisors, key=lambda divisor: abs(math.log(divisor / size)), default=1)

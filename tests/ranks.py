@@ -52,7 +52,7 @@ class RankAccelerator:
 
 
 def gather_from_ranks(accelerator: Any, value: Any) -> list[Any]:
-    """Stand for the function of this name in `common.measure.across_ranks`."""
+    """Stand for the function of this name in `common.agreement`."""
     accelerator.exchanges += 1
     return accelerator.exchange.all_values(accelerator.process_index, value)
 

@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
+from common.agreement import ask_rank_zero
 from common.checkpoints.description import describe, insist_on_same
 from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import Network, OptimizerState, RandomState
@@ -17,7 +18,7 @@ from common.checkpoints.pack import pack, unpack
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
-from common.errors import UserError, ask_rank_zero
+from common.errors import UserError
 from common.files import has_moved, json_safe
 from common.flags import spelled
 from common.records import Manifest

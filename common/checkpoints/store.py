@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -28,7 +28,7 @@ from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, ste
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
-from common.errors import LostProcessError, UserError
+from common.errors import LostProcessError, ReplacedDirectoryError, UserError, is_of_disk
 from common.files import UNFINISHED, json_safe, signed, write_json
 from common.platforms import rename_path, replace_file, sync
 from common.records import Manifest, RankReceipt, Receipt, read_record
@@ -53,6 +53,33 @@ class Contents:
     of_rank: dict[str, Any] = field(default_factory=dict)  # JSON by part, of this rank
 
 
+class OtherRankError(OSError):
+    """Another rank could not write its part of a checkpoint. That rank knows the cause."""
+
+
+@dataclass(frozen=True)
+class SaveFailure:
+    """Why a rank could not write a checkpoint."""
+
+    message: str
+    is_of_disk: bool = False  # a disk is full or fails, which a restart may mend
+    is_of_other_rank: bool = False
+    is_replaced: bool = False  # the run's directory is not there any more
+
+    @classmethod
+    def of(cls, problem: BaseException, rank: int) -> Self:
+        text = problem.message if isinstance(problem, UserError) else str(problem)
+        return cls(
+            f"rank {rank}: {text}",
+            is_of_disk=is_of_disk(problem),
+            is_of_other_rank=isinstance(problem, OtherRankError),
+            is_replaced=isinstance(problem, ReplacedDirectoryError),
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+
 @dataclass
 class Checkpoints:
     """Writes and reads the checkpoints of one run, on one rank.
@@ -67,7 +94,7 @@ class Checkpoints:
     patience: float  # seconds to wait for the files of other ranks
     device: torch.device = HOST  # of the state that is saved
     writer: threading.Thread | None = None  # of the latest save, until `wait`
-    failure: str | None = None  # why a save failed; nothing is saved after that
+    failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
     lost: LostProcessError | None = None  # another rank's files did not appear in time
     last_step: int = -1  # the update of the latest checkpoint
     once: dict[str, Receipt] = field(default_factory=dict)  # of the files that are written once
@@ -171,7 +198,7 @@ class Checkpoints:
         except LostProcessError as lost:
             self.lost = lost
         except (Exception, UserError) as problem:  # the training thread must hear of any error
-            self.failure = f"rank {self.rank}: {getattr(problem, 'message', problem)}"
+            self.failure = SaveFailure.of(problem, self.rank)
             self.tell_other_ranks_of_failure(unfinished, contents)
 
     def tell_other_ranks_of_failure(self, unfinished: Path, contents: Contents) -> None:
@@ -258,7 +285,7 @@ class Checkpoints:
                 return
             for rank in range(self.world_size):
                 if (unfinished / f"failed-{rank}").exists():
-                    raise OSError(f"rank {rank} could not write its part")
+                    raise OtherRankError(f"rank {rank} could not write its part")
             if time.monotonic() > began + self.patience:
                 raise LostProcessError(
                     f"rank {missing_ranks[0]} timed out: its part of {unfinished.name} was not "

@@ -86,6 +86,10 @@ class Samples:
         lengths = torch.from_numpy(self.lengths)[samples]
         return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
 
+    def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
+        """Return how much work a finished batch of `samples` is."""
+        return self.count(samples)
+
     def example(self, size: int, length: int) -> Batch:
         """Return the shapes of a batch as fp32 tensors on the meta device.
 

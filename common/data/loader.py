@@ -187,7 +187,7 @@ class Loader:
         for samples, batch in zip(micro_batches, batches, strict=True):
             is_short = epoch is None and len(samples) < self.order.batch_size
             with without_tuning() if is_short else nullcontext():
-                yield batch, self.samples.count(samples)
+                yield batch, self.samples.work_of(batch, samples)
 
     def gathered(
         self, micro_batches: MicroBatches, epoch: int | None, first: int

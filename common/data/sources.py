@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from accelerate import Accelerator
 
+from common.agreement import ask_rank_zero
 from common.data.evaluated import (
     Evaluated,
     is_same_place,
@@ -19,7 +20,7 @@ from common.data.evaluated import (
 )
 from common.data.fingerprint import fingerprint_of_files
 from common.data.local_files import TABLE_SUFFIXES, find_files
-from common.errors import UserError, ask_rank_zero
+from common.errors import UserError
 from common.files import reading
 
 # Short names of public data sets: Hub id and configuration.

@@ -100,13 +100,11 @@ class TextSamples(TensorSamples):
 class StreamedText(TextSamples):
     """One split of text, read from parquet files and tokenised while training.
 
-    Lengths are known only after a batch was tokenised. So batches are not grouped by length, and
-    `count` is right only for the batch that was finished last: the loader calls `finish` and
-    `count` in turn.
+    Lengths are known only after a batch was tokenised. So batches are not grouped by length, and a
+    batch carries its own work.
     """
 
     lengths = np.empty(0)  # unknown, but not None: batches still differ in length
-    last_work = Work(0)  # of the batch that was finished last
 
     def __init__(
         self,
@@ -139,11 +137,27 @@ class StreamedText(TextSamples):
         return batch | {"work": batch_samples.count(indices)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        self.last_work = batch.pop("work")
-        return batch
+        work = batch.pop("work")
+        return CountedBatch(batch, work)
 
-    def count(self, samples: torch.Tensor) -> Work:
-        return self.last_work
+    def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
+        """Return the work that `fetch` counted: no sample's length is known before."""
+        assert isinstance(batch, CountedBatch)
+        return batch.work
+
+
+NO_WORK = Work(0)
+
+
+class CountedBatch(dict[str, Any]):
+    """A batch that knows how much work it is.
+
+    Copies of it on other devices, which only show its shapes, do not know.
+    """
+
+    def __init__(self, batch: Batch, work: Work = NO_WORK) -> None:
+        super().__init__(batch)
+        self.work = work
 
 
 def padded_length(length: int) -> int:

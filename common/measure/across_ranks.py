@@ -1,26 +1,17 @@
-"""Collectives for small values: gather them from all ranks, or sum them over all ranks."""
+"""Sums over all ranks of values that ranks may lack, in one collective."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from common import devices
+from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
-from common.measure.totals import Total, gathered, on_host
+from common.measure.totals import Total, on_host
 
-Value = TypeVar("Value")
 SumKey = tuple[str, str]  # the group of a sum, such as "recorded", and its name
-
-
-def gather_from_ranks(accelerator: Accelerator, value: Value) -> list[Value]:
-    """Return the `value` of each rank, in the order of ranks; called on all ranks.
-
-    The value is pickled, so it may be of any class.
-    """
-    return gather_object([value]) if accelerator.num_processes > 1 else [value]
 
 
 def sum_over_ranks(
@@ -47,22 +38,11 @@ def sum_over_ranks(
         value = values.get(key, torch.zeros(shape, **options))
         flat_values.append(value.flatten())
     sizes = [len(flat) for flat in flat_values]
-    flat_sums = reduced(accelerator, torch.cat(flat_values), "sum").split(sizes)
+    flat_sums = reduce_numbers(accelerator, torch.cat(flat_values), "sum").split(sizes)
     sums = {}
     for (key, shape), flat_sum in zip(shapes.items(), flat_sums, strict=True):
         sums[key] = flat_sum.view(shape)
     return sums
-
-
-def reduced(
-    accelerator: Accelerator, local_values: torch.Tensor, reduction: Literal["sum", "mean"]
-) -> torch.Tensor:
-    """Return the sum or mean over ranks of float64 values, on the host; called on all ranks."""
-    if devices.has_float64(accelerator.device):
-        values = local_values.to(accelerator.device)
-        return accelerator.reduce(values, reduction).cpu()
-    rows = gathered(accelerator, local_values)
-    return rows.sum(0) if reduction == "sum" else rows.mean(0)
 
 
 def common_shapes(

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from common.agreement import gather_numbers
 from common.console import warn
 from common.data.batch import Samples, Work
 from common.devices import has_own_memory_figures
@@ -27,7 +28,6 @@ from common.measure.flops import (
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
-from common.measure.totals import gathered
 from common.measure.training_sums import TrainingSums
 from common.measure.values import Metrics
 from common.platforms import load_average
@@ -159,7 +159,7 @@ class Meters:
 
     def gather_rows(self, row: list[float]) -> Tensor:
         """Return the rows of all ranks, float64 [world_size, n], on the host."""
-        return gathered(self.accelerator, torch.tensor(row, dtype=torch.float64))
+        return gather_numbers(self.accelerator, torch.tensor(row, dtype=torch.float64))
 
     def idle_sentence(self) -> str | None:
         """Return advice for GPUs that were idle for much of the time; None if they were not."""

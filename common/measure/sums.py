@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
-from common.measure.across_ranks import SumKey, gather_from_ranks, reduced, sum_over_ranks
+from common.measure.across_ranks import SumKey, sum_over_ranks
 from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
 from common.measure.values import Metrics, Value, figure, measured_value, refuse_another_loss
 
@@ -273,11 +274,12 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Any]) -> Evalua
     names = [*dict.fromkeys(chain.from_iterable(names_of_ranks))]
     if all(names == names_of_rank for names_of_rank in names_of_ranks):
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
-        means = reduced(accelerator, local_values, "mean").tolist()
+        means = reduce_numbers(accelerator, local_values, "mean").tolist()
         return Evaluation(zip(names, means, strict=True))
     # Some ranks lack some figures: count those that have them.
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
-    pairs = reduced(accelerator, torch.tensor(local_pairs, dtype=torch.float64), "sum").tolist()
+    pair_values = torch.tensor(local_pairs, dtype=torch.float64)
+    pairs = reduce_numbers(accelerator, pair_values, "sum").tolist()
     evaluation = Evaluation()
     for name, (total, count) in zip(names, pairs, strict=True):
         evaluation[name] = total / count

@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from accelerate import Accelerator
 from torch.nn import functional as F
 
 from common import devices
@@ -158,20 +157,3 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
         for (key, pair), value in zip(pairs.items(), wide.split(sizes), strict=True):
             values[key] = value.view(pair.shape)
     return {key: values[key] for key in totals}
-
-
-def gathered(accelerator: Accelerator, values: torch.Tensor) -> torch.Tensor:
-    """Return the values of all ranks, float64 [world_size, *shape] on the host, bit for bit.
-
-    All ranks must call this. If the ranks' devices have no float64, the bits are exchanged as
-    integers.
-
-    Args:
-        values: float64 on the host, of the same shape on all ranks.
-    """
-    if accelerator.num_processes == 1:
-        return values[None]
-    if devices.has_float64(accelerator.device):
-        return accelerator.gather(values[None].to(accelerator.device)).cpu()
-    bits = values[None].contiguous().view(torch.int64)
-    return accelerator.gather(bits.to(accelerator.device)).cpu().view(torch.float64)

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from common import devices
-from common.measure.across_ranks import gather_from_ranks
+from common.agreement import gather_from_ranks
 from common.measure.totals import (
     Total,
     elements_total,

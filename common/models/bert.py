@@ -5,11 +5,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from common.agreement import ask_rank_zero
 from common.console import quiet_transformers
 from common.data.sources import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
 from common.directory import model_folder
-from common.errors import UserError, ask_rank_zero
+from common.errors import UserError
 from common.files import reading
 
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"

@@ -73,17 +73,16 @@ def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
     return changed
 
 
-def resolve(config: TrainingConfig, data: Data) -> None:
-    """Put the data set that ``--dataset auto`` chose into the flags, so that `--config` repeats it.
-
-    It changes `config` in place.
-    """
+def flags_of(data: Data) -> Flags:
+    """Return the flags that name the data set which `--dataset auto` chose, for `--config`."""
     source = data.source
     if source is None:
-        return
+        return {}
     is_folder = Path(source.location).is_absolute()
-    config.dataset = source.location if is_folder else source.name
-    config.dataset_config = source.configuration
+    return {
+        "dataset": source.location if is_folder else source.name,
+        "dataset_config": source.configuration,
+    }
 
 
 def environment(

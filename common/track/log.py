@@ -8,11 +8,11 @@ from typing import Any, TextIO
 
 from accelerate import Accelerator
 
+from common.agreement import gather_from_ranks
 from common.config import TrainingConfig
 from common.console import DISPLAY, TOLD, say, warn
 from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
-from common.measure.across_ranks import gather_from_ranks
 from common.measure.sums import Evaluation, of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.platforms import quoted
@@ -21,11 +21,20 @@ from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
 from common.track.trackers import TensorBoard, WandB
-from common.training.evaluation import Best
 
 
 class Log:
     """Collects the figures of a step, and writes them as one row when the step is over.
+
+    A step is over when the next update is recorded, not when its own is. In between, at the top of
+    the recipe's loop, an evaluation may add the figures of the model after this update, and they
+    belong to the same row. So the flow of a row is:
+
+    1. `interval` adds the training figures of update N, if a row is due.
+    2. `evaluation` adds those of the model after update N, if an evaluation is due.
+    3. `write_row` writes the row when update N + 1 is recorded, or when the run ends.
+
+    A checkpoint after update N contains the row that is not yet written.
 
     All ranks make the calls, and rank 0 alone writes. A failing tracker never stops a run.
     """
@@ -85,21 +94,18 @@ class Log:
         return int(position[STEP]), position["progress/epoch"]
 
     def evaluation(
-        self, figures: Facts, split: str, best: Best, position: Facts | None = None
-    ) -> dict[str, float]:
-        """Add an evaluation to the row, show it, and return its figures by their full names.
+        self, values: Evaluation, split: str, is_best: bool, position: Facts | None = None
+    ) -> None:
+        """Add an evaluation to the row, and show it.
 
         Args:
-            best: records the evaluation, if it is on validation data.
+            values: its figures, as `checked` returns them.
+            is_best: whether it is the best on validation data so far.
             position: that of the evaluated model, if it is from an earlier step. Its figures are
                 not added to a row that already has figures of the last model on the same split.
         """
-        values = self.checked(figures)
         present = self.position()
         model_position = position or present
-        is_best = split == "validation" and best.improves(
-            values[self.objective.metric], int(present[STEP]), values.get("loss")
-        )
         text = report.evaluation_text(values, split, model_position)
         # Where validation stands in for test, the final evaluation repeats an earlier one.
         if text not in self.printed_evaluations:
@@ -109,7 +115,6 @@ class Log:
         is_present_model = model_position[STEP] == present[STEP]
         if is_present_model or not full_names.keys() & self.pending.keys():
             self.add(full_names)
-        return full_names
 
     def checked(self, figures: Facts) -> Evaluation:
         """Return the figures of all ranks.
@@ -131,9 +136,8 @@ class Log:
             )
         return values
 
-    def rehearse(self, figures: Facts) -> None:
-        """Report the mistakes of a rehearsed evaluation, and log nothing; called on all ranks."""
-        self.checked(figures)
+    def refuse_means(self, figures: Facts) -> None:
+        """Raise a `UserError` if a rehearsed evaluation added up means; called on all ranks."""
         own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
         means_of_ranks = gather_from_ranks(self.accelerator, own_means)
         name = next((name for names in means_of_ranks for name in names), None)
@@ -148,8 +152,8 @@ class Log:
         self.pending |= {**values, **self.position()}
         self.latest |= self.pending
 
-    def flush(self) -> None:
-        """Write the row of the present step, and start a new one.
+    def write_row(self) -> None:
+        """Write the row of the present step, which is complete, and start the next one.
 
         Raises:
             TrainingError: the row can't be written.
@@ -202,7 +206,7 @@ class Log:
             summary: for the tracker; by default, the latest values.
         """
         with contextlib.suppress(TrainingError):  # the disk may be full
-            self.flush()
+            self.write_row()
         self.media.write(self.tracker)  # media that no row followed
         if self.keep_line in TOLD:
             TOLD.remove(self.keep_line)

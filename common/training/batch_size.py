@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.agreement import gather_numbers
 from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
@@ -29,7 +30,6 @@ from common.machine import is_main_rank
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.measure.stopwatch import synchronize
-from common.measure.totals import gathered
 from common.models.compile import as_written, is_compiled
 from common.platforms import command_line
 
@@ -59,19 +59,23 @@ def fit_batch_size(
     loaders: Mapping[str, Loader],
     config: TrainingConfig,
     accelerator: Accelerator,
-) -> None:
-    """Take the fastest micro-batch that divides the update and fits into memory on all ranks.
+) -> tuple[int, int]:
+    """Choose the fastest micro-batch that divides the update and fits into memory on all ranks.
 
-    The requested size stays, unless it does not fit or a larger one is clearly faster. A new size
-    is written to the flags, the Accelerator and the loaders. Each rank tries sizes on the bare
-    model, without communication, so that no rank waits for one that ran out of memory. All sizes
-    that were tried are printed, and the flags that are fastest even if they change the updates.
+    The requested size stays, unless it does not fit or a larger one is clearly faster. The
+    Accelerator and the loaders take a new size at once, and the caller resolves the flags. Each
+    rank tries sizes on the bare model, without communication, so that no rank waits for one that
+    ran out of memory. All sizes that were tried are printed, and the flags that are fastest even
+    if they change the updates.
 
     Args:
         try_size: times a micro-batch size on this rank.
         loaders: the run's loaders, by split.
         config: the flags.
         accelerator: the run's Accelerator.
+
+    Returns:
+        The size, and how many such micro-batches make an update.
 
     Raises:
         TrainingError: not even one sample fits.
@@ -94,16 +98,15 @@ def fit_batch_size(
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
     say_fastest(fastest(fitting, fitting, chosen), per_update)
-    if chosen == requested:
-        return
     accumulation = per_update // chosen
+    if chosen == requested:
+        return chosen, accumulation
     reason = "does not fit" if chosen < requested else "is slower"
     say(f"batch {requested} {reason}: {chosen} × {accumulation} accumulated")
-    config.batch_size = chosen
-    config.gradient_accumulation_steps = accumulation
     accelerator.gradient_accumulation_steps = accumulation
     for loader in loaders.values():
         loader.cut_into(chosen, accumulation)
+    return chosen, accumulation
 
 
 def combine_over_ranks(
@@ -115,7 +118,7 @@ def combine_over_ranks(
         untried = UNTRIED_SMALLER if size < min(trials) else UNTRIED_LARGER
         trial = trials.get(size, untried)
         own.append((trial.rate, trial.peak_mib))
-    ranks = gathered(accelerator, torch.tensor(own, dtype=torch.float64))  # [ranks, sizes, 2]
+    ranks = gather_numbers(accelerator, torch.tensor(own, dtype=torch.float64))  # [ranks, sizes, 2]
     rates = ranks[..., 0].amin(0).tolist()
     peaks = ranks[..., 1].amax(0).tolist()
     return dict(zip(sizes, rates, strict=True)), dict(zip(sizes, peaks, strict=True))

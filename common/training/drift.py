@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
+from common.agreement import differing_positions
 from common.checkpoints.kinds import sums_of_bits
 from common.checkpoints.shards import is_sharded
 from common.errors import TrainingError
@@ -34,13 +35,8 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
     if accelerator.num_processes == 1:
         return
     parameters = dict(whole_parameters(networks))
-    sums = torch.tensor([*sums_of_bits(parameters).values()], device=accelerator.device)
-    if not len(sums):
-        return
-    bounds = torch.cat([sums, -sums])
-    torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX)
-    largest, smallest = bounds[: len(sums)], -bounds[len(sums) :]
-    differing = (largest != smallest).nonzero().flatten().tolist()
+    sums = [*sums_of_bits(parameters).values()]
+    differing = differing_positions(accelerator, sums)
     if differing:
         name = [*parameters][differing[0]]
         raise TrainingError(

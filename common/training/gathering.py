@@ -6,8 +6,8 @@ import torch
 from accelerate import Accelerator
 from torch import distributed
 
+from common.agreement import gather_from_ranks
 from common.errors import UserError
-from common.measure.across_ranks import gather_from_ranks
 
 
 class GatherRows(torch.autograd.Function):

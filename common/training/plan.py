@@ -26,12 +26,17 @@ class Plan:
     def __init__(
         self, config: TrainingConfig, order: Any, dataset: str, default_epochs: Mapping[str, int]
     ) -> None:
-        """Settle how long a run is, and note in `config` the epochs that its data set gets."""
+        """Settle how long a run is.
+
+        Raises:
+            UserError: no flag states the epochs, and the recipe has none for this data set.
+        """
         self.updates_per_epoch: int = order.updates_per_epoch
         self.samples_per_update: int = order.global_batch  # over all ranks
-        if config.epochs is None:
-            config.epochs = epochs_by_default(dataset, default_epochs)
-        total_steps = config.epochs * self.updates_per_epoch
+        self.epochs: int = (
+            epochs_by_default(dataset, default_epochs) if config.epochs is None else config.epochs
+        )
+        total_steps = self.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.log_every = config.log_every or log_interval_by_default(self.total_steps)
         # Many short epochs do not have an evaluation each.

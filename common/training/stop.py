@@ -13,16 +13,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
-from common.errors import (
-    LETTING_GO,
-    REPLACED,
-    Preempted,
-    TrainingError,
-    advice_for,
-    is_of_disk,
-)
+from common.agreement import gather_from_ranks, sum_in_fp32, wait_for_ranks
+from common.checkpoints.store import SaveFailure
+from common.errors import Preempted, TrainingError, advice_for
 from common.machine import is_main_rank
 from common.platforms import (
     HANGUP,
@@ -47,7 +41,6 @@ LOOK_EVERY = 1.0  # seconds between two looks into the store for other ranks' an
 # milliseconds, and a checkpoint takes longer.
 CHECKPOINT_SECONDS = 30.0
 ANNOUNCEMENT = "stop-requested"
-OTHERS_PART = "could not write its part"  # from the message of `Checkpoints` about another rank
 
 
 class StopRequest:
@@ -60,6 +53,7 @@ class StopRequest:
             heeded: whether the run will act on a request. If not, signals end the process as usual.
         """
         self.reason: str | None = None
+        self.is_by_ctrl_c = False
         self.since = 0.0
         self.at_once = False  # whether a request ends the process where it stands, saving nothing
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
@@ -96,6 +90,7 @@ class StopRequest:
                 self.reason = "the end of its launcher"
             else:
                 self.reason = STOP_SIGNAL_NAMES[number]
+                self.is_by_ctrl_c = number == signal.SIGINT
             self.since = now
             self.obey_at_once(self.at_once)
         elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
@@ -110,19 +105,23 @@ class StopRequest:
         """
         self.at_once = at_once
         if at_once and self.reason is not None:
-            raise Preempted(f"stopped by {self.reason} before the first update: start it again")
+            raise Preempted(
+                f"stopped by {self.reason} before the first update: start it again",
+                is_by_ctrl_c=self.is_by_ctrl_c,
+            )
 
 
 @dataclass
-class Agreement:
-    """Lets all ranks agree on what depends on time: about once a second, after the same update.
+class StopAgreement:
+    """What all ranks agree on about once a second, after the same update.
 
-    They agree on whether to stop, and on whether the last checkpoint is old, by rank 0's clock.
+    They agree on whether to stop, on whether a rank failed to write a checkpoint, and on whether
+    the last checkpoint is old, by rank 0's clock.
     """
 
     accelerator: Accelerator
     directory: Path
-    failure: Callable[[], str | None]  # why this rank could not write its last checkpoint
+    failure: Callable[[], SaveFailure | None]  # why this rank could not write its last checkpoint
     request: StopRequest = field(default_factory=StopRequest)
     stopping: bool = False
     every: int = 1  # updates between two checks, the same on all ranks
@@ -155,23 +154,22 @@ class Agreement:
         if failed:
             self.raise_failure(failure)
 
-    def raise_failure(self, failure: str | None) -> None:
+    def raise_failure(self, failure: SaveFailure | None) -> None:
         """Raise the same `TrainingError` on all ranks, with the cause and what to do.
 
         Only a failure of the disk is resumable: it may be gone when the run is started again.
         """
-        failures = [failure]
-        if self.accelerator.num_processes > 1:
-            failures = gather_object(failures)
-        causes = [text for text in failures if text is not None]
+        failures_by_rank = gather_from_ranks(self.accelerator, failure)
+        failures = [each for each in failures_by_rank if each is not None]
         # Rank 0 only reports that another rank failed. That rank knows the cause.
-        cause = next((text for text in causes if OTHERS_PART not in text), causes[0])
-        if REPLACED in cause:  # there is no checkpoint before this one to go on from
-            raise TrainingError(cause)
+        own_failures = [each for each in failures if not each.is_of_other_rank]
+        cause = (own_failures or failures)[0]
+        if cause.is_replaced:  # there is no checkpoint before this one to go on from
+            raise TrainingError(cause.message)
         raise TrainingError(
-            f"a checkpoint could not be written ({cause}): {advice_for(cause)}, then go on from "
-            f"the one before with --resume {quoted(self.directory)}",
-            resumable=is_of_disk(OSError(cause)),
+            f"a checkpoint could not be written ({cause}): {advice_for(cause.message)}, then go on "
+            f"from the one before with --resume {quoted(self.directory)}",
+            resumable=cause.is_of_disk,
         )
 
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
@@ -179,8 +177,7 @@ class Agreement:
         now = time.perf_counter()
         last_step, last_time = self.asked_at or (global_step, now)
         self.asked_at = global_step, now
-        row = torch.tensor([*flags, now - last_time], device=self.accelerator.device)
-        *flag_sums, seconds = self.accelerator.reduce(row, "sum").tolist()
+        *flag_sums, seconds = sum_in_fp32(self.accelerator, [*flags, now - last_time])
         updates = global_step - last_step
         if updates > 0:
             # `seconds` is a sum over ranks, and a check should come about once a second.
@@ -196,8 +193,8 @@ class Agreement:
         is_requested = self.request.reason is not None
         if getattr(self.accelerator, "mesh", None) is not None:
             # With FSDP, all ranks call this before each batch, so a collective can ask them.
-            flag = torch.tensor(float(is_requested), device=self.accelerator.device)
-            return bool(self.accelerator.reduce(flag, "sum") > 0)
+            (requests,) = sum_in_fp32(self.accelerator, [is_requested])
+            return requests > 0
         if self.accelerator.num_processes > 1 and not self.stopping and not self.announced:
             self.announce_or_look(is_requested)
         return self.stopping or self.announced or is_requested
@@ -217,21 +214,10 @@ class Agreement:
     def stop(self, global_step: int) -> None:
         """End this process by `Preempted`, with everything saved; called on all ranks."""
         self.check(global_step)
-        end_collectives(self.accelerator)
+        wait_for_ranks(self.accelerator)
         reason = self.request.reason or "a signal to another rank"
         raise Preempted(
             f"stopped after update {global_step} by {reason}; everything is saved: "
-            f"go on with --resume {quoted(self.directory)}"
+            f"go on with --resume {quoted(self.directory)}",
+            is_by_ctrl_c=self.request.is_by_ctrl_c,
         )
-
-
-def end_collectives(accelerator: Accelerator) -> None:
-    """Wait until no tensor of a collective is referenced, so that the process can exit safely.
-
-    Gloo (torch 2.13) aborts the process if one of its threads drops the last reference to a reduced
-    tensor while the interpreter exits. A barrier holds no tensor and ends later than reductions.
-    """
-    if accelerator.num_processes > 1:
-        accelerator.wait_for_everyone()
-        if accelerator.device.type == "cpu":
-            time.sleep(LETTING_GO)

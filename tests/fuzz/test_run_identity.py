@@ -141,7 +141,7 @@ class Attempt:
             self.checkpoints.save(self.progress.step, self.parts.collect(), self.identity())
             self.checkpoints.wait()
             if self.checkpoints.failure is not None:
-                raise UserError(self.checkpoints.failure)
+                raise UserError(self.checkpoints.failure.message)
             with open_to_append(self.directory.path / "metrics.jsonl") as file:
                 file.write(json.dumps({"progress/global_step": self.progress.step}) + "\n")
         if self.progress.step == LAST:

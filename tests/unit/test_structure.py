@@ -18,7 +18,7 @@ LEVELS = (
     ("platforms", "printable"),
     ("machine",),
     ("devices", "errors"),
-    ("files", "console", "flag_uses", "flags", "objective"),
+    ("agreement", "files", "console", "flag_uses", "flags", "objective"),
     ("records",),
     ("identity",),
     ("directory",),
@@ -26,6 +26,7 @@ LEVELS = (
     ("resume",),
     ("command_line",),
     ("config",),
+    ("resolution",),
     ("recipe", "recipe_source"),
     ("data",),
     ("checkpoints",),
@@ -34,6 +35,7 @@ LEVELS = (
     ("training",),
     ("track",),
     ("profile",),
+    ("lifecycle",),
     ("run",),
 )
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -204,6 +206,58 @@ def test_common_knows_no_recipe(module: str) -> None:
             assert name.split(".")[0] not in others, module
     for forbidden in ("torch.load(", "weights_only=False", "trust_remote_code=True"):
         assert forbidden not in text, module
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in FILES if name == "common.run" or "lifecycle" in name]
+)
+def test_stages_have_their_attributes_from_the_start(module: str) -> None:
+    """An attribute that may not exist yet is a stage that is None, and no question of `hasattr`."""
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.ClassDef):
+            born_late = attributes_set(node) - attributes_set(node, "__init__")
+            assert not born_late, f"{module}: {node.name} sets {born_late} outside of __init__"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr":
+            assert getattr(node.args[0], "id", "") != "self", f"{module}, line {node.lineno}"
+
+
+def attributes_set(owner: ast.ClassDef, method: str | None = None) -> set[str]:
+    """Return the attributes that a class sets on itself, in one method or in any."""
+    names = set()
+    for function in owner.body:
+        if not isinstance(function, ast.FunctionDef) or method not in (None, function.name):
+            continue
+        for node in ast.walk(function):
+            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_set and getattr(node.value, "id", "") == "self":
+                names.add(node.attr)
+    return names
+
+
+COLLECTIVES = {
+    *("gather_object", "broadcast_object_list", "all_reduce", "all_gather", "broadcast"),
+    *("all_gather_object", "wait_for_everyone", "barrier"),
+}
+# Besides `common.agreement`: gradients, buffers and rows of the training itself, and its profile.
+HAS_COLLECTIVES = {
+    "common.agreement",
+    "common.checkpoints.kinds",  # the bits of sharded weights
+    "common.profile.profiler",
+    "common.training.averaging",
+    "common.training.gathering",
+    "common.training.sharding",
+}
+
+
+def test_ranks_agree_in_one_module() -> None:
+    """Code elsewhere calls the functions of `common.agreement`."""
+    users = set()
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "attr", None) or getattr(node, "id", None)
+            if name in COLLECTIVES:
+                users.add(module)
+    assert users == HAS_COLLECTIVES
 
 
 def test_other_code_imports_what_is_there() -> None:

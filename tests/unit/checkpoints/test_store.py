@@ -188,7 +188,7 @@ def test_folder_that_is_a_file_is_a_failure_that_is_told(tmp_path: Path) -> None
     """Nor does the thread that writes die of it."""
     (tmp_path / "checkpoints").write_text("a file")
     checkpoints = save(tmp_path / "checkpoints", 3)
-    assert "rank 0" in (checkpoints.failure or "")
+    assert "rank 0" in str(checkpoints.failure)
     assert newest_whole(tmp_path / "checkpoints") == (None, [])
 
 
@@ -311,7 +311,7 @@ def test_any_failure_to_write_is_told(
     monkeypatch.setattr(module, name, fail)
     checkpoints.save(6, contents_of(6), {})
     checkpoints.wait()
-    assert "No space left on device" in (checkpoints.failure or "")
+    assert "No space left on device" in str(checkpoints.failure)
     found, problems = newest_whole(tmp_path)
     assert found is not None
     assert problems == []
@@ -327,7 +327,7 @@ def test_failures_of_memory_are_told_too(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(store, "write_tensors", fail)
     checkpoints = save(tmp_path, 3)
-    assert "can't allocate memory" in (checkpoints.failure or "")
+    assert "can't allocate memory" in str(checkpoints.failure)
     assert not step_folders(tmp_path)
 
 
@@ -339,7 +339,7 @@ def test_damaged_receipt_of_another_rank_is_told(tmp_path: Path) -> None:
     (unfinished / "receipt-1.json").write_bytes(b"\xff")
     checkpoints.save(3, contents_of(3), {})
     checkpoints.wait()
-    assert "receipt-1.json can't be read" in (checkpoints.failure or "")
+    assert "receipt-1.json can't be read" in str(checkpoints.failure)
     assert not step_folders(tmp_path)
 
 
@@ -361,8 +361,8 @@ def test_a_rank_that_fails_is_heard_of_by_the_other(
         checkpoints.save(3, contents_of(3, rank), {})
     for checkpoints in ranks:
         checkpoints.wait()
-    assert "No space left" in (ranks[failing].failure or "")
-    assert f"rank {failing} could not write its part" in (ranks[1 - failing].failure or "")
+    assert "No space left" in str(ranks[failing].failure)
+    assert f"rank {failing} could not write its part" in str(ranks[1 - failing].failure)
     assert not step_folders(tmp_path)
 
 

@@ -103,7 +103,12 @@ def test_text_is_that_of_a_prepared_copy(tmp_path: Path) -> None:
     found = streamed.splits["train"].finish(found, rows, 0)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert streamed.splits["train"].count(rows) == prepared.splits["train"].count(rows)
+    other_rows = torch.arange(31, 40)
+    split = streamed.splits["train"]
+    other = split.finish(split.read(other_rows, 0), other_rows, 0)
+    for batch, batch_rows in ((found, rows), (other, other_rows)):
+        expected_work = prepared.splits["train"].count(batch_rows)
+        assert split.work_of(batch, batch_rows) == expected_work, "of each batch, in any order"
 
 
 def test_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import devices
+from common.agreement import gather_numbers
 from common.measure import totals
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Sums
@@ -195,7 +196,7 @@ def test_numbers_travel_between_ranks_bit_by_bit() -> None:
 
     accelerator: Any = SimpleNamespace(device=CPU, num_processes=2, gather=gather)
     row = torch.tensor([math.pi, -1e300, math.inf, 5e-324], dtype=torch.float64)
-    assert torch.equal(totals.gathered(accelerator, row), torch.stack([row, row]))
+    assert torch.equal(gather_numbers(accelerator, row), torch.stack([row, row]))
     assert sent[0].dtype == torch.int64
 
 

@@ -82,10 +82,10 @@ def test_failing_tracker_never_stops_a_run(
     """A tracker that raises while logging is left out from then on; the file goes on."""
     log = log_with(Refusing(), tmp_path)
     log.add({"train/loss": 1.0})
-    log.flush()
+    log.write_row()
     assert log.tracker is None
     log.add({"train/loss": float("nan")})
-    log.flush()
+    log.write_row()
     log.finish({})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert [line["train/loss"] for line in lines] == [1.0, None]

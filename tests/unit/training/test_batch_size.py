@@ -52,8 +52,9 @@ def fit(
             gather=gather,
             gradient_accumulation_steps=accumulation,
         )
-        fit_batch_size(try_size, {"train": loader}, config, accelerator)
-        size = config.batch_size, config.gradient_accumulation_steps
+        before = dict(vars(config))
+        size = fit_batch_size(try_size, {"train": loader}, config, accelerator)
+        assert vars(config) == before, "the caller resolves the flags"
         assert cut == ([] if size == (asked, accumulation) else [size])
         assert size[0] * size[1] == asked * accumulation
         assert accelerator.gradient_accumulation_steps == size[1]

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import TrainingError
+from common.checkpoints.store import OtherRankError, SaveFailure
+from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.training import stop
-from common.training.stop import Agreement, StopRequest
+from common.training.stop import StopAgreement, StopRequest
 
 
 def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,7 @@ def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks: Any = SimpleNamespace(
         num_processes=2, device=torch.device("cpu"), reduce=lambda mine, _: 2 * mine
     )
-    agreement = Agreement(ranks, Path(), failure=lambda: None)
+    agreement = StopAgreement(ranks, Path(), failure=lambda: None)
     asked = []
     for global_step in range(1, 2001):
         clock += 0.01 if global_step <= 1000 else 0.1
@@ -55,7 +56,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
         return sent[0] + row
 
     agreements = [
-        Agreement(
+        StopAgreement(
             SimpleNamespace(num_processes=2, device=torch.device("cpu"), reduce=reduce),  # type: ignore[arg-type]
             Path(),
             failure=lambda: None,
@@ -98,15 +99,51 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
 )
 def test_failed_save_says_what_failed(number: int, advice: str, resumable: bool) -> None:
     """Only a disk that is full or fails may be better at the next start."""
-    failure = f"rank 0: {OSError(number, os.strerror(number), 'runs/a/checkpoints')}"
+    failure = SaveFailure.of(OSError(number, os.strerror(number), "runs/a/checkpoints"), rank=0)
     alone: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     with pytest.raises(TrainingError) as error:
-        Agreement(alone, Path("runs/a"), failure=lambda: failure).check(7)
+        StopAgreement(alone, Path("runs/a"), failure=lambda: failure).check(7)
     assert os.strerror(number) in error.value.message
     assert advice in error.value.message
     assert "--resume runs/a" in error.value.message
     assert error.value.resumable is resumable
     assert ("space" in error.value.message.split("):")[1]) == resumable
+
+
+def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 only knows that another rank failed, in whatever words; that rank knows why."""
+    waiting = SaveFailure.of(OtherRankError("rank 1 is at fault"), rank=0)
+    cause = SaveFailure.of(OSError(errno.ENOSPC, "could not write its part"), rank=1)
+    monkeypatch.setattr(stop, "gather_from_ranks", lambda accelerator, failure: [failure, cause])
+    two: Any = SimpleNamespace(num_processes=2)
+    with pytest.raises(TrainingError, match=r"rank 1: .*could not write its part") as error:
+        StopAgreement(two, Path("runs/a"), failure=lambda: None).raise_failure(waiting)
+    assert error.value.resumable
+
+
+def test_replaced_directory_has_no_checkpoint_to_go_on_from() -> None:
+    """The type of the error decides, and a path that only has its words does not."""
+    alone: Any = SimpleNamespace(num_processes=1)
+    agreement = StopAgreement(alone, Path("runs/a"), failure=lambda: None)
+    with pytest.raises(TrainingError) as error:
+        agreement.raise_failure(SaveFailure.of(ReplacedDirectoryError("runs/a"), rank=0))
+    assert "--resume" not in error.value.message
+    words = "was removed, moved or replaced while the run wrote to it"
+    with pytest.raises(TrainingError, match="--resume runs/a"):
+        agreement.raise_failure(SaveFailure.of(OSError(words), rank=0))
+
+
+@pytest.mark.parametrize("number", stop.STOP_SIGNALS)
+def test_only_ctrl_c_is_by_ctrl_c(number: int) -> None:
+    """A run may lie in a folder named SIGINT, and be stopped by another signal."""
+    alone: Any = SimpleNamespace(num_processes=1)
+    request = StopRequest()
+    request.release()
+    request.receive(number, None)
+    agreement = StopAgreement(alone, Path("SIGINT"), lambda: None, request)
+    with pytest.raises(Preempted) as stopped:
+        agreement.stop(3)
+    assert stopped.value.is_by_ctrl_c == (number == signal.SIGINT)
 
 
 def test_signals_are_given_back_and_left_alone_in_threads() -> None:

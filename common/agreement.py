@@ -1,0 +1,137 @@
+"""How the ranks of a run agree: each function here is called on all ranks, in the same order.
+
+Each way to agree has one function. Code elsewhere decides what the ranks agree on:
+
+- `ask_rank_zero`: rank 0 decides, and the others get its answer.
+- `gather_from_ranks`, `gather_lists`: every rank gets the Python objects of all ranks.
+- `gather_numbers`, `reduce_numbers`: the same for float64 numbers, exactly, on any device.
+- `sum_in_fp32`: the sum of a few numbers for which fp32 is enough, such as flags.
+- `differing_positions`: where integers that should be the same on all ranks differ.
+- `wait_for_ranks`: no rank goes on before all have come here.
+
+Two kinds of exchange are elsewhere, because they are part of the training's arithmetic: gradients
+and rows of a batch (`common.training.gathering`, `common.training.averaging`), and the weights that
+a sharded model starts from (`common.training.sharding`).
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from common.errors import LETTING_GO, UserError
+from common.machine import is_main_rank
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+
+# torch and Accelerate are imported inside the functions, because a tool that only reads run
+# directories imports this module too.
+
+Answer = TypeVar("Answer")
+Value = TypeVar("Value")
+
+
+def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
+    """Return on all ranks what `choose` returns on rank 0.
+
+    Raises:
+        UserError: on all ranks, if `choose` raises it.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    answer: list[Any] = [None]
+    if is_main_rank():
+        try:
+            answer = [choose()]
+        except UserError as error:
+            answer = [error]
+    broadcast_object_list(answer)
+    if isinstance(answer[0], UserError):
+        raise answer[0]
+    return answer[0]
+
+
+def gather_from_ranks(accelerator: "Accelerator", value: Value) -> list[Value]:
+    """Return the `value` of each rank, in the order of ranks."""
+    return gather_lists([value]) if accelerator.num_processes > 1 else [value]
+
+
+def gather_lists(items: list[Value]) -> list[Value]:
+    """Return the items of all ranks in one list, in the order of ranks."""
+    from accelerate.utils import gather_object
+
+    all_items: list[Value] = gather_object(items)
+    return all_items
+
+
+def gather_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch.Tensor":
+    """Return the float64 `values` of all ranks as they are, [world_size, *shape], on the host.
+
+    `values` is on the host, and of the same shape on all ranks. A device without float64 hands on
+    its bits as integers.
+    """
+    import torch
+
+    from common.devices import has_float64
+
+    if accelerator.num_processes == 1:
+        return values[None]
+    if has_float64(accelerator.device):
+        rows: torch.Tensor = accelerator.gather(values[None].to(accelerator.device))
+        return rows.cpu()
+    bits = values[None].contiguous().view(torch.int64)
+    rows = accelerator.gather(bits.to(accelerator.device))
+    return rows.cpu().view(torch.float64)
+
+
+def reduce_numbers(
+    accelerator: "Accelerator", values: "torch.Tensor", reduction: Literal["sum", "mean"]
+) -> "torch.Tensor":
+    """Return the sum or mean over ranks of float64 values, on the host."""
+    from common.devices import has_float64
+
+    if has_float64(accelerator.device):
+        total: torch.Tensor = accelerator.reduce(values.to(accelerator.device), reduction)
+        return total.cpu()
+    rows = gather_numbers(accelerator, values)
+    return rows.sum(0) if reduction == "sum" else rows.mean(0)
+
+
+def sum_in_fp32(accelerator: "Accelerator", numbers: list[float]) -> list[float]:
+    """Return the sum over ranks of each number, in fp32."""
+    import torch
+
+    if accelerator.num_processes == 1:
+        return numbers
+    row = torch.tensor(numbers, dtype=torch.float32, device=accelerator.device)
+    sums: torch.Tensor = accelerator.reduce(row, "sum")
+    totals: list[float] = sums.tolist()
+    return totals
+
+
+def differing_positions(accelerator: "Accelerator", numbers: list[int]) -> list[int]:
+    """Return the positions at which two ranks have different integers."""
+    import torch
+
+    if accelerator.num_processes == 1 or not numbers:
+        return []
+    row = torch.tensor(numbers, device=accelerator.device)
+    bounds = torch.cat([row, -row])
+    torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX)
+    largest = bounds[: len(numbers)]
+    smallest = -bounds[len(numbers) :]
+    positions: list[int] = (largest != smallest).nonzero().flatten().tolist()
+    return positions
+
+
+def wait_for_ranks(accelerator: "Accelerator") -> None:
+    """Wait for all ranks, and until no collective holds a tensor, so that a process can exit.
+
+    Gloo (torch 2.13) aborts the process if one of its threads drops the last reference to a reduced
+    tensor while the interpreter exits. A barrier holds no tensor and ends later than reductions.
+    """
+    if accelerator.num_processes > 1:
+        accelerator.wait_for_everyone()
+        if accelerator.device.type == "cpu":
+            time.sleep(LETTING_GO)

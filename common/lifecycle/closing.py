@@ -1,0 +1,63 @@
+"""The end of a run that a mistake, an error or a request to stop ended before its time."""
+
+from collections.abc import Iterable
+
+from common.console import OF_THE_LAUNCHER, say, tell
+from common.data.loader import Loader
+from common.data.workers import kill_workers
+from common.directory import read_status
+from common.errors import (
+    Outcome,
+    Preempted,
+    TrainingError,
+    UserError,
+    is_loss,
+    is_out_of_memory,
+    outcome_of,
+)
+from common.lifecycle.stages import Context
+from common.measure.memory import lift_limit
+from common.training.batch_size import out_of_memory_advice
+
+
+def close_after(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:
+    """Keep what an unfinished run has logged, and note how it ended.
+
+    Raises:
+        TrainingError: in place of `error`, if it is out of memory, or if the run was lost at
+            the same update before. Its message says what to do.
+        SystemExit: in place of `error`, if another rank was lost first.
+    """
+    lift_limit()
+    kill_workers()
+    directory = context.directory
+    step = context.progress.global_step or read_status(directory.path).global_step
+    outcome = outcome_of(error, context.accelerator.process_index)
+    if isinstance(error, Preempted):
+        close_after_request(error, context, outcome, step)
+        return
+    if not isinstance(error, UserError):
+        context.checkpoints.hurry()
+    is_first = directory.write_failure(outcome, step, is_loss(error))
+    status = read_status(directory.path)
+    is_lost_again = is_first and outcome.resumable and status.resumable is False
+    tell(f"{outcome.status}: {outcome.reason}")
+    context.logs.finish(exit_code=1)
+    directory.remove_if_unused()
+    if is_lost_again:
+        raise TrainingError(str(status.reason), every_rank=True) from None
+    if outcome.resumable and not is_first and not isinstance(error, UserError):
+        raise SystemExit(1) from None  # another rank was lost first, and says why
+    if is_out_of_memory(error) and is_first:
+        device = context.accelerator.device
+        advice = out_of_memory_advice(context.config, directory.path, device, loaders)
+        raise TrainingError(advice, every_rank=True) from None
+
+
+def close_after_request(error: Preempted, context: Context, outcome: Outcome, step: int) -> None:
+    """Close a run that was asked to stop."""
+    say(error.message)
+    if error.is_by_ctrl_c:
+        say(OF_THE_LAUNCHER)
+    context.logs.finish()
+    context.directory.write_status(outcome.status, step, outcome.reason)

@@ -1,0 +1,142 @@
+"""The end of a run that reached its end: final figures, the exported model, the summary."""
+
+from collections.abc import Callable
+from typing import Any
+
+from common.agreement import wait_for_ranks
+from common.checkpoints import export
+from common.console import DISPLAY, say
+from common.lifecycle.evaluations import Evaluations
+from common.lifecycle.saving import compare_weights
+from common.lifecycle.stages import Context, StartedRun
+from common.measure.memory_plan import MemoryRows
+from common.models.compile import compile_seconds
+from common.objective import PREFIXES
+from common.track import media, report
+from common.track.card import model_card
+from common.track.names import Facts
+
+
+def finish(
+    started: StartedRun,
+    evaluations: Evaluations,
+    figures: Facts,
+    log_training: Callable[[], None],
+) -> None:
+    """Log the final evaluation, export the model that it evaluated, and show the summary.
+
+    Args:
+        figures: of the final evaluation.
+        log_training: adds the figures of updates that no row has yet.
+
+    Raises:
+        TrainingError: the final evaluation misses `--target`. The model is exported all the same.
+    """
+    context = started.context
+    step = context.progress.global_step
+    split = started.loaded.test_split
+    was_trained = not context.config.evaluate_only
+    end_training(context, log_training)
+    kept_step = step if evaluations.kept_step is None else evaluations.kept_step
+    position = started.plan.position(kept_step)
+    final_figures = evaluations.log_final(figures, split, position)
+    DISPLAY.doing = "finishing"
+    context.logs.write_row()
+    memory = started.memory_plan.finish() if was_trained else []
+    summary = summarize(context, final_figures, kept_step)
+    wait_for_ranks(context.accelerator)  # no rank waits while rank 0 writes a whole model
+    if was_trained:
+        export_model(started, evaluations, kept_step, summary)
+    context.directory.write("summary.json", summary)
+    write_memory(context, memory)
+    attach_results(started, figures, memory)
+    commands = context.logs.finish(summary)
+    path = context.directory.path
+    report.show_summary(started.saved_config, summary, split, path, commands, memory)
+    idle_sentence = context.meters.idle_sentence()
+    if idle_sentence:
+        say(idle_sentence)
+    final_value = final_figures[f"{PREFIXES[split]}/{context.objective.metric}"]
+    context.objective.require(final_value, context.config.target)
+    context.directory.write_status("finished", step)
+
+
+def end_training(context: Context, log_training: Callable[[], None]) -> None:
+    """Stop the clock, wait for the last checkpoint, and compare the ranks' weights."""
+    stopwatch = context.meters.stopwatch
+    stopwatch.stop()
+    context.directory.insist_on_own()
+    context.checkpoints.wait()
+    context.agreement.check(context.progress.global_step)
+    was_left_early = stopwatch.total.updates > stopwatch.marked.updates
+    if was_left_early:
+        log_training()
+    if not context.config.evaluate_only:
+        compare_weights(context)
+
+
+def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[str, Any]:
+    """Return the contents of `summary.json`."""
+    summary = {**context.logs.latest, **final_figures}
+    if not context.config.evaluate_only:
+        summary |= context.meters.whole_run()
+    summary["perf/goodput"] = context.meters.goodput()
+    summary["progress/kept_step"] = kept_step
+    if context.best.value is not None:
+        summary[context.objective.best_key] = context.best.value
+    if context.config.compile:
+        summary["time/compile_seconds"] = compile_seconds()
+    summary["time/train_seconds"] = context.meters.stopwatch.total.seconds
+    summary["time/total_seconds"] = context.progress.seconds
+    return summary
+
+
+def export_model(
+    started: StartedRun, evaluations: Evaluations, kept_step: int, summary: Facts
+) -> None:
+    """Write `model/`: rank 0 alone, or all ranks together if the model is sharded."""
+    context = started.context
+    accelerator = context.accelerator
+    is_sharded = accelerator.mesh is not None
+    if not is_sharded and not accelerator.is_main_process:
+        return
+    model = evaluations.model_to_export(started.kept)
+    bare_model = accelerator.bare(model)
+    description = {
+        "recipe": context.recipe,
+        "class": type(bare_model).__name__,
+        "update": kept_step,
+        "run_id": context.directory.run_id,
+        **started.description,
+    }
+    loaded = started.loaded
+    card = model_card(
+        context.config, started.saved_config, description, loaded.data, loaded.test_split, summary
+    )
+    skeleton = bare_model if is_sharded else None
+    export.save_model(context.directory.path / "model", model, description, card, skeleton)
+    if is_sharded:
+        wait_for_ranks(accelerator)
+
+
+def write_memory(context: Context, memory: MemoryRows) -> None:
+    """Write `memory.json`, if the memory was planned and measured."""
+    if not memory:
+        return
+    rows = {
+        part: {"planned_mib": planned, "measured_mib": measured}
+        for part, planned, measured in memory
+    }
+    context.directory.write("memory.json", rows)
+
+
+def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> None:
+    """Send the tables, the misclassified samples and the model to the tracker."""
+    config = started.context.config
+    logs = started.context.logs
+    loaded = started.loaded
+    split = loaded.test_split
+    loader = loaded.loaders[split]
+    logs.attach(media.results, figures, PREFIXES[split], loader, loaded.data, memory)
+    if config.log_model and not config.evaluate_only:
+        logs.attach(media.artifact, started.context.directory.path / "model", "model")

@@ -1,0 +1,147 @@
+"""Evaluations during a run: whether one is due, what surrounds it, and what becomes of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from common.checkpoints import export
+from common.console import DISPLAY
+from common.lifecycle.saving import compare_weights
+from common.lifecycle.stages import Context, KeptParts, LoadedData
+from common.objective import PREFIXES
+from common.track.names import Facts
+from common.training.evaluation import Rehearsal, evaluation_mode, keep_buffers
+from common.training.plan import Plan
+
+
+class Evaluations:
+    """The evaluations of one run, and the model that is exported at its end."""
+
+    def __init__(self, context: Context, rehearse: bool) -> None:
+        """Make no evaluation due yet.
+
+        Args:
+            rehearse: whether to try the evaluation on one batch before the first update.
+        """
+        self.context = context
+        self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
+        self.evaluated_model: nn.Module | None = None  # bare; the last one
+        self.evaluated_step = -1  # the update after which it was evaluated
+        self.kept_step: int | None = None  # the update of the model to export, once it is known
+
+    def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
+        """Whether an evaluation is due at the present step and has not been made yet.
+
+        The last model is also evaluated if it has to be compared with an earlier best one. If not,
+        and if the final evaluation reads the same split, the final evaluation is enough.
+        """
+        if self.rehearsal.is_due:
+            return True
+        step = self.context.progress.global_step
+        best = self.context.best
+        is_due = plan.evaluates(step)
+        if plan.ends(step):
+            is_compared = best.is_kept and best.value is not None
+            is_due = is_compared or (is_due and loaded.validation_split != loaded.test_split)
+        return is_due and self.evaluated_step != step
+
+    @contextmanager
+    def evaluating(
+        self, model: nn.Module, save_and_leave: Callable[[], None]
+    ) -> Iterator[nn.Module]:
+        """Yield the bare model in evaluation mode; see `evaluating` of the run.
+
+        Args:
+            save_and_leave: ends this process, with a checkpoint, if ranks were asked to stop.
+        """
+        context = self.context
+        step = context.progress.global_step
+        bare_model: nn.Module = context.accelerator.unwrap_model(model)
+        seed = context.config.seed
+        mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
+        DISPLAY.doing = "evaluating"
+        if self.rehearsal.is_on:
+            with self.rehearsing(bare_model), mode:
+                yield bare_model
+            return
+        with context.meters.stopwatch.stopped():
+            with mode as restore_buffers:
+                yield bare_model
+            context.agreement.check(step)
+            if context.agreement.stopping:
+                restore_buffers()
+                save_and_leave()
+        self.evaluated_model = bare_model
+        self.evaluated_step = step
+        DISPLAY.doing = ""
+
+    @contextmanager
+    def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
+        """Let an evaluation read one batch, then restore the model's buffers."""
+        put_buffers_back = keep_buffers(bare_model)
+        self.rehearsal.enter()
+        with self.context.meters.stopwatch.stopped():
+            yield
+        put_buffers_back()
+        self.rehearsal.leave()
+        DISPLAY.doing = ""
+
+    def model_to_export(self, kept: KeptParts) -> nn.Module:
+        """Return the bare model that was evaluated last, such as an average of the weights."""
+        return kept.bare_model if self.evaluated_model is None else self.evaluated_model
+
+    def log(self, figures: Facts, split: str, kept: KeptParts) -> None:
+        """Log an evaluation that was due. If it is the best, save its model in the background."""
+        context = self.context
+        logs = context.logs
+        values = logs.checked(figures)
+        if self.rehearsal.is_on:
+            logs.refuse_means(figures)
+            self.rehearsal.passed()
+            return
+        is_best = self.is_best(values, split)
+        logs.evaluation(values, split, is_best)
+        if is_best and context.best.is_kept:
+            with context.meters.stopwatch.stopped():
+                compare_weights(context)
+                weights = export.weights_of(self.model_to_export(kept))
+                context.checkpoints.save_best(context.best.step, weights)
+
+    def log_final(self, figures: Facts, split: str, position: Facts) -> dict[str, float]:
+        """Log the final evaluation; return its figures by their full names.
+
+        Args:
+            position: that of the evaluated model.
+        """
+        logs = self.context.logs
+        values = logs.checked(figures)
+        logs.evaluation(values, split, self.is_best(values, split), position)
+        return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
+
+    def is_best(self, values: Facts, split: str) -> bool:
+        """Record an evaluation; return whether its model is the one to keep."""
+        context = self.context
+        if split != "validation":
+            return False
+        value = values[context.objective.metric]
+        return context.best.improves(value, context.progress.global_step, values.get("loss"))
+
+    def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
+        """Load the weights that `model` had at its best evaluation; see `load_best` of the run.
+
+        Args:
+            save: saves the last weights, which a run that stopped early needs to be resumed.
+        """
+        context = self.context
+        best = context.best
+        step = context.progress.global_step
+        self.kept_step = step
+        if not best.is_kept or best.step in (-1, step):
+            return
+        save()
+        context.checkpoints.wait()
+        context.agreement.check(step)  # all ranks wait for the one that writes
+        self.kept_step = best.step
+        path, weights = context.checkpoints.read_best(self.kept_step)
+        export.put_weights(context.accelerator.unwrap_model(model), weights, path)

@@ -1,0 +1,54 @@
+"""What a run does with the figures of its updates."""
+
+from pathlib import Path
+
+from common.agreement import gather_from_ranks
+from common.console import say
+from common.errors import UserError
+from common.flag_uses import find_flag_uses
+from common.flags import refuse_flag, spelled, unread_flags
+from common.lifecycle.stages import Context, KeptParts
+from common.records import Flags
+from common.training.rates import learning_rates
+
+
+def log_interval(context: Context, kept: KeptParts) -> None:
+    """Add the figures of the interval that ends here to the row of the present step.
+
+    Raises:
+        UserError: the recipe recorded a metric under a name that the run uses itself.
+    """
+    context.directory.insist_on_own(max_age=1.0)
+    values = context.meters.interval()
+    context.guard.check(context.progress.global_step, values.get("train/loss", 0.0))
+    own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}
+    names_of_both = sorted(values.keys() & own_values.keys())
+    if names_of_both:
+        name = names_of_both[0]
+        raise UserError(
+            f"run.record got the metric {name.removeprefix('train/')!r}, and the run logs its own "
+            f"{name}: choose another name"
+        )
+    context.logs.interval({**values, **own_values})
+
+
+def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
+    """End the run for a flag that was stated and that nothing uses; called on all ranks.
+
+    A flag that no rank has used yet is let pass where the source shows that it may be used later.
+    That is said, as the line may never be reached.
+    """
+    unread_on_rank = unread_flags(context.config, stated_flags)
+    unread_on_ranks = gather_from_ranks(context.accelerator, unread_on_rank)
+    unread = [name for name in unread_on_rank if all(name in names for names in unread_on_ranks)]
+    if not unread:
+        return
+    uses = find_flag_uses(Path(context.recipe_file))
+    for name in unread:
+        place = uses.place_of(name)
+        if place is None:
+            refuse_flag(context.config, name, f"{context.recipe}.py")
+        say(
+            f"{spelled(name)} was set, and this process did not use it in the first update: "
+            f"see that {place} is reached"
+        )

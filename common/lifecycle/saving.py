@@ -1,0 +1,103 @@
+"""Saves a run's checkpoints, and restores the newest one when the run is resumed."""
+
+from pathlib import Path
+from typing import Any
+
+from common.checkpoints.state import restore_newest
+from common.config import TrainingConfig
+from common.console import DISPLAY, say
+from common.flags import role_of
+from common.lifecycle.stages import Context, StartedRun
+from common.training.drift import insist_on_equal_weights, networks_of
+from common.training.evaluation import Best
+
+# A resume resolves these flags again, so a checkpoint does not fix them.
+RESOLVED_AGAIN = ("init_from", "mixed_precision")
+
+
+def save(started: StartedRun) -> None:
+    """Save a checkpoint: copy the state now, and write it in the background."""
+    context = started.context
+    step = context.progress.global_step
+    DISPLAY.doing = "saving, then stopping" if context.agreement.stopping else "saving"
+    with context.meters.stopwatch.stopped():
+        # A checkpoint after a non-finite update would only end the resumed run again.
+        context.guard.check(step)
+        compare_weights(context)
+        context.checkpoints.save(step, context.parts.collect(), identity(started))
+        context.agreement.note_checkpoint()
+    DISPLAY.doing = ""
+
+
+def compare_weights(context: Context) -> None:
+    """Raise a `TrainingError` if the weights differ between ranks; called on all of them."""
+    insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
+
+
+def identity(started: StartedRun) -> dict[str, Any]:
+    """Return the facts by which a resume recognises its checkpoints.
+
+    They become part of the manifest. A resume compares them with its own.
+    """
+    context = started.context
+    plan = started.plan
+    step = context.progress.global_step
+    updates_in_epoch = step % plan.updates_per_epoch
+    environment = started.saved_config.environment
+    class_names = started.loaded.data.class_names
+    return {
+        "run_id": context.directory.run_id,
+        "recipe": context.recipe,
+        "model": started.description["name"],
+        "objective": str(context.objective),
+        "flags": fixed_flags(context.config),
+        "parts_described": context.parts.description,
+        "global_step": step,
+        "global_sample_index": updates_in_epoch * plan.samples_per_update,
+        "data": started.saved_config.data.to_json() | {"class_names": class_names},
+        "effective_batch_size": environment.effective_batch_size,
+        "world_size": environment.world_size,
+        "mixed_precision": environment.mixed_precision,
+        "versions": environment.versions,
+    }
+
+
+def fixed_flags(config: TrainingConfig) -> dict[str, Any]:
+    """Return the flags that a resume can't change, except those that it resolves again."""
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if not role_of(type(config), name).free and name not in RESOLVED_AGAIN
+    }
+
+
+def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> dict[str, Any] | None:
+    """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
+
+    Returns:
+        The random states to restore as the last step of the start. None where no checkpoint is
+        whole, or where the number of processes has changed.
+    """
+    context = started.context
+    best = context.best
+    last_name = resume_path.name if resume_path.name.startswith("step-") else None
+    restored = restore_newest(
+        context.checkpoints, last_name, context.parts, identity(started), saved_objective
+    )
+    if restored is None:
+        return None
+    context.agreement.note_checkpoint()
+    if restored.has_lost_best:
+        no_best = Best(context.objective, best.is_kept)
+        best.load_state_dict(no_best.state_dict())
+    best.insist_on(context.checkpoints.once, context.directory.path)
+    world_size_before = len(restored.manifest.ranks)
+    world_size = context.accelerator.num_processes
+    if world_size_before != world_size:
+        accumulation = context.config.gradient_accumulation_steps
+        say(
+            f"{world_size} processes instead of {world_size_before}: each update still has the "
+            f"same samples, with {accumulation} batches accumulated"
+        )
+        return None
+    return context.random.state_dict()

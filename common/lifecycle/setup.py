@@ -1,0 +1,101 @@
+"""The first stage of a run: its Accelerator, its directory, and the parts that need no data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.checkpoints.kinds import RandomState
+from common.checkpoints.state import Parts
+from common.checkpoints.store import Checkpoints
+from common.config import TrainingConfig
+from common.directory import RunDirectory, refuse_to_resume
+from common.errors import UserError, outcome_of
+from common.lifecycle.stages import Context
+from common.measure.meters import Meters
+from common.objective import Objective
+from common.recipe_source import RecipeSource
+from common.resolution import ConfigResolution
+from common.resume import was_finished_meanwhile
+from common.track.log import Log
+from common.training.accelerator import build_accelerator
+from common.training.evaluation import Best
+from common.training.guard import GradientGuard
+from common.training.plan import Progress
+from common.training.sharding import ShardingAccelerator
+from common.training.stop import StopAgreement, StopRequest
+
+
+def set_up(
+    config: TrainingConfig, recipe_file: Path, objective: str, ddp: Mapping[str, Any] | None
+) -> Context:
+    """Build the Accelerator, take the run directory, and make the parts that need no data.
+
+    Raises:
+        UserError: a flag, the objective or an option of DDP can't work, or the directory can't be
+            used.
+    """
+    resolution = ConfigResolution(config)
+    progress = Progress()
+    source = RecipeSource(recipe_file)
+    parsed_objective, accelerator, directory = take_directory(
+        config, recipe_file.stem, objective, ddp
+    )
+    checkpoints = make_checkpoints(config, accelerator, directory)
+    request = StopRequest(heeded=not config.evaluate_only)
+    return Context(
+        resolution=resolution,
+        recipe_file=recipe_file,
+        source=source,
+        objective=parsed_objective,
+        accelerator=accelerator,
+        directory=directory,
+        checkpoints=checkpoints,
+        agreement=StopAgreement(accelerator, directory.path, lambda: checkpoints.failure, request),
+        parts=Parts(accelerator.process_index, accelerator.mesh),
+        random=RandomState(accelerator.device),
+        guard=GradientGuard(accelerator, config.max_grad_norm, config.log_gradients),
+        meters=Meters(accelerator, config.gradient_accumulation_steps),
+        logs=Log(accelerator, directory.path, parsed_objective),
+        progress=progress,
+        best=Best(parsed_objective, config.keep == "best"),
+    )
+
+
+def take_directory(
+    config: TrainingConfig, recipe: str, objective: str, ddp: Mapping[str, Any] | None
+) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
+    """Parse the objective, build the Accelerator, and take the run directory.
+
+    A mistake in any of them is noted in the directory of the run to resume.
+    """
+    resumes = config.resume is not None
+    try:
+        parsed_objective = Objective.parse(objective)
+        accelerator = build_accelerator(config, ddp)
+        directory = RunDirectory(
+            config.output_dir,
+            recipe,
+            resumes,
+            config.collective_timeout / 2,
+            lambda: was_finished_meanwhile(config, recipe),
+        )
+    except UserError as error:
+        refuse_to_resume(config.output_dir, outcome_of(error), resumes)
+        raise
+    return parsed_objective, accelerator, directory
+
+
+def make_checkpoints(
+    config: TrainingConfig, accelerator: ShardingAccelerator, directory: RunDirectory
+) -> Checkpoints:
+    checkpoints = Checkpoints(
+        directory.path / "checkpoints",
+        accelerator.process_index,
+        accelerator.num_processes,
+        config.keep_checkpoints,
+        config.collective_timeout,
+        accelerator.device,
+    )
+    checkpoints.run_id = directory.run_id
+    checkpoints.insist_on_own = directory.insist_on_own
+    return checkpoints

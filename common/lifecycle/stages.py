@@ -1,0 +1,117 @@
+"""What a run has at each of its stages, so that types say what exists by then.
+
+1. `Context`: from `Run(...)` on.
+2. `LoadedData`: from `run.loaders(data)` on.
+3. `Plan` of `common.training.plan`: from `run.make_plan(...)` on.
+4. `KeptParts`: from `run.keep(...)` on.
+5. `StartedRun`: from `run.start(...)` on, with all of the above.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from common.checkpoints.kinds import RandomState
+from common.checkpoints.state import Parts
+from common.checkpoints.store import Checkpoints
+from common.config import TrainingConfig
+from common.data.batch import Data
+from common.data.loader import Loader
+from common.directory import RunDirectory
+from common.errors import UserError
+from common.measure.memory_plan import MemoryPlan
+from common.measure.meters import Meters
+from common.objective import Objective
+from common.profile.profiler import Profiler
+from common.recipe_source import RecipeSource
+from common.records import RunConfig
+from common.resolution import ConfigResolution
+from common.track.log import Log
+from common.track.names import Facts
+from common.training.evaluation import Best
+from common.training.guard import GradientGuard
+from common.training.plan import Plan, Progress
+from common.training.sharding import ShardingAccelerator
+from common.training.stop import StopAgreement
+
+Stage = TypeVar("Stage")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a run has from its first moment on."""
+
+    resolution: ConfigResolution
+    recipe_file: Path
+    source: RecipeSource
+    objective: Objective
+    accelerator: ShardingAccelerator
+    directory: RunDirectory
+    checkpoints: Checkpoints
+    agreement: StopAgreement
+    parts: Parts
+    random: RandomState
+    guard: GradientGuard
+    meters: Meters
+    logs: Log
+    progress: Progress
+    best: Best
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self.resolution.config
+
+    @property
+    def recipe(self) -> str:
+        return self.recipe_file.stem
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """The data of a run, and a loader for each split."""
+
+    data: Data
+    loaders: Mapping[str, Loader]  # by split
+    validation_split: str  # the test split where there is no validation split
+    test_split: str  # the validation split where there is no test split
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """What the recipe keeps in checkpoints."""
+
+    model: nn.Module  # as Accelerate prepared it
+    optimizer: Any
+    bare_model: nn.Module
+    optimizers: Mapping[str, Any]  # by the names that `run.keep` was given
+
+
+@dataclass(frozen=True)
+class StartedRun:
+    """A run that is ready for its loop."""
+
+    context: Context
+    loaded: LoadedData
+    plan: Plan
+    kept: KeptParts
+    description: Facts  # of the model
+    memory_plan: MemoryPlan
+    profiler: Profiler
+    saved_config: RunConfig  # the contents of `config.json`
+
+
+def reached(stage: Stage | None, call: str) -> Stage:
+    """Return a stage that a run has reached.
+
+    Args:
+        call: the call of the recipe that reaches it.
+
+    Raises:
+        UserError: the recipe has not made this call yet.
+    """
+    if stage is None:
+        raise UserError(f"the recipe needs {call} before this: make the call earlier")
+    return stage

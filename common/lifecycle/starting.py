@@ -1,0 +1,225 @@
+"""The last stage before the loop: resolve what is open, restore a checkpoint, open the logs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import set_seed
+
+from common.checkpoints import export
+from common.console import say
+from common.data.iterable import IterableSamples
+from common.directory import CONFIG, read_status
+from common.flags import mark_read
+from common.lifecycle.saving import restore
+from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
+from common.measure.flops import ComputeLoss
+from common.measure.memory_plan import MemoryPlan
+from common.profile.profiler import Profiler
+from common.records import Architecture, PeakRate, RunConfig, Source, read_record
+from common.track import facts
+from common.track.names import Facts
+from common.training.accelerator import compute_dtype
+from common.training.batch_size import (
+    attempt,
+    batch_norm_sentence,
+    fit_batch_size,
+    refuse_unfit_loss,
+)
+from common.training.plan import Plan
+
+
+def start(
+    context: Context,
+    loaded: LoadedData,
+    plan: Plan,
+    kept: KeptParts,
+    description: Facts,
+    position: Callable[[], dict[str, float]],
+) -> StartedRun:
+    """Resolve the flags, restore the checkpoint of a resumed run, and open the logs.
+
+    Args:
+        description: the model's ``name``, and whatever else is needed to build it again.
+        position: returns the figures of the present step's position.
+    """
+    config = context.config
+    if config.init_from is not None:
+        path = context.directory.path
+        export.load_initial(kept.bare_model, config, path, loaded.data.class_names)
+    train_loader = loaded.loaders["train"]
+    memory_plan = MemoryPlan(context.accelerator, kept.model, kept.optimizer, train_loader)
+    profiler = make_profiler(context, plan)
+    keep_own_parts(context, loaded)
+    context.resolution.resolve(**facts.flags_of(loaded.data))
+    saved = config_to_resume(context)
+    saved_config = collect_facts(context, loaded, plan, kept, description, memory_plan, saved)
+    started = StartedRun(
+        context, loaded, plan, kept, description, memory_plan, profiler, saved_config
+    )
+    random_states = None
+    if saved is not None and config.resume is not None:
+        random_states = restore(started, Path(config.resume), saved.objective)
+        if context.progress.global_step > 0:
+            tell_other_device(saved.environment.device_type, context.accelerator.device.type)
+    started = replace(started, saved_config=write_facts(started, saved))
+    context.logs.start(config, started.saved_config, position)
+    tell_unknown_contents(started.saved_config)
+    seed_generators(context, random_states)
+    return started
+
+
+def try_loss(
+    context: Context,
+    loaded: LoadedData,
+    kept: KeptParts,
+    compute_loss: ComputeLoss,
+    couples_samples: bool,
+) -> None:
+    """Use the recipe's loss: choose the micro-batch size, and count the operations of a sample."""
+    if context.config.auto_batch_size:
+        choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
+    bare_model = context.accelerator.bare(kept.bare_model)
+    samples = loaded.loaders["train"].samples
+    dtype = compute_dtype(context.accelerator)
+    context.meters.find_flops(bare_model, compute_loss, samples, dtype)
+
+
+def choose_batch_size(
+    context: Context,
+    loaded: LoadedData,
+    kept: KeptParts,
+    compute_loss: ComputeLoss,
+    couples_samples: bool,
+) -> None:
+    """Choose the fastest micro-batch size with the same updates, for `--auto-batch-size`."""
+    config = context.config
+    model = kept.bare_model
+    train_loader = loaded.loaders["train"]
+    world_size = context.accelerator.num_processes
+    refuse_unfit_loss(model, train_loader, compute_loss, world_size, couples_samples)
+    try_size = partial(attempt, model, kept.optimizer, train_loader, compute_loss)
+    batch_size_before = config.batch_size
+    batch_size, accumulation = fit_batch_size(try_size, loaded.loaders, config, context.accelerator)
+    context.resolution.resolve(batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    mark_read(config, "auto_batch_size")
+    sentence = batch_norm_sentence(model, batch_size_before, batch_size)
+    if sentence:
+        say(sentence)
+    context.meters.accumulate(accumulation)
+
+
+def make_profiler(context: Context, plan: Plan) -> Profiler:
+    return Profiler(
+        context.config,
+        context.directory.path / "profile",
+        context.accelerator,
+        context.meters.stopwatch,
+        plan,
+        context.logs.attach,
+    )
+
+
+def keep_own_parts(context: Context, loaded: LoadedData) -> None:
+    """Add the run's own state to the parts that the recipe keeps."""
+    parts = context.parts
+    parts.add("progress", context.progress)
+    parts.add("log", context.logs)
+    parts.add("best", context.best)
+    if context.accelerator.scaler is not None:
+        parts.add("scaler", context.accelerator.scaler)
+    samples: Any = loaded.loaders["train"].samples
+    if isinstance(samples, IterableSamples):
+        parts.add("samples", samples, shared=False)
+    parts.add("meters", context.meters, shared=False)
+    parts.add("guard", context.guard, shared=False)
+    parts.add("random", context.random, shared=False)
+    # Before the first update, because training may change an optimizer's options.
+    parts.freeze_description()
+
+
+def config_to_resume(context: Context) -> RunConfig | None:
+    """Return the contents of `config.json` of the run to resume; None for a new run."""
+    if context.config.resume is None:
+        return None
+    return read_record(context.directory.path / CONFIG, RunConfig)
+
+
+def collect_facts(
+    context: Context,
+    loaded: LoadedData,
+    plan: Plan,
+    kept: KeptParts,
+    description: Facts,
+    memory_plan: MemoryPlan,
+    saved: RunConfig | None,
+) -> RunConfig:
+    """Return the contents of `config.json`, except for the recipe's source.
+
+    Args:
+        saved: the file as an earlier attempt wrote it; None on a first start.
+    """
+    config = context.config
+    meters = context.meters
+    placement = loaded.loaders["train"].placement
+    parameters = sum(parameter.numel() for parameter in kept.bare_model.parameters())
+    return facts.collect(
+        context.recipe,
+        config,
+        context.resolution.stated,
+        saved,
+        run_id=context.directory.run_id,
+        environment=facts.environment(config, context.accelerator, placement),
+        objective=str(context.objective),
+        data=loaded.data.facts(),
+        architecture=Architecture(name=description["name"], parameters=parameters),
+        plan=plan.facts(),
+        memory_plan=memory_plan.facts(),
+        peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
+    )
+
+
+def write_facts(started: StartedRun, saved: RunConfig | None) -> RunConfig:
+    """Write `config.json` and `status.json`; return the former with the recipe's source."""
+    context = started.context
+    directory = context.directory
+    step = context.progress.global_step
+    if read_status(directory.path).status == "running":  # no rank has failed
+        directory.write_status("running", step)
+    saved_source = Source() if saved is None else saved.source
+    source = context.source.record(directory, saved_source, step)
+    saved_config = started.saved_config.model_copy(update={"source": source})
+    directory.write(CONFIG, saved_config.to_json())
+    return saved_config
+
+
+def tell_unknown_contents(saved_config: RunConfig) -> None:
+    """Name the splits whose data a resume can't compare with those of the first start."""
+    for split in saved_config.data.unknown_contents or ():
+        say(
+            f"        the contents of split {split} have no fingerprint, so a resume would not "
+            "notice changed data: pass one with Data(..., fingerprint=TEXT)"
+        )
+
+
+def tell_other_device(kind_before: str, kind_now: str) -> None:
+    """Say on rank 0 that a run goes on with another kind of device, such as "mps" after "cpu"."""
+    if kind_before != kind_now:
+        say(
+            f"{kind_now} instead of {kind_before}: figures differ by rounding, and random numbers "
+            "that the device draws, such as dropout's, are others"
+        )
+
+
+def seed_generators(context: Context, random_states: dict[str, Any] | None) -> None:
+    """Seed the random generators, or restore `random_states` where a resume has them.
+
+    This is the last step before the loop, because any earlier step may draw random numbers.
+    """
+    step = context.progress.global_step
+    rank = context.accelerator.process_index
+    set_seed((context.config.seed + step + rank) % 2**32)
+    if random_states is not None:
+        context.random.load_state_dict(random_states)

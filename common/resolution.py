@@ -1,0 +1,36 @@
+"""A run's flags, as stated and as resolved: the only code in `common` that changes a config.
+
+A config is not immutable, because a recipe reads `config.X` after `run.make_plan` and `run.start`
+and expects the resolved value, and because a recipe may resolve its own flags by assigning to them.
+Instead, code in `common` computes a resolved value and returns it, and the run hands the value to
+`ConfigResolution.resolve`.
+"""
+
+from typing import Any
+
+from common.config import TrainingConfig
+from common.records import Flags
+
+
+class ConfigResolution:
+    """Replaces flags that were left open, such as `auto`, by the values that were chosen."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.config = config
+        # As the command line stated them. Later attempts take those of the first attempt.
+        self.stated: Flags = dict(vars(config))
+        self.resolved: Flags = {}  # what `resolve` has changed
+
+    def resolve(self, **values: Any) -> None:
+        """Set flags by name, and note those whose value changes.
+
+        Raises:
+            AttributeError: the config has no such flag.
+        """
+        flags = vars(self.config)  # reading an attribute would count as a use of the flag
+        for name, value in values.items():
+            if name not in flags:
+                raise AttributeError(f"{type(self.config).__name__} has no flag {name}")
+            if flags[name] != value:
+                setattr(self.config, name, value)
+                self.resolved[name] = value

@@ -1,0 +1,44 @@
+"""`--early-stopping N`: a run ends after N evaluations in a row without a better one."""
+
+from common.config import TrainingConfig
+from common.console import say
+from common.errors import UserError
+from common.flags import mark_read
+from common.training.evaluation import Best
+
+
+class EarlyStopping:
+    """Decides whether a run ends early.
+
+    It has no state of its own to save. `Best`, which is part of each checkpoint, counts the
+    evaluations since the best one, so a resumed run decides as an uninterrupted one does.
+    """
+
+    def __init__(self, config: TrainingConfig, best: Best, validation_split: str) -> None:
+        """Refuse to choose by test data.
+
+        Raises:
+            UserError: the flag is set, and the data have no validation split.
+        """
+        self.config = config
+        self.best = best
+        self.is_told = False
+        if config.early_stopping is not None and validation_split != "validation":
+            raise UserError(
+                "--early-stopping would choose by test data, because there are no validation data: "
+                "hold some out, as with --validation-share 0.1"
+            )
+
+    def is_due(self, global_step: int) -> bool:
+        """Whether the run ends after this update. The first time, a line says so."""
+        mark_read(self.config, "early_stopping")  # the flag has an effect where a recipe asks this
+        patience = self.config.early_stopping
+        if patience is None or self.best.later < patience:
+            return False
+        if not self.is_told:
+            self.is_told = True
+            say(
+                f"stopped early, after update {global_step}: "
+                f"no better {self.best.objective.metric} in {self.best.later} evaluations"
+            )
+        return True

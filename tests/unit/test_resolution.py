@@ -1,0 +1,72 @@
+"""A config changes in one place of `common`, and its changes are known."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.config import TrainingConfig
+from common.flags import record_reads, stop_recording
+from common.resolution import ConfigResolution
+from tests.launch import REPOSITORY
+
+MODULES = sorted((REPOSITORY / "common").rglob("*.py"))
+
+
+def is_config(node: ast.AST) -> bool:
+    """Whether an expression is called `config`, or is an attribute of this name."""
+    if isinstance(node, ast.Name):
+        return node.id == "config"
+    return isinstance(node, ast.Attribute) and node.attr == "config"
+
+
+def changes_of_config(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that assign to a config's attributes, or that may do so."""
+    for node in ast.walk(tree):
+        is_assigned = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if isinstance(node, ast.Attribute) and is_assigned and is_config(node.value):
+            yield node.lineno
+        if isinstance(node, ast.Call) and node.args and is_config(node.args[0]):
+            name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+            if name in ("setattr", "delattr", "__setattr__"):
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("config.epochs = 3", "self.config.epochs += 3", "setattr(config, name, 3)"),
+        *("config.epochs, other = 3, 4", "object.__setattr__(self.config, name, 3)"),
+    ],
+)
+def test_change_is_recognised(line: str) -> None:
+    """In each form in which code may write one."""
+    assert [*changes_of_config(ast.parse(line))] == [1]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_only_one_module_changes_a_config(path: Path) -> None:
+    """Others compute a value and return it."""
+    lines = [*changes_of_config(ast.parse(path.read_text()))]
+    assert bool(lines) == (path.name == "resolution.py"), lines
+
+
+def test_resolution_notes_what_was_stated_and_what_changed() -> None:
+    """A value that stays is no change, and resolving a flag does not use it."""
+    config = TrainingConfig(batch_size=8)
+    record_reads(config)
+    resolution = ConfigResolution(config)
+    resolution.resolve(epochs=3, batch_size=8)
+    assert "epochs" not in stop_recording(config)
+    assert config.epochs == 3
+    assert resolution.stated["epochs"] is None
+    assert resolution.resolved == {"epochs": 3}
+
+
+def test_unknown_flag_is_an_error() -> None:
+    """A misspelt name would otherwise be an attribute that nobody reads."""
+    with pytest.raises(AttributeError, match="no flag epoch"):
+        ConfigResolution(TrainingConfig()).resolve(epoch=3)

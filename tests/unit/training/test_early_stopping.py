@@ -1,0 +1,48 @@
+"""When `--early-stopping` ends a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.config import TrainingConfig
+from common.errors import UserError
+from common.objective import Objective
+from common.training.early_stopping import EarlyStopping
+from common.training.evaluation import Best
+
+
+def test_run_ends_after_evaluations_without_a_better_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An equal value is no better one; the line is printed once."""
+    best = Best(Objective.parse("accuracy:max"))
+    early_stopping = EarlyStopping(TrainingConfig(early_stopping=2), best, "validation")
+    due = []
+    for step, value in enumerate([0.1, 0.3, 0.2, 0.3], start=1):
+        best.improves(value, step)
+        due.append(early_stopping.is_due(step))
+    assert due == [False, False, False, True]
+    assert early_stopping.is_due(4)
+    line = "stopped early, after update 4: no better accuracy in 2 evaluations"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+def test_resumed_run_decides_alike() -> None:
+    """The count is that of the best evaluation, which a checkpoint has."""
+    best = Best(Objective.parse("accuracy:max"))
+    best.load_state_dict({"value": 0.3, "step": 4, "later": 2, "loss": None})
+    assert EarlyStopping(TrainingConfig(early_stopping=2), best, "validation").is_due(6)
+    assert not EarlyStopping(TrainingConfig(early_stopping=3), best, "validation").is_due(6)
+
+
+def test_without_the_flag_no_run_ends_early() -> None:
+    """Nor is a validation split needed."""
+    best = Best(Objective.parse("accuracy:max"), later=99)
+    assert not EarlyStopping(TrainingConfig(), best, "test").is_due(100)
+
+
+def test_test_data_choose_nothing() -> None:
+    """Where there are no validation data, the flag is refused before the run trains."""
+    best = Best(Objective.parse("accuracy:max"))
+    with pytest.raises(UserError, match="would choose by test data"):
+        EarlyStopping(TrainingConfig(early_stopping=2), best, "test")
