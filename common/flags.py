@@ -124,8 +124,8 @@ def outside(config_class: type, name: str, value: Any) -> str | None:
 def is_text(value: str) -> bool:
     """Whether a value from the command line is text without NUL.
 
-    In a locale that only knows ASCII, Python passes each byte of another letter as a character of
-    its own. Such a value is allowed if it can name a file.
+    Under an ASCII locale, Python turns each byte of a letter such as "ä" into a surrogate
+    character. Such a value is allowed if it can name a file.
     """
     try:
         words = value.encode("utf-8", "surrogateescape").decode("utf-8")

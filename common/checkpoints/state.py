@@ -233,8 +233,9 @@ def check_state(part: Stateful, state: Any) -> None:
 def check_types(saved: Any, now: Any) -> None:
     """Raise a TypeError if a saved value has another type than the value that it replaces.
 
-    Containers are compared item by item; items that only one side has are passed over. Any number
-    may replace a number, and any tensor a sharded one.
+    Containers are compared item by item; items that only one side has are passed over. A number may
+    be replaced by another type of number or by a tensor, and a sharded tensor by any tensor. None
+    and bools may be replaced by anything.
     """
     if isinstance(now, dict) and isinstance(saved, dict):
         for key in now.keys() & saved.keys():

@@ -114,7 +114,9 @@ def relabelled(
 ) -> tuple[np.ndarray, str | None]:
     """Return the labels in the model's numbering of the classes, and a note for the user.
 
-    The note is None if the data have all classes of the model, under the same names.
+    The data may name their classes as the model does, in any order, or by the model's numbers, as
+    folders called 0, 1 and 2 do. The note is None if the data have all classes of the model, under
+    the same names.
 
     Args:
         name: the name of the data set.
@@ -128,7 +130,7 @@ def relabelled(
         return labels, None
     model_labels = {class_name: label for label, class_name in enumerate(model_classes)}
     if {*class_names} <= model_labels.keys():
-        # At each label of the data, the label of the model.
+        # renumbering[i] is the model's label for label i of the data.
         renumbering = np.array([model_labels[each] for each in class_names], dtype=np.int64)
         note = None
         if len(class_names) < len(model_classes):

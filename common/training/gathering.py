@@ -58,19 +58,20 @@ class Gatherer:
         return gathered
 
     def insist_on_equal_shapes(self, rows: torch.Tensor) -> None:
-        """Raise a `UserError` on all ranks where a rank has other rows.
+        """Raise a `UserError` on all ranks if two ranks' rows differ in shape or dtype.
 
-        On a GPU the question would wait for the device: it is asked once for each shape.
+        The comparison exchanges Python objects, and on an accelerator that waits for the device. So
+        each shape is compared only once there.
         """
-        kind = tuple(rows.shape), str(rows.dtype)
-        if kind in self.known and rows.device.type != "cpu":
+        shape_and_dtype = tuple(rows.shape), str(rows.dtype)
+        if shape_and_dtype in self.known and rows.device.type != "cpu":
             return
-        kinds = gather_from_ranks(self.accelerator, kind)
-        if len(set(kinds)) > 1 or not rows.ndim:
-            shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in kinds)
+        of_ranks = gather_from_ranks(self.accelerator, shape_and_dtype)
+        if len(set(of_ranks)) > 1 or not rows.ndim:
+            shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in of_ranks)
             advice = (
                 "give one row a sample, as many on each; run.equal_batches(loader) makes an "
                 "evaluation's batches equal"
             )
             raise UserError(f"run.gather: the ranks have {shown}: {advice}")
-        self.known.add(kind)
+        self.known.add(shape_and_dtype)

@@ -7,14 +7,16 @@ RATE = "train/learning_rate"
 
 
 def learning_rates(optimizers: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rates to log, by their full names; the first optimizer is the main one.
+    """Return the learning rates to log, by the full names of their metrics.
 
-    ``train/learning_rate`` is the rate of its first group. A further group is logged where its
-    rate, now or before any schedule, is another than the first group's: by the name in the group
-    (``{"params": …, "name": "head"}``: ``train/learning_rate/head``), or else by its number. Of any
-    other optimizer the first group is ``train/learning_rate/NAME``, with the name that `run.keep`
-    was given, and its further groups are ``train/learning_rate/NAME/GROUP``. A group without a
-    rate, as of an optimizer that finds its rate by itself, is left out.
+    The first optimizer is the main one. Its first parameter group is ``train/learning_rate``. Its
+    further groups are ``train/learning_rate/GROUP``. Of any other optimizer the first group is
+    ``train/learning_rate/NAME``, and further groups are ``train/learning_rate/NAME/GROUP``.
+
+    - NAME is the name that `run.keep` was given.
+    - GROUP is the name in the group, as in ``{"params": …, "name": "head"}``, or its number.
+    - A further group is logged only if its rate differs from the first group's.
+    - A group without a rate is left out, as of an optimizer that finds its rate by itself.
     """
     rates: dict[str, float] = {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
@@ -28,7 +30,10 @@ def learning_rates(optimizers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def further_rates(groups: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the rates of the groups that differ from the first one, by name or number."""
+    """Return the rates of the groups whose rate differs from the first one's, by name or number.
+
+    Two groups differ if their present rates do, or their rates before any schedule.
+    """
     rates: dict[str, float] = {}
     first = both_rates(groups[0])
     for number, group in enumerate(groups):
