@@ -147,12 +147,15 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named}: {directory} has checkpoints, but no config.json: put that file "
-                "back, which says what the run is"
+                f"--resume {named}: {directory} has checkpoints, but no config.json, which says what "
+                "the run is: put that file back"
             )
     if os.path.isfile(named / STATUS):
         raise UserError(f"--resume {named}: that run ended before training began: start it again")
-    raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
+    raise UserError(
+        f"--resume {named} is neither a run's directory nor one of its checkpoints: pass one, such "
+        "as runs/NAME"
+    )
 
 
 def newest_unfinished(config: Any, recipe: str) -> Path | None:
@@ -219,7 +222,10 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     contents = read_json(path)
     other_recipe = contents.get("recipe")
     if other_recipe != recipe:
-        raise UserError(f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}")
+        raise UserError(
+            f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}: resume it with "
+            "its own recipe, or start another run"
+        )
     record = parse_record(contents, RunConfig, str(path))
     if not record.config or not record.given:
         raise UserError(f"{path} has no flags: put a copy of it back, or start another run")
@@ -293,7 +299,7 @@ def with_effective_batch(config: Any, effective_batch: int) -> Any:
     else:
         advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
-        f"an effective batch of {effective_batch} can't be accumulated of {batch_size} × "
+        f"an effective batch of {effective_batch} can't be made of batches of {batch_size} on "
         f"{processes} processes: {advice}"
     )
 
