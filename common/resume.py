@@ -147,8 +147,8 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named}: {directory} has checkpoints, but no config.json, which says what "
-                "the run is: put that file back"
+                f"--resume {named}: {directory} has checkpoints, but no config.json: put that file "
+                "back, which says what the run is"
             )
     if os.path.isfile(named / STATUS):
         raise UserError(f"--resume {named}: that run ended before training began: start it again")
@@ -299,7 +299,7 @@ def with_effective_batch(config: Any, effective_batch: int) -> Any:
     else:
         advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
-        f"an effective batch of {effective_batch} can't be made of batches of {batch_size} on "
+        f"an effective batch of {effective_batch} can't be accumulated of {batch_size} × "
         f"{processes} processes: {advice}"
     )
 

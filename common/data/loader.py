@@ -349,8 +349,9 @@ def evaluation_order(
     is_model_shared = bool(getattr(accelerator, "mesh", None))
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
-            f"the ranks of a sharded model must evaluate the same number of batches, and {name} has "
-            f"only {len(samples):,} samples: pass a larger --batch-size, or fewer processes"
+            "the ranks of a sharded model must evaluate the same number of batches, and "
+            f"{name} has only {len(samples):,} samples: pass a larger --batch-size, or fewer "
+            "processes"
         )
     return order
 

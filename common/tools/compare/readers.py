@@ -217,8 +217,8 @@ def read_project(address: str) -> list[RunRecord]:
     import wandb
 
     advice = (
-        "check the name, the connection and the login (wandb login), or pass a wandb/offline-run-* folder, which "
-        "needs no account"
+        "check the name, the connection and the login (wandb login), or pass a "
+        "wandb/offline-run-* folder, which needs no account"
     )
     with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
         api = wandb.Api(timeout=20)
