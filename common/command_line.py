@@ -229,13 +229,16 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     unknown_flags = ", ".join(sorted(values.keys() - names))
     if unknown_flags:
         raise UserError(
-            f"{path} has {unknown_flags}, which this recipe has not: it belongs to another recipe "
-            "or version"
+            f"{path} has {unknown_flags}, which this recipe lacks, so it belongs to another recipe "
+            "or version: pass the config.json of a run of this recipe"
         )
     recipe = saved.get("recipe")
     missing_flags = sorted(names - values.keys())
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
-        raise UserError(f"{path} belongs to another recipe, {recipe}: it lacks {missing_flags[0]}")
+        raise UserError(
+            f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}: pass the "
+            "config.json of a run of this recipe"
+        )
     repeated = {
         name: value for name, value in values.items() if role_of(config_class, name).repeated
     }

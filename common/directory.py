@@ -23,7 +23,15 @@ from common.errors import (
     UserError,
     let_main_rank_exit_first,
 )
-from common.files import locked, read_json, read_json_if_there, receipt_of, write_json, writing
+from common.files import (
+    advice_to_read,
+    locked,
+    read_json,
+    read_json_if_there,
+    receipt_of,
+    write_json,
+    writing,
+)
 from common.identity import signed_config
 from common.machine import is_main_rank, rank, several_machines
 from common.records import Status, read_record
@@ -226,8 +234,8 @@ def insist_on_sight(mark: Path, patience: float) -> None:
         names = f"{', '.join(blind_ranks):.200}"
         raise UserError(
             f"{mark.parent.absolute()} is not on a file system that all machines share: "
-            f"{names} can't see what rank 0 writes there, and what it saves of a "
-            "checkpoint would be lost: name another --output-dir"
+            f"{names} can't see what rank 0 writes there, and their "
+            "parts of a checkpoint would be lost: name an --output-dir that all machines share"
         )
 
 
@@ -259,7 +267,7 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
 def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
-        advice = "name another, or go on with it by --resume auto"
+        advice = "name another directory, or go on with the run by --resume auto"
         raise UserError(f"--output-dir {path} holds a run, which is kept: {advice}")
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
         mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
@@ -357,8 +365,8 @@ def digest_of_file(path: Path) -> str:
     try:
         status = path.stat()
         return cached_digest(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size))
-    except OSError as problem:
-        raise UserError(f"{path} can't be read: {problem}") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error})", advice=advice_to_read(error)) from None
 
 
 @functools.lru_cache(maxsize=16)

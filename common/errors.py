@@ -34,6 +34,7 @@ ADVICE = {
     (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
     (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
     (errno.ENOENT,): "put back the folder that was removed",
+    (errno.ENAMETOOLONG,): "choose a shorter name",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
 # Printed if a process is lost at the same update for the second time, which is no accident.
@@ -51,13 +52,18 @@ class UserError(SystemExit):
     status 1. All ranks meet the same mistake, so only rank 0 prints it.
 
     Args:
-        message: one sentence, without "error:".
+        problem: what is wrong and where, without "error:". It may end with the action.
+        advice: the action, if it is not part of `problem`. State it here if another sentence may
+            repeat the problem alone.
         every_rank: whether any rank prints the message, because only one may have the problem.
         resumable: whether the same command may succeed later, so that it is no mistake.
     """
 
-    def __init__(self, message: str, *, every_rank: bool = False, resumable: bool = False) -> None:
-        self.message = printable(message)
+    def __init__(
+        self, problem: str, *, advice: str = "", every_rank: bool = False, resumable: bool = False
+    ) -> None:
+        self.problem = printable(problem)
+        self.message = printable(f"{problem}: {advice}") if advice else self.problem
         self.resumable = resumable
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
@@ -136,7 +142,7 @@ def advice_for(problem: str) -> str:
         is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
         if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
             return advice
-    return "mend that"
+    return "remove the cause"
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -18,9 +18,10 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from common.errors import UserError, is_of_disk
+from common.errors import UserError, advice_for, is_of_disk
 from common.platforms import rename_path, replace_file, sync
 
+PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing file
 MOST_WORDS = 300  # characters of a library's message that a sentence repeats
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
 SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
@@ -34,18 +35,18 @@ def writing(subject: str, advice: str = "") -> Iterator[None]:
 
     Args:
         subject: what is written, the first words of the message, such as a path or a flag.
-        advice: what the user can do, if the error itself does not suggest it.
+        advice: what the user can do; empty for the advice that fits the error itself.
     """
     try:
         yield
-    except (OSError, SafetensorError, RecursionError) as problem:  # recursion: a thousand folders
-        ending = f": {advice}" if advice else ""
-        message = f"{subject} can't be made or written ({problem}){ending}"
-        raise UserError(message, resumable=is_of_disk(problem)) from None
+    except (OSError, SafetensorError, RecursionError) as error:  # recursion: a thousand folders
+        problem = f"{subject} can't be made or written ({error})"
+        advice = advice or advice_for(str(error))
+        raise UserError(problem, advice=advice, resumable=is_of_disk(error)) from None
 
 
 @contextmanager
-def reading(subject: str, advice: str = "") -> Iterator[None]:
+def reading(subject: str, advice: str) -> Iterator[None]:
     """Turn any error while a library reads a user's file into a `UserError`.
 
     A full disk stays an `OSError`: libraries write caches of the files that they read, and the file
@@ -53,20 +54,19 @@ def reading(subject: str, advice: str = "") -> Iterator[None]:
 
     Args:
         subject: what is read, the first words of the message, such as a path or a flag.
-        advice: what the user can do, if the error itself does not suggest it.
+        advice: what the user can do.
     """
     try:
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as problem:  # a panic in Rust code is no Exception
-        cause = problem.__cause__ or problem
+    except BaseException as error:  # a panic in Rust code is no Exception
+        cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None
         words = " ".join(str(cause).split())[:MOST_WORDS]
-        ending = f": {advice}" if advice else ""
-        message = f"{subject} can't be read ({type(cause).__name__}: {words}){ending}"
-        raise UserError(message) from None
+        problem = f"{subject} can't be read ({type(cause).__name__}: {words})"
+        raise UserError(problem, advice=advice) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -121,7 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; a `UserError` if it is missing or can't be read."""
     value = read_json_if_there(path)
     if value is None:
-        raise UserError(f"{path} does not exist")
+        raise UserError(f"{path} does not exist", advice=PUT_BACK)
     return value
 
 
@@ -135,11 +135,20 @@ def read_json_if_there(path: Path) -> dict[str, Any] | None:
         value = parse(plain(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as problem:
-        raise UserError(f"{path} can't be read ({type(problem).__name__}): {problem}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"{path} can't be read ({type(error).__name__}: {error})"
+        raise UserError(problem, advice=advice_to_read(error)) from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} is not what a recipe wrote: it holds no object")
+        problem = f"{path} is not what a recipe wrote, because it holds no JSON object"
+        raise UserError(problem, advice=PUT_BACK)
     return value
+
+
+def advice_to_read(error: BaseException) -> str:
+    """Return what to do about a file that a recipe wrote and that can't be read."""
+    if isinstance(error, PermissionError):
+        return "give this user the right to read it"
+    return PUT_BACK
 
 
 def read_lines(
@@ -157,8 +166,8 @@ def read_lines(
         lines = plain(path).read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return []  # a run that has logged nothing
-    except OSError as problem:
-        raise UserError(f"{path} can't be read: {problem}") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error})", advice=advice_to_read(error)) from None
     rows = []
     for number, line in enumerate(lines, start=1):
         row = None
@@ -169,7 +178,7 @@ def read_lines(
         elif row is not None or number < len(lines):
             damage = f"{path}, line {number}, is damaged"
             if say is None:
-                raise UserError(f"{damage}: take the line out to go on")
+                raise UserError(f"{damage}: remove that line")
             say(f"{damage}, and left out")
     return rows
 

@@ -94,5 +94,8 @@ def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:
     if path is None:
         return {}
     file = weights_file(path)
-    with reading(str(file)), safe_open(file, framework="pt") as weights:
+    with (
+        reading(str(file), "put a whole copy of it back, or pass other weights"),
+        safe_open(file, framework="pt") as weights,
+    ):
         return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

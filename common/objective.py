@@ -21,12 +21,15 @@ class Objective(NamedTuple):
         """Read an objective such as ``accuracy:max``; raise a `UserError` for anything else."""
         if not isinstance(text, str):
             raise UserError(
-                f"objective {text!r} is a {type(text).__name__}: write a metric and max or min in "
-                "one text: 'accuracy:max'"
+                f"objective {text!r} is a {type(text).__name__}",
+                advice="write a metric and max or min in one text, as in 'accuracy:max'",
             )
         metric, _, mode = text.partition(":")
         if not metric or mode not in ("max", "min"):
-            raise UserError(f"objective {text!r}: write a metric and max or min: accuracy:max")
+            raise UserError(
+                f"objective {text!r} does not name a metric and max or min",
+                advice="write it as in accuracy:max",
+            )
         return cls(metric, mode)
 
     def __str__(self) -> str:
@@ -45,7 +48,8 @@ class Objective(NamedTuple):
         """Raise a `TrainingError` if the final value is worse than `--target`."""
         if target is not None and not self.reaches(value, target):
             raise TrainingError(
-                f"the final {self.metric} {value:.4f} is worse than --target {target}"
+                f"the final {self.metric} {value:.4f} is worse than --target {target}: train for "
+                "longer, or choose another target"
             )
 
     def best(self, values: Iterable[float]) -> float | None:

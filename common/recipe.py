@@ -43,7 +43,9 @@ def load_recipe(path: Path) -> Recipe:
         sys.path.remove(beside)
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
-        raise UserError(f"{path} is no recipe: it has no Config that is a TrainingConfig")
+        raise UserError(
+            f"{path} is no recipe, because it has no Config: add a class Config(TrainingConfig)"
+        )
     if not hasattr(module, "OBJECTIVE"):
         raise UserError(f'{path} states no objective: add OBJECTIVE = "METRIC:max" or "METRIC:min"')
     return Recipe(path, module, config_class, Objective.parse(str(module.OBJECTIVE)))

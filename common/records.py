@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, Valid
 from pydantic_core import ErrorDetails
 
 from common.errors import UserError
-from common.files import json_safe, read_json_if_there
+from common.files import PUT_BACK, json_safe, read_json_if_there
 
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
@@ -209,7 +209,7 @@ def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
     """
     record = read_record_if_there(path, record_class)
     if record is None:
-        raise UserError(f"{path} does not exist")
+        raise UserError(f"{path} does not exist", advice=PUT_BACK)
     return record
 
 
@@ -235,7 +235,7 @@ def parse_record(
     except ValidationError as problem:
         mistake = sentence_of(problem.errors()[0])
         raise UserError(
-            f"{source} is not what a recipe wrote: {mistake}: put a copy of it back"
+            f"{source} is not what a recipe wrote: {mistake}", advice=PUT_BACK
         ) from None
 
 

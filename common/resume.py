@@ -152,7 +152,10 @@ def run_of(named: Path, output_dir: str | None) -> Path:
             )
     if os.path.isfile(named / STATUS):
         raise UserError(f"--resume {named}: that run ended before training began: start it again")
-    raise UserError(f"--resume {named} is neither a run's directory nor one of its checkpoints")
+    raise UserError(
+        f"--resume {named} is neither a run's directory nor one of its checkpoints: pass one, such "
+        "as runs/NAME"
+    )
 
 
 def newest_unfinished(config: Any, recipe: str) -> Path | None:
@@ -219,7 +222,10 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     contents = read_json(path)
     other_recipe = contents.get("recipe")
     if other_recipe != recipe:
-        raise UserError(f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}")
+        raise UserError(
+            f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}: resume it with "
+            "its own recipe, or start another run"
+        )
     record = parse_record(contents, RunConfig, str(path))
     if not record.config or not record.given:
         raise UserError(f"{path} has no flags: put a copy of it back, or start another run")

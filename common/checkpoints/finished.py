@@ -12,7 +12,16 @@ from pydantic import ValidationError
 from common.checkpoints.tensors import read_metadata
 from common.console import say, warn
 from common.errors import UserError
-from common.files import SUPERSEDED, UNFINISHED, read_json, receipt_of, remove, signed, writing
+from common.files import (
+    PUT_BACK,
+    SUPERSEDED,
+    UNFINISHED,
+    read_json,
+    receipt_of,
+    remove,
+    signed,
+    writing,
+)
 from common.platforms import quoted, rename_path
 from common.records import Manifest, Receipt
 
@@ -47,7 +56,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     with contextlib.suppress(RecursionError, ValidationError):  # nested too deeply, or malformed
         if contents == signed(contents):
             return Manifest.model_validate(contents)
-    raise UserError(f"{path} is damaged: it is not what was written")
+    raise UserError(f"{path} is damaged: it is not what was written", advice=PUT_BACK)
 
 
 def owner_of(checkpoint: Path) -> str | None:
@@ -71,7 +80,7 @@ def damage(checkpoint: Path) -> str | None:
     try:
         manifest = read_manifest(checkpoint)
     except UserError as error:
-        return error.message
+        return error.problem
     step = manifest.global_step
     if step is not None and step != step_of(checkpoint):
         return f"{checkpoint} was renamed, and is of update {step}: rename it to step-{step:08d}"

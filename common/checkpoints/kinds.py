@@ -18,6 +18,8 @@ from common.checkpoints.shards import Rows, fill, is_sharded, local
 from common.devices import generator_state, has_generator, set_generator_state
 from common.errors import UserError
 
+# The action if a checkpoint does not fit the model or optimizer.
+MODEL_ADVICE = "go on with the recipe and flags that wrote it, or from an older checkpoint"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
 # The integer type that is as wide as an element of so many bytes, to read its bits.
@@ -93,7 +95,9 @@ class Network:
         saved = {**frozen, **trained}
         for key in sorted(parameters.keys() | saved.keys()):
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
-                raise UserError(f"{path} is of another model: its {name}.{key} does not fit")
+                raise UserError(
+                    f"{path} is of another model: its {name}.{key} does not fit: {MODEL_ADVICE}"
+                )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
         still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()

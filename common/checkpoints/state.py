@@ -13,7 +13,7 @@ from torch import nn
 from common.agreement import ask_rank_zero
 from common.checkpoints.description import describe, insist_on_same
 from common.checkpoints.finished import choose, damaged_best, read_manifest
-from common.checkpoints.kinds import Network, OptimizerState, RandomState
+from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # importing it takes a second
 # The facts that a resume must not change. Each has the advice for a resume that changes it.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
-    "recipe": "start it with the recipe that it is of",
+    "recipe": "resume it with its own recipe, or start another run",
     # The best value so far means nothing for another one.
     "objective": "put OBJECTIVE back in the recipe, or start another run",
-    "mixed_precision": "pass --mixed-precision as it was",
+    "mixed_precision": "pass --mixed-precision with the first of these values",
     "effective_batch_size": "put the run's config.json back as it was",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
@@ -87,7 +87,9 @@ class Parts:
         """
         is_taken = name in self.shared or name in self.of_rank
         if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
-            raise ValueError(f"a part can't be named {name!r}: it is taken, or no word")
+            raise ValueError(
+                f"a part can't be named {name!r}: choose another name, of letters, digits and -"
+            )
         if isinstance(part, nn.Module):
             part = extract_model_from_parallel(part)
             if shared:
@@ -175,7 +177,9 @@ class Parts:
             different_names |= self.of_rank.keys() ^ state.keys()
         if different_names:
             names = ", ".join(sorted(different_names))
-            raise UserError(f"{path} is of another model: it and this recipe differ in {names}")
+            raise UserError(
+                f"{path} is of another model: it and this recipe differ in {names}: {MODEL_ADVICE}"
+            )
 
 
 @contextmanager
@@ -190,9 +194,8 @@ def fitting(path: Path, name: str) -> Iterator[None]:
         yield
     except Exception as problem:
         cause = " ".join(f"{type(problem).__name__}: {problem}".split())
-        advice = "go on with the recipe and flags that wrote it, or from an older checkpoint"
-        message = f"{path} is of another model: its {name} does not fit ({cause:.150}): {advice}"
-        raise UserError(message) from None
+        mistake = f"{path} is of another model: its {name} does not fit ({cause:.150})"
+        raise UserError(f"{mistake}: {MODEL_ADVICE}") from None
 
 
 def load(part: Stateful, state: Any, path: Path, name: str) -> None:

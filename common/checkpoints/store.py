@@ -68,7 +68,8 @@ class SaveFailure:
 
     @classmethod
     def of(cls, problem: BaseException, rank: int) -> Self:
-        text = problem.message if isinstance(problem, UserError) else str(problem)
+        # `Stopper.raise_failure` adds the action. That of a replaced directory is in its sentence.
+        text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(
             f"rank {rank}: {text}",
             is_of_disk=is_of_disk(problem),

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from common.errors import UserError
-from common.files import plain, reading, receipt_of
+from common.files import PUT_BACK, plain, reading, receipt_of
 from common.platforms import sync
 from common.records import Receipt
 
@@ -72,7 +72,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors in a file by name; a `UserError` if it is not a file of tensors."""
-    with reading(str(path)):
+    with reading(str(path), PUT_BACK):
         return safetensors.torch.load_file(path)
 
 
@@ -89,5 +89,5 @@ def open_tensors(path: Path) -> Any:
     Returns:
         The handle of `safetensors.safe_open`. A `UserError` says that the file can't be read.
     """
-    with reading(str(path)):
+    with reading(str(path), PUT_BACK):
         return safe_open(path, "pt")

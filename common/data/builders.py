@@ -21,6 +21,8 @@ from common.files import reading
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
+# The action if `datasets` can't read a data set, without a file that is to blame.
+DATA_ADVICE = "check its files, and for a data set of the Hub --dataset-config and the connection"
 # The builder of `datasets` for a single file, by its suffix.
 FILE_BUILDERS = {
     ".csv": "csv",
@@ -60,11 +62,11 @@ def open_builder(source: DataSource) -> Builder:
         arguments["path"] = FILE_BUILDERS[Path(source.location).suffix.lower()]
         arguments["data_files"] = {"train": [escaped(source.location)]}
     elif os.path.isdir(source.location):
-        with reading(description):
+        with reading(description, DATA_ADVICE):
             local_files = find_files(Path(source.location))
         refuse_only_links(local_files)
     linked_folders = set() if local_files is None else local_files.linked_folders
-    with reading(description), following(linked_folders):
+    with reading(description, DATA_ADVICE), following(linked_folders):
         builder = datasets.load_dataset_builder(**arguments)
     notes = [] if local_files is None else notes_on_files(builder, local_files)
     return Builder(builder, arguments, linked_folders, notes)
@@ -130,7 +132,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
     opened = open_builder(source)
     dialects = find_dialects(opened.builder)
     notes = [*opened.notes, *dialect_notes(dialects, source)]
-    with reading(description):
+    with reading(description, DATA_ADVICE):
         try:
             splits = load_with(opened, dialects)
         except Exception:

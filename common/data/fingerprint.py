@@ -89,7 +89,7 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
     Raises:
         UserError: the files can't be read.
     """
-    with reading(f"checkpoint {checkpoint}"):
+    with reading(f"checkpoint {checkpoint}", "give this user the right to read its files"):
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))
         ]

@@ -293,7 +293,7 @@ def initial_scaling(initial: dict[str, Any], init_from: str | None) -> dict[str,
     Raises:
         UserError: they are not one number for each channel, or a deviation is not positive.
     """
-    with reading(f"--init-from {init_from}: its mean and std"):
+    with reading(f"--init-from {init_from}: its mean and std", "pass the safetensors file alone"):
         scaling = np.array([initial["mean"], initial["std"]], dtype=float)
         _, std = scaling.reshape(2, initial["channels"])
         if (std <= 0).any():

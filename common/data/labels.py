@@ -140,15 +140,15 @@ class LabelledData:
             if column not in suitable:
                 problem = "another type there" if column in self.features else "no such column"
                 raise UserError(
-                    f"{flag} {column}: data set {self.name} has {problem}: "
-                    f"{self.describe_columns()}"
+                    f"{flag} {column}: data set {self.name} has {problem}: choose among its "
+                    f"columns {self.describe_columns()}"
                 )
         if not 1 <= len(columns) <= at_most:
             needed = "one" if at_most == 1 else f"one to {at_most}"
             candidate_names = f" ({', '.join(columns)})" if columns else ""
             raise UserError(
                 f"data set {self.name} has {len(columns) or 'no'} columns for "
-                f"{flag}{candidate_names}, name {needed}: {self.describe_columns()}"
+                f"{flag}{candidate_names}: name {needed} of its columns {self.describe_columns()}"
             )
         return columns
 

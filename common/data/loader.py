@@ -289,7 +289,7 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
     """
     if config.max_steps is None or config.auto_batch_size or name != "train":
         raise UserError(
-            "an IterableDataset says no number of samples: pass --max-steps, leave "
+            "an IterableDataset does not state its number of samples: pass --max-steps, leave "
             "--auto-batch-size out, and evaluate on others"
         )
     accumulation = config.gradient_accumulation_steps
@@ -349,8 +349,9 @@ def evaluation_order(
     is_model_shared = bool(getattr(accelerator, "mesh", None))
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
-            f"ranks that share out a model evaluate as many batches each, and {name} has "
-            f"{len(samples):,} samples: pass a larger --batch-size, or fewer processes"
+            "the ranks of a sharded model must evaluate the same number of batches, and "
+            f"{name} has only {len(samples):,} samples: pass a larger --batch-size, or fewer "
+            "processes"
         )
     return order
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from common.data.builders import open_builder
+from common.data.builders import DATA_ADVICE, open_builder
 from common.data.cache import write_array
 from common.data.guess import Feature
 from common.data.labels import LabelledData, LabelValue, choose_splits
@@ -190,7 +190,7 @@ class ParquetTables(LabelledData):
 
     def files_of(self, builder: Any) -> dict[str, list[str]]:
         """Return the files of each split; raise a `UserError` unless they are parquet files."""
-        with reading(self.where):
+        with reading(self.where, DATA_ADVICE):
             files = {
                 str(name): [str(file) for file in split_files]
                 for name, split_files in builder.config.data_files.items()

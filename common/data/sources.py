@@ -151,8 +151,10 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
     if "://" in name or not name:  # the message does not repeat it, because it may hold a token
-        raise UserError("--dataset takes a name, a Hub id, a local folder or file, and no address")
-    with reading(f"--dataset {name}"):
+        raise UserError(
+            "--dataset is empty or an address: pass a name, a Hub id, or a local folder or file"
+        )
+    with reading(f"--dataset {name}", "check the path, and the right to read it"):
         source = find_local(name, configuration)
     if source is not None:
         return source
@@ -163,11 +165,11 @@ def find_named(name: str, configuration: str | None) -> DataSource:
             name, location, configuration or public_configuration, "named, from the Hub", commit
         )
     suggestion = similar_name(name)
-    question = "" if suggestion is None else f"Did you mean {suggestion}? "
+    similar = "" if suggestion is None else f"{suggestion} if you meant that, "
     raise UserError(
         f"--dataset {name} can't be found: there is no such folder or file, it is not cached, and "
-        f"the Hub has no {location} or does not answer. {question}Pass a local folder or file, or "
-        f"one that is built in: {', '.join(BUILT_IN)}"
+        f"the Hub has no {location} or does not answer: pass {similar}a local folder or file, "
+        f"or one that is built in ({', '.join(BUILT_IN)})"
     )
 
 
@@ -189,7 +191,7 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
             "the folder that holds it"
         )
     if UNUSABLE_IN_PATH.search(str(path)):
-        raise UserError(f"--dataset {name!r}: no * ? [ :: or new line in its path: rename it")
+        raise UserError(f"--dataset {name!r} has * ? [ :: or a new line in its path: rename it")
     if is_folder:
         fingerprint = fingerprint_of_folder(path)
         short_name = path.name.lower()

@@ -104,7 +104,8 @@ def prepare_whole_text(
         encoder = load_tokenizer(checkpoint)
     say(f"tokenising {len(table):,} texts once, for this and later runs")
     for name, split_texts in texts.items():
-        with reading(f"checkpoint {checkpoint}: its tokenizer"):
+        advice = "take another model, or --model scratch to train a small one"
+        with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
             encoded = encode(encoder, split_texts, max_length)
         arrays = [*encoded, table.labels[name]]
         for array_name, array in zip(ARRAYS, arrays, strict=True):
@@ -203,10 +204,10 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
     has_vocabulary = tokenizer_file.is_file() or (folder / "vocab.txt").is_file()
     if folder.is_dir() and not has_vocabulary:
         raise UserError(
-            f"checkpoint {checkpoint}: no tokenizer can be loaded: it has no tokenizer.json: pass "
-            "a folder that has one, or a Hub id"
+            f"checkpoint {checkpoint}: no tokenizer can be loaded, because it has no "
+            "tokenizer.json: pass a folder that has one, or a Hub id"
         )
-    advice = "pass a Hub id in reach, or a local folder"
+    advice = "pass a local folder, or a Hub id that can be reached"
     with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
         if tokenizer_file.is_file():
             check_token_ids(tokenizer_file)

@@ -13,6 +13,7 @@ from common.directory import model_folder
 from common.errors import UserError
 from common.files import reading
 
+PRETRAINED_ADVICE = "pass a folder with a whole model, or a Hub id that can be reached"
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
 # The sizes of google/bert_uncased_L-2_H-128_A-2.
 SMALL: dict[str, Any] = {
@@ -57,7 +58,7 @@ def find_checkpoint(config: Any, is_accelerated: bool) -> str:
     if name == "auto":
         is_available = is_accelerated and hub_commit(PUBLIC_CHECKPOINT, "models")
         return PUBLIC_CHECKPOINT if is_available else "scratch"
-    with reading(f"--model {name}"):
+    with reading(f"--model {name}", "pass a local folder, or a Hub id"):
         if name != "scratch" and Path(name).is_dir():
             return str(Path(name).resolve())
     if name == "scratch" or hub_commit(name, "models"):
@@ -73,12 +74,15 @@ def check_checkpoint(name: str, max_length: int) -> None:
     if name != "scratch":
         from transformers import BertConfig
 
-        with reading(f"checkpoint {name}: its config.json"):
+        with reading(f"checkpoint {name}: its config.json", PRETRAINED_ADVICE):
             saved_config, _ = BertConfig.get_config_dict(name)
             facts = {**SMALL, "model_type": saved_config["model_type"], **saved_config}
     model_type = facts["model_type"]
     if model_type != "bert":
-        raise UserError(f"checkpoint {name} is a {model_type} model: this recipe trains BERT")
+        raise UserError(
+            f"checkpoint {name} is a {model_type} model, and this recipe trains BERT: pass a BERT "
+            "model"
+        )
     length = padded_length(max_length)
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
     for field, (least, most) in limits.items():
@@ -86,10 +90,16 @@ def check_checkpoint(name: str, max_length: int) -> None:
         if not isinstance(value, int) or not least <= value <= most:
             needs = f"{least} to {most:,} for --max-length {max_length}"
             padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
-            raise UserError(f"checkpoint {name} has {field} {value!r}, and needs {needs}, {padded}")
+            raise UserError(
+                f"checkpoint {name} has {field} {value!r}, and needs {needs}, {padded}: pass "
+                "another model, or a smaller --max-length"
+            )
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        reason = "pickled ones are not loaded"
-        raise UserError(f"checkpoint {name} has no weights in safetensors: {reason}")
+        advice = "save it again with save_pretrained of Transformers, or pass another model"
+        raise UserError(
+            f"checkpoint {name} has no weights in safetensors, and pickled ones are not loaded: "
+            f"{advice}"
+        )
 
 
 def load_pretrained(
@@ -112,7 +122,7 @@ def load_pretrained(
     quiet_transformers()
     import transformers
 
-    with reading(subject):
+    with reading(subject, PRETRAINED_ADVICE):
         model_class = getattr(transformers, class_name)
         return model_class.from_pretrained(
             name,
@@ -141,12 +151,16 @@ def load_bert(name: str, data: TextData, dropout: float) -> Any:
     for keys in loading_info.values():
         for key in map(str, keys):
             if ".layer." in key or "_embeddings." in key:
-                raise UserError(f"checkpoint {name}: its weights don't fit its config.json: {key}")
+                raise UserError(
+                    f"checkpoint {name}: its weights don't fit its config.json (first {key}): put "
+                    "a whole copy of the folder back, or pass another model"
+                )
     tokenizer_size = data.vocabulary_size
     weights_size = model.config.vocab_size
     if tokenizer_size > weights_size:
         sizes = f"its tokenizer has {tokenizer_size:,} tokens and its weights {weights_size:,}"
-        raise UserError(f"checkpoint {name}: {sizes}: they don't belong together")
+        advice = "put the tokenizer and weights that belong together into the folder"
+        raise UserError(f"checkpoint {name}: {sizes}: {advice}")
     return model
 
 

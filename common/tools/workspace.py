@@ -46,7 +46,9 @@ def main(words: Sequence[str] | None = None) -> None:
         print(model.model_dump_json(by_alias=True, exclude_none=True, indent=2))
         return
     page_type = "report" if arguments.report else "view"
-    advice = "Log in with wandb login, or print it with --dry-run"
+    advice = (
+        "check the name, the connection and the login (wandb login), or print it with --dry-run"
+    )
     with asking_wandb(f"W&B does not take a {page_type} of {arguments.project}", advice):
         page.save()
     say(f"saved: {page.url}")

@@ -130,7 +130,7 @@ class Log:
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
             names = ", ".join(values) or "nothing"
-            advice = "let OBJECTIVE name one of these"
+            advice = "set OBJECTIVE to one of these"
             raise UserError(
                 f"the objective is {self.objective}, and the evaluation has {names}: {advice}"
             )

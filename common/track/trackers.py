@@ -256,9 +256,13 @@ def wandb_settings() -> Any:
         error = problem.errors()[0]
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
         value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
-        raise TrackerSettingsError(f"W&B rejects {variable}{value}: {error['msg']}") from None
+        raise TrackerSettingsError(
+            f"W&B rejects {variable}{value} ({error['msg']}): correct or unset {variable}"
+        ) from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
-        raise TrackerSettingsError(f"W&B rejects a WANDB_* variable: {problem}") from None
+        raise TrackerSettingsError(
+            f"W&B rejects a WANDB_* variable ({problem}): correct or unset it"
+        ) from None
 
 
 def short_tags(tags: Sequence[str]) -> list[str]:

@@ -89,7 +89,7 @@ def build_accelerator(
     options = ddp_options(ddp or {}, config.gradient_compression)
     if not 0 <= rank() < world_size():
         position = f"this is process {rank()} of {world_size()}, numbered from 0"
-        raise UserError(f"by RANK and WORLD_SIZE {position}: {LAUNCH}", every_rank=True)
+        raise UserError(f"RANK and WORLD_SIZE say that {position}: {LAUNCH}", every_rank=True)
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     is_known = use_cpu or name_device_for_accelerate()

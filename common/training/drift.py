@@ -13,8 +13,8 @@ from common.checkpoints.kinds import sums_of_bits
 from common.checkpoints.shards import is_sharded
 from common.errors import TrainingError
 
-CAUSE = (
-    "usually a layer that was changed outside of the optimizer or by an optimizer that was not "
+ADVICE = (
+    "look for a layer that was changed outside of the optimizer or by an optimizer that was not "
     "prepared, a network that was trained without accelerator.prepare(...), or a loss that leaves "
     'out a layer on some ranks (state Run(..., ddp={"find_unused_parameters": True}))'
 )
@@ -41,7 +41,7 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
         name = [*parameters][differing[0]]
         raise TrainingError(
             f"the ranks' weights are no longer the same, first in {name} "
-            f"({len(differing)} of {len(sums)} parameters): {CAUSE}; nothing was saved of them"
+            f"({len(differing)} of {len(sums)} parameters), and were not saved: {ADVICE}"
         )
 
 

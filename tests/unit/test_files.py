@@ -150,3 +150,20 @@ def test_advice_follows_the_reason() -> None:
     )
     with pytest.raises(ValueError, match="its own"), writing("runs/a"):
         raise ValueError("its own")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", None])
+def test_unreadable_json_names_the_action(tmp_path: Path, text: str | None) -> None:
+    """The problem stands apart from the action, for sentences that name another action."""
+    path = tmp_path / "value.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_json(path)
+    assert refused.value.message == f"{refused.value.problem}: put a whole copy of it back"
+
+
+def test_advice_of_a_failed_write_fits_the_error() -> None:
+    """If the caller states none."""
+    with pytest.raises(UserError, match=r"'runs/a/b'\): free some space$"), writing("runs/a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/b")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import read_json_if_there, read_lines
+from common.files import PUT_BACK, read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
 from common.records import Flags, RunConfig, parse_record, read_record_if_there
 from common.standing import present_status
@@ -44,7 +44,8 @@ class RunRecord:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
             raise UserError(
-                f"{self.source}/config.json is not what a recipe wrote: {problem.message}"
+                f"{self.source}/config.json is not what a recipe wrote: {problem.problem}",
+                advice=PUT_BACK,
             ) from None
         object.__setattr__(self, "objective", objective)
 
@@ -120,8 +121,8 @@ def read_source(source: str) -> list[RunRecord]:
     if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
         return read_project(source)
     raise UserError(
-        f"{source} is no run: there is no such folder. Pass a run's directory such as runs/NAME, "
-        "a wandb/offline-run-* folder, or entity/project at W&B"
+        f"{source} is no run, because there is no such folder: pass a run's directory such as "
+        "runs/NAME, a wandb/offline-run-* folder, or entity/project at W&B"
     )
 
 
@@ -138,11 +139,20 @@ def read_directory(path: Path) -> RunRecord:
     saved_config = read_record_if_there(path / "config.json", RunConfig)
     if saved_config is None and present.status != "unknown":
         detail = f": {reason}" if reason else ""
-        raise UserError(f"{path} has nothing to compare: it {status} before training began{detail}")
+        raise UserError(
+            f"{path} has nothing to compare, because its training has not begun ({status}{detail})"
+            ": leave it out, or start it again"
+        )
     if saved_config is None:
         runs_inside = len([*path.glob("*/config.json")])
-        hint = f"; it holds {runs_inside} runs: pass them, as in {path}/*" if runs_inside else ""
-        raise UserError(f"{path} is no run: it has no config.json{hint}")
+        if runs_inside:
+            raise UserError(
+                f"{path} is no run, but holds {runs_inside} runs: pass them, as in {path}/*"
+            )
+        raise UserError(
+            f"{path} is no run, because it has no config.json: pass a run's directory, such as "
+            "runs/NAME"
+        )
     summary: dict[str, float] = {}
     # A run that missed its target and was resumed still has the summary of its first end.
     if status in ("finished", "failed"):
@@ -171,7 +181,10 @@ def inspect_offline(file: Path, *flags: str) -> str:
     answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     if answer.returncode or not answer.stdout.strip():
         lines = answer.stderr.strip().splitlines() or ["it is empty"]
-        raise UserError(f"{file} can't be read as a W&B run: {lines[-1]}")
+        raise UserError(
+            f"{file} can't be read as a W&B run ({lines[-1]}): put a whole copy of it back, or "
+            "leave it out"
+        )
     return answer.stdout
 
 
@@ -181,27 +194,32 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
 
     Args:
         problem: begins the message.
-        advice: ends it where W&B is offline or disabled here.
+        advice: ends it, unless a `WANDB_*` variable is to be corrected.
     """
     import wandb
 
-    from common.track.trackers import wandb_mode
+    from common.track.trackers import TrackerSettingsError, wandb_mode
 
     try:
         mode, reason = wandb_mode()
         if mode != "online":
-            raise UserError(f"{problem}: {reason}. {advice}")
+            raise UserError(f"{problem} ({reason}): {advice}")
         yield
+    except TrackerSettingsError as error:  # it says what to do
+        raise UserError(f"{problem}: {error}") from None
     except (wandb.Error, ValueError, OSError) as error:
         message = str(error).strip() or type(error).__name__
-        raise UserError(f"{problem}: {message.splitlines()[0]}") from None
+        raise UserError(f"{problem} ({message.splitlines()[0]}): {advice}") from None
 
 
 def read_project(address: str) -> list[RunRecord]:
     """Read the runs of a W&B project, oldest first, or a single one."""
     import wandb
 
-    advice = "W&B's projects need an account; their wandb/offline-run-* folders need none"
+    advice = (
+        "check the name, the connection and the login (wandb login), or pass a "
+        "wandb/offline-run-* folder, which needs no account"
+    )
     with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
         api = wandb.Api(timeout=20)
         is_single_run = address.count("/") == 2
@@ -219,7 +237,7 @@ def read_project(address: str) -> list[RunRecord]:
             if "objective" in run.config  # a project may hold other programs' runs
         ]
     if not records:
-        raise UserError(f"W&B's {address} has no run of these recipes")
+        raise UserError(f"W&B's {address} has no run of these recipes: pass another project")
     return records
 
 

@@ -45,7 +45,10 @@ def main(words: Sequence[str] | None = None) -> None:
     inputs = read_inputs(arguments.files, predictor.is_text)
     first = next(inputs, None)
     if first is None:
-        raise UserError(f"{' '.join(arguments.files)}: nothing to predict, they are empty")
+        raise UserError(
+            f"there is nothing to predict in {' '.join(arguments.files)}: pass files that are not "
+            "empty"
+        )
     inputs = itertools.chain([first], inputs)
     if arguments.benchmark:
         sample = list(itertools.islice(inputs, MOST_BENCHMARKED))
@@ -80,8 +83,11 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
     )
     arguments = parser.parse_args(words)
     for name in ("batch_size", "top_k"):
-        if not 1 <= getattr(arguments, name) <= LARGEST_NUMBER:
-            raise UserError(f"{spelled(name)} takes 1 to {LARGEST_NUMBER:,}")
+        value = getattr(arguments, name)
+        if not 1 <= value <= LARGEST_NUMBER:
+            raise UserError(
+                f"{spelled(name)} {value!s:.99} can't work: give 1 to {LARGEST_NUMBER:,}"
+            )
     return arguments
 
 

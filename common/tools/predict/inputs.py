@@ -67,7 +67,10 @@ def images_in(folder: Path) -> list[str]:
     visited: set[str] = set()  # a link may lead back to a folder above it
 
     def refuse(problem: OSError) -> None:
-        raise UserError(f"{problem.filename} can't be read: {problem.strerror}")
+        raise UserError(
+            f"{problem.filename} can't be read ({problem.strerror}): give this user the right to "
+            "read it, or pass other files"
+        )
 
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if os.path.realpath(parent) in visited:

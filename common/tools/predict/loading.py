@@ -73,13 +73,16 @@ def load_transformers_model(
     else:
         # A class that extends one of Transformers, which the type does not say.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
-        with reading(source):
+        with reading(source, "put a whole copy of the folder back"):
             model, loading = model_class.from_pretrained(
                 source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
             )
     missing = loading["missing_keys"]
     if missing:  # Transformers fills these with random values
-        raise UserError(f"{folder} is no whole model: {WEIGHTS} has no {min(missing)}")
+        raise UserError(
+            f"{folder} is no whole model, because {WEIGHTS} has no {min(missing)}: put a whole "
+            "copy of the folder back"
+        )
     return model
 
 
@@ -94,7 +97,8 @@ def load_recipe_model(
         name = model_class.__name__
         advice = f'add "arguments", those of {name}, to the description given to run.start'
         raise UserError(f"{folder / FACTS} does not say how to build a {name}: {advice}")
-    with reading(str(folder / FACTS)):
+    advice = 'correct its "arguments", or name the file of the model by --recipe'
+    with reading(str(folder / FACTS), advice):
         model = model_class(**facts["arguments"])
     load_weights(model, folder)
     return model
@@ -112,7 +116,7 @@ def class_of_recipe(
     class_name = str(facts.get("class"))
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-        raise UserError(f"{path} has no model {class_name}: name another by --recipe")
+        raise UserError(f"{path} has no model {class_name}: name another file by --recipe")
     return model_class
 
 

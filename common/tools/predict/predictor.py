@@ -20,7 +20,7 @@ from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
 from common.directory import FACTS
 from common.errors import UserError, is_out_of_memory
-from common.files import plain, read_json, reading
+from common.files import PUT_BACK, plain, read_json, reading
 from common.models.packing import leave_out_padding, token_positions
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
@@ -60,7 +60,7 @@ class Predictor:
         self.insist_on_classifier(str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = "max_length" in self.facts
-        with reading(str(self.folder / FACTS)):
+        with reading(str(self.folder / FACTS), PUT_BACK):
             self.class_names = [str(name) for name in self.facts["class_names"]]
             self.columns = len(self.facts["text_columns"]) if self.is_text else 1
         # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
@@ -69,7 +69,7 @@ class Predictor:
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        with reading(str(self.folder / FACTS)):
+        with reading(str(self.folder / FACTS), PUT_BACK):
             self.classify_probe()
 
     def insist_on_classifier(self, run: str, recipe: str | Path | None) -> None:
@@ -78,7 +78,7 @@ class Predictor:
             return
         file = str(recipe or f"{self.facts.get('recipe')}.py")
         call = f"load_model({run!r}, {file!r})"
-        advice = f"in a program, from common.tools.predict import load_model, then {call}"
+        advice = f"use it in a program, with from common.tools.predict import load_model and {call}"
         raise UserError(f"{run} is no classifier of images or texts: {advice}")
 
     def arranged(self, model: nn.Module) -> nn.Module:
@@ -120,13 +120,15 @@ class Predictor:
                 outputs_of_batches.append(logits.float().softmax(-1))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise UserError(f"a batch of {self.batch_size} does not fit: lower it") from None
+                raise UserError(
+                    f"a batch of {self.batch_size} does not fit into memory: lower --batch-size"
+                ) from None
             raise
         # Batches hold samples of similar length, not in the order of the inputs.
         input_order = torch.cat(order.micro_batches()).argsort()
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
-            raise UserError(f"{self.folder}: outputs are not finite: pass --mixed-precision no")
+            raise UserError(f"{self.folder}: the outputs are not finite: pass --mixed-precision no")
         return probabilities
 
     def images(self, inputs: Sequence[Any]) -> ImageSamples:
@@ -155,7 +157,7 @@ class Predictor:
             if len(row) != self.columns:
                 advice = "two texts with a tab between" if self.columns == 2 else "one text, no tab"
                 raise UserError(f"a line has {len(row)} texts ({row[0]:.60}): give {advice}")
-        with reading(f"{self.folder}: its tokenizer"):
+        with reading(f"{self.folder}: its tokenizer", "put a whole copy of the folder back"):
             columns = list(zip(*rows, strict=True))
             arrays = encode(self.tokenizer, columns, self.facts["max_length"])
         labels = np.zeros(len(rows), dtype=np.int64)

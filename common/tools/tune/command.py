@@ -49,7 +49,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         raise UserError(f"--trials {arguments.trials} can't work: give 1 or more")
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
-        raise UserError(f"--config-file {settings.config_file} is no file")
+        raise UserError(f"--config-file {settings.config_file} is no file: name another")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     settings = replace(
@@ -95,8 +95,8 @@ def new_settings(
     """
     study = arguments.study
     if recipe is None:
-        where = f"{study} holds no search: " if study is not None else ""
-        raise UserError(f"{where}name a recipe first, such as recipes/resnet.py")
+        problem = "no recipe is named" if study is None else f"--study {study} holds no search"
+        raise UserError(f"{problem}: name a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(f"--study {study} holds something else than a search: name another")
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

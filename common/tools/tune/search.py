@@ -100,7 +100,10 @@ class Search:
             say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
-                raise UserError(f"no trial succeeds; {directory.name} {result.message}")
+                raise UserError(
+                    f"no trial succeeds; {directory.name} {result.message}: remove the cause, or "
+                    "search other values"
+                )
 
     def trials(self) -> Iterator[Trial]:
         """Yield the trials that a kill left unfinished, then new ones up to their number."""

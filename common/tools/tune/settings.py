@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from common.errors import UserError
-from common.files import read_json_if_there
+from common.files import PUT_BACK, read_json_if_there
 from common.flags import from_json
 
 
@@ -33,5 +33,7 @@ class SearchSettings:
         names = [field.name for field in fields(cls)]
         missing = [name for name in names if name not in saved]
         if missing:
-            raise UserError(f"{path} is not what a search wrote: it lacks {', '.join(missing)}")
+            raise UserError(
+                f"{path} is not what a search wrote: it lacks {', '.join(missing)}", advice=PUT_BACK
+            )
         return cls(**from_json(cls, {name: saved[name] for name in names}, str(path)))

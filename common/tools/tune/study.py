@@ -43,7 +43,8 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
         trials = study.trials
     if saved_objective != str(objective):
         raise UserError(
-            f"{directory} is a search for {saved_objective}, not {objective}: begin another"
+            f"{directory} is a search for {saved_objective}, not {objective}: name "
+            "another directory by --study"
         )
     searched = {pair for trial in trials for pair in trial.distributions.items()}
     if searched - set(space.items()):

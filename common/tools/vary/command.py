@@ -47,5 +47,8 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--output-dir", metavar="DIR", help="default: runs/vary-RECIPE-…")
     arguments, flags = parser.parse_known_args(words)
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
-        raise UserError("name the recipe before its flags, such as recipes/resnet.py")
+        raise UserError(
+            "a flag stands before the recipe: name the recipe before its flags, such as "
+            "recipes/resnet.py"
+        )
     return arguments, flags

@@ -36,7 +36,10 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]]) -> None:
     seeds = max(map(len, finished.values()), default=0)
     complete = {name: runs for name, runs in finished.items() if len(runs) == seeds}
     if not complete:
-        raise UserError("no variant finished, so that there is nothing to compare")
+        raise UserError(
+            "no variant finished, so there is nothing to compare: look for the reasons above, and "
+            "give the same command again"
+        )
     # One comparison for each seed, of all variants.
     comparisons = [compare(read_runs(runs)) for runs in zip(*complete.values(), strict=True)]
     corner = "" if seeds == 1 else f"mean ± deviation of {seeds} seeds"

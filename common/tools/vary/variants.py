@@ -74,13 +74,15 @@ def run_variants(
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
-            raise UserError(f"--{name}: give choices a,b,c: a range is for recipes tune")
+            raise UserError(f"--{name} has a range, which is for recipes tune: give choices a,b,c")
     if seeds > 1 and ("seed" in space or "--seed" in shared):
-        raise UserError(f"leave --seed out: --seeds {seeds} gives 0 to {seeds - 1}")
+        raise UserError(f"--seeds {seeds} sets --seed to 0 to {seeds - 1}: leave --seed out")
     process_counts = list(dict.fromkeys(num_processes.split(",")))
     are_numbers = all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts)
-    if seeds < 1 or not are_numbers:
-        raise UserError("--seeds takes 1 or more, and --num-processes numbers such as 1,2")
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds} can't work: give 1 or more")
+    if not are_numbers:
+        raise UserError(f"--num-processes {num_processes:.99} can't work: give numbers such as 1,2")
     variants = list_variants(space, process_counts)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
@@ -95,7 +97,9 @@ def run_variants(
     report(directory, finished)
     failed = len(variants) * seeds - sum(map(len, finished.values()))
     if failed:
-        raise UserError(f"{failed} runs failed, as said above: the same command tries them again")
+        raise UserError(
+            f"{failed} runs failed, for the reasons above: give the same command to try them again"
+        )
 
 
 def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
@@ -114,7 +118,7 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
         name = name_of(count if len(process_counts) > 1 else "", values)
         variants[name] = Variant(name, count, command_words(space, values))
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
-        raise UserError("two variants would have one name: give values that differ in letters")
+        raise UserError("two variants would have the same name: give values that differ in letters")
     return list(variants.values())
 
 
@@ -142,7 +146,9 @@ def claim(directory: Path, command: list[str]) -> None:
     claimed = read_json_if_there(directory / "vary.json")
     content = {"asked": command}
     if claimed != content and set(os.listdir(directory)) - {".lock"}:
-        raise UserError(f"{directory} holds something else: name another --output-dir")
+        raise UserError(
+            f"{directory} holds something else than these variants: name another --output-dir"
+        )
     write_json(directory / "vary.json", content)
 
 

@@ -211,6 +211,6 @@ def test_what_was_typed_is_not_what_was_meant(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text("text,label\n")
-    assert "Did you mean" not in refusal(lambda: find_named("sst2", None))
-    assert "Did you mean sst2?" in refusal(lambda: find_named("sst-2", None))
-    assert "Did you mean reviews.csv?" in refusal(lambda: find_named("review.csv", None))
+    assert "if you meant that" not in refusal(lambda: find_named("sst2", None))
+    assert "pass sst2 if you meant that, " in refusal(lambda: find_named("sst-2", None))
+    assert "pass reviews.csv if you meant that, " in refusal(lambda: find_named("review.csv", None))

@@ -65,8 +65,8 @@ def test_nearest_name_is_told(asked: str, meant: str, tmp_path: Path) -> None:
     """Of a public data set, of one that is built in, and of a folder beside the one asked for."""
     (tmp_path / "flowers").mkdir()
     said = refusal(lambda: find_named(asked.format(tmp_path), None))
-    assert f"Did you mean {meant.format(tmp_path)}? " in said
-    assert "Did you mean" not in refusal(lambda: find_named("nobody/nothing", None))
+    assert f"pass {meant.format(tmp_path)} if you meant that, " in said
+    assert "if you meant that" not in refusal(lambda: find_named("nobody/nothing", None))
 
 
 @pytest.mark.parametrize("name", ["mnist", "nobody/nothing", "./no-such-folder"])

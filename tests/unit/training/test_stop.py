@@ -93,7 +93,8 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
         (errno.ENOTEMPTY, "in its place", False),
         (errno.ENOTDIR, "in its place", False),
         (errno.EFBIG, "ulimit -f", False),
-        (errno.ENAMETOOLONG, "mend that", False),
+        (errno.ENAMETOOLONG, "choose a shorter name", False),
+        (errno.EBUSY, "remove the cause", False),
     ],
     ids=lambda value: str(value),
 )

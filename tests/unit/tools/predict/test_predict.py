@@ -200,7 +200,7 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
     """They would be no JSON, and their order no answer."""
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
-    with pytest.raises(UserError, match=r"model: outputs are not finite: pass"):
+    with pytest.raises(UserError, match=r"model: the outputs are not finite: pass"):
         predictor([Image.new("RGB", (2, 2), "white")])
 
 
@@ -246,9 +246,12 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
         (("empty", "x.png"), "empty holds no finished model"),
         (("run", "missing.png"), r"image missing\.png can't be read"),
         (("run", "train.py"), r"image train\.py can't be read"),
-        (("run", "train.py", "--batch-size", "0"), "--batch-size takes 1 to 65,536"),
-        (("run", "train.py", "--batch-size", "9" * 30), "--batch-size takes 1 to 65,536"),
-        (("run", "train.py", "--top-k", "0"), "--top-k takes 1 to 65,536"),
+        (("run", "train.py", "--batch-size", "0"), "--batch-size 0 can't work: give 1 to 65,536"),
+        (
+            ("run", "train.py", "--batch-size", "9" * 30),
+            "--batch-size 9+ can't work: give 1 to 65,536",
+        ),
+        (("run", "train.py", "--top-k", "0"), "--top-k 0 can't work: give 1 to 65,536"),
         (("run", "train.py", "--device", "abacus"), "--device abacus is not here: pass cpu"),
         (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not here"),
         (("run", ""), "nothing to predict"),
