@@ -71,7 +71,7 @@ def slow_evaluation(folder: Path) -> Path:
     source = RECIPE.read_text()
     line = "            loss, logits = compute_loss(bare_model, batch)\n"
     assert source.count(line) == 1
-    is_real = "if not run.rehearsal.is_reading:"
+    is_real = "if not run.evaluations.rehearsal.is_reading:"
     pause = f"(run.directory.path / 'evaluating').touch(); __import__('time').sleep({SLEEP})"
     path = folder / "mnist_mlp.py"
     path.write_text(source.replace(line, f"            {is_real} {pause}\n{line}"))

@@ -85,7 +85,8 @@ class Download:
 def fill_with_junk(tensor: torch.Tensor) -> None:
     """Let a tensor of the host look like memory that nobody has written to."""
     junk = torch.full((tensor.element_size(),), JUNK, dtype=torch.uint8)
-    tensor.copy_(junk.view(tensor.dtype) if tensor.dtype != torch.bool else torch.tensor(True))
+    value = torch.tensor(True) if tensor.dtype == torch.bool else junk.view(tensor.dtype)[0]
+    tensor.copy_(value)
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
