@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.errors import UserError
 from common.files import PUT_BACK, json_safe, read_json_if_there
 
+Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger one is damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 # JSON by the part's name. It is not validated: pydantic refuses JSON that is nested more than 255
@@ -40,9 +41,9 @@ class Environment(Record):
 
     device: str
     device_type: str
-    world_size: PositiveInt
+    world_size: Count
     mixed_precision: str  # the precision that really ran; "no" is fp32
-    effective_batch_size: PositiveInt  # samples of an update over all processes
+    effective_batch_size: Count  # samples of an update over all processes
     sharding: str = "no"
     data_placement: str | None = None
     threads_per_process: int | None = None
