@@ -124,7 +124,7 @@ def outside(config_class: type, name: str, value: Any) -> str | None:
 def is_text(value: str) -> bool:
     """Whether a value from the command line is text without NUL.
 
-    Under an ASCII locale, Python turns each byte of a letter such as "ä" into a surrogate
+    Under an ASCII locale, Python turns each byte of a letter that is not ASCII into a surrogate
     character. Such a value is allowed if it can name a file.
     """
     try:

@@ -78,8 +78,8 @@ class Predictor:
             return
         file = str(recipe or f"{self.facts.get('recipe')}.py")
         call = f"load_model({run!r}, {file!r})"
-        advice = f"use it in a program, with from common.tools.predict import load_model and {call}"
-        raise UserError(f"{run} is no classifier of images or texts: {advice}")
+        advice = f"in a program, from common.tools.predict import load_model, then {call}"
+        raise UserError(f"{run} is no classifier of images or texts: load it {advice}")
 
     def arranged(self, model: nn.Module) -> nn.Module:
         """Return the model in the form that evaluations use: without padding, or channels last."""
