@@ -107,7 +107,8 @@ def obstacle_to_workers(count: int) -> str | None:
 
 def free_descriptors() -> int | None:
     """Return how many more files this process can open; None if that is not known."""
-    limit, used = descriptor_limit(), open_descriptors()
+    limit = descriptor_limit()
+    used = open_descriptors()
     return None if limit is None or used is None else limit - used
 
 
