@@ -17,7 +17,7 @@ from benchmarks.recipe_side import load_recipe, train_recipe
 from benchmarks.rounds import Contestant, Measurement, Round, Training
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
-from common.machine import cpu_threads
+from common.system.machine import cpu_threads
 
 BATCH_SIZE = 128  # of the image suites
 

@@ -57,7 +57,7 @@ def main(options: Options) -> None:
         roofs,
         text_suites,
     )
-    from common.machine import cpu_threads
+    from common.system.machine import cpu_threads
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
     builders = {

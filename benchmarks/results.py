@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.isolation import default_device
 from benchmarks.options import Options
 from benchmarks.rounds import Comparison, Measurement, Suite
-from common.devices import device_name
+from common.system.devices import device_name
 from common.track.facts import git_commit
 
 RESULTS = Path(__file__).with_name("results")

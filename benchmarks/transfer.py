@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.isolation import default_device, synchronize
-from common.devices import device_name
+from common.system.devices import device_name
 
 MEGABYTE = 10**6
 MOST_MEGABYTES = 10**5

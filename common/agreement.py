@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from common.errors import LETTING_GO, UserError
-from common.machine import is_main_rank
+from common.system.machine import is_main_rank
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def gather_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch
     """
     import torch
 
-    from common.devices import has_float64
+    from common.system.devices import has_float64
 
     if accelerator.num_processes == 1:
         return values[None]
@@ -89,7 +89,7 @@ def reduce_numbers(
     accelerator: "Accelerator", values: "torch.Tensor", reduction: Literal["sum", "mean"]
 ) -> "torch.Tensor":
     """Return the sum or mean over ranks of float64 values, on the host."""
-    from common.devices import has_float64
+    from common.system.devices import has_float64
 
     if has_float64(accelerator.device):
         total: torch.Tensor = accelerator.reduce(values.to(accelerator.device), reduction)

@@ -13,12 +13,12 @@ from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from common.console import spare_output
-from common.directory import refuse_to_resume
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
-from common.machine import is_main_rank
-from common.resume import resumed_config, with_effective_batch
+from common.run_directory.directory import refuse_to_resume
+from common.run_directory.resume import resumed_config, with_effective_batch
+from common.system.machine import is_main_rank
 
 # A password or token before a host (https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host),
 # or a word that looks like a token of the Hub, of W&B or of GitHub.

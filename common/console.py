@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.live import Live
 
 from common.errors import advice_for
-from common.machine import is_main_rank, rank
-from common.printable import PLAIN, printable
+from common.system.machine import is_main_rank, rank
+from common.system.printable import PLAIN, printable
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds

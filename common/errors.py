@@ -4,9 +4,9 @@ import errno
 import time
 from typing import NamedTuple
 
-from common.machine import is_main_rank
-from common.platforms import words_for
-from common.printable import printable
+from common.system.machine import is_main_rank
+from common.system.platforms import words_for
+from common.system.printable import printable
 
 # The seconds that a thread of gloo needs to release the last collective: see
 # `agreement.wait_for_ranks`.

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from common.errors import UserError, advice_for, is_of_disk
-from common.platforms import rename_path, replace_file, sync
+from common.system.platforms import rename_path, replace_file, sync
 
 PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing file
 MOST_WORDS = 300  # characters of a library's message that a sentence repeats

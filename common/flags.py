@@ -51,7 +51,7 @@ TAKES_EFFECT_IN = {
 }
 # Modules that only copy or show all flags. Their reading a flag does not count as a use.
 MERELY_COPY = (
-    *("dataclasses", "common.flags", "common.command_line", "common.resume"),
+    *("dataclasses", "common.flags", "common.command_line", "common.run_directory.resume"),
     *("common.track.", "common.profile."),
 )
 

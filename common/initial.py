@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from common.agreement import ask_rank_zero
-from common.directory import FACTS, WEIGHTS, insist_on_written_weights, model_folder
 from common.files import read_json_if_there, reading
+from common.run_directory.directory import FACTS, WEIGHTS, insist_on_written_weights, model_folder
 
 PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
 MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file

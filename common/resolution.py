@@ -9,7 +9,7 @@ Instead, code in `common` computes a resolved value and returns it, and the run 
 from typing import Any
 
 from common.config import TrainingConfig
-from common.records import Flags
+from common.run_directory.records import Flags
 
 
 class ConfigResolution:

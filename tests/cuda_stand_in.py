@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import recursively_apply
 from accelerate.utils import send_to_device as really_send
 
-from common import devices
+from common.system import devices
 
 NVML = (
     *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"),
@@ -78,7 +78,7 @@ class Cuda:
         self.replace(torch, "empty_like", self.empty_like)
 
     def answer_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Answer what `common.devices` would try on a tensor of the device."""
+        """Answer what `common.system.devices` would try on a tensor of the device."""
         tried = ("has_float64", "has_generator", "has_pinned_memory", "has_streams")
         for name in tried:
             for device in (torch.device("cuda"), torch.device("cuda", 0)):

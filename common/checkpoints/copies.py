@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from common.checkpoints.pack import Tensors
-from common.devices import (
+from common.system.devices import (
     current_stream,
     has_pinned_memory,
     has_streams,

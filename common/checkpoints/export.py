@@ -15,11 +15,11 @@ from common.checkpoints.pack import Tensors, identity
 from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.console import say
-from common.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
 from common.errors import UserError
 from common.files import receipt_of, replacing, write_json, write_text, writing
 from common.initial import initial_facts, weights_file
-from common.machine import is_main_rank
+from common.run_directory.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
+from common.system.machine import is_main_rank
 
 
 def save_model(

@@ -22,8 +22,8 @@ from common.files import (
     signed,
     writing,
 )
-from common.platforms import quoted, rename_path
-from common.records import Manifest, Receipt
+from common.run_directory.records import Manifest, Receipt
+from common.system.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.

@@ -15,8 +15,8 @@ from torch import nn
 
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import Rows, fill, is_sharded, local
-from common.devices import generator_state, has_generator, set_generator_state
 from common.errors import UserError
+from common.system.devices import generator_state, has_generator, set_generator_state
 
 # The action if a checkpoint does not fit the model or optimizer.
 MODEL_ADVICE = "go on with the recipe and flags that wrote it, or from an older checkpoint"

@@ -21,7 +21,7 @@ from common.console import say, warn
 from common.errors import UserError
 from common.files import has_moved, json_safe
 from common.flags import spelled
-from common.records import Manifest
+from common.run_directory.records import Manifest
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh

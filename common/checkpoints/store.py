@@ -30,8 +30,8 @@ from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError, is_of_disk
 from common.files import UNFINISHED, json_safe, signed, write_json
-from common.platforms import rename_path, replace_file, sync
-from common.records import Manifest, RankReceipt, Receipt, read_record
+from common.run_directory.records import Manifest, RankReceipt, Receipt, read_record
+from common.system.platforms import rename_path, replace_file, sync
 
 if TYPE_CHECKING:
     from common.checkpoints.shards import Rows

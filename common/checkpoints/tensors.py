@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from common.errors import UserError
 from common.files import PUT_BACK, plain, reading, receipt_of
-from common.platforms import sync
-from common.records import Receipt
+from common.run_directory.records import Receipt
+from common.system.platforms import sync
 
 
 def write_tensors(

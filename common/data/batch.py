@@ -21,10 +21,10 @@ from common.data.fingerprint import (
 )
 from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
-from common.devices import to_device
 from common.errors import UserError
 from common.flags import spelled, stated
-from common.records import DataFacts
+from common.run_directory.records import DataFacts
+from common.system.devices import to_device
 
 Batch = Any  # a nest of dicts, lists and tuples that holds tensors
 

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.platforms import quoted, with_posix_command
+from common.system.platforms import quoted, with_posix_command
 
 SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from common.data.pixels import FULL_SCALE
-from common.directory import FACTS
 from common.errors import UserError
 from common.files import read_json_if_there
 from common.initial import initial_facts, weights_file
+from common.run_directory.directory import FACTS
 
 MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 

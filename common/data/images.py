@@ -21,10 +21,10 @@ from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.sources import DataSource
-from common.devices import to_device
 from common.files import reading
 from common.initial import initial_facts
-from common.machine import local_world_size, usable_cores
+from common.system.devices import to_device
+from common.system.machine import local_world_size, usable_cores
 
 # Part of a cache's name. A new value has all caches made again.
 CACHE_VERSION = "images-10"

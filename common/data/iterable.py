@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from common.data.batch import Batch, Samples
 from common.data.order import TrainingOrder
 from common.errors import UserError
-from common.machine import rank, world_size
+from common.system.machine import rank, world_size
 
 # The class by which `datasets` shuffles in a buffer. A resume would lose the samples in the buffer.
 SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"

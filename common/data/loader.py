@@ -16,9 +16,9 @@ from common.data.batch import Batch, Samples, Work
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.workers import MicroBatches, Workers
-from common.devices import is_accelerator, memory_room
 from common.errors import UserError
-from common.machine import local_world_size, usable_cores
+from common.system.devices import is_accelerator, memory_room
+from common.system.machine import local_world_size, usable_cores
 
 # Images are gathered this many bytes at a time, and then cut into micro-batches. A few large
 # operations cost less than many small ones. On a CPU, the result should fit into its cache. On an

@@ -19,9 +19,9 @@ from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.sources import DataSource
 from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
-from common.devices import to_device
 from common.errors import UserError
 from common.initial import weights_file
+from common.system.devices import to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from common.platforms import (
+from common.system.platforms import (
     descriptor_limit,
     free_bytes,
     open_descriptors,

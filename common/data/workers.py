@@ -17,7 +17,6 @@ import torch
 from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 
-from common import devices
 from common.console import warn
 from common.data.batch import Batch, Samples
 from common.data.iterable import IterableSamples
@@ -31,7 +30,8 @@ from common.data.transport import (
 )
 from common.data.watch import Watch
 from common.errors import LostProcessError, UserError, is_out_of_memory
-from common.platforms import (
+from common.system import devices
+from common.system.platforms import (
     CHILD_ENDED,
     STOP_SIGNALS,
     descriptor_limit,

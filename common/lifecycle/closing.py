@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from common.console import OF_THE_LAUNCHER, say, tell
 from common.data.loader import Loader
 from common.data.workers import kill_workers
-from common.directory import read_status
 from common.errors import (
     Outcome,
     Preempted,
@@ -17,6 +16,7 @@ from common.errors import (
 )
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
+from common.run_directory.directory import read_status
 from common.training.batch_size import out_of_memory_advice
 
 

@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.flag_uses import find_flag_uses
 from common.flags import refuse_flag, spelled, unread_flags
 from common.lifecycle.stages import Context, KeptParts
-from common.records import Flags
+from common.run_directory.records import Flags
 from common.training.rates import learning_rates
 
 

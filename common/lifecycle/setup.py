@@ -8,14 +8,14 @@ from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
-from common.directory import RunDirectory, refuse_to_resume
 from common.errors import UserError, outcome_of
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
 from common.objective import Objective
-from common.recipe_source import RecipeSource
 from common.resolution import ConfigResolution
-from common.resume import was_finished_meanwhile
+from common.run_directory.directory import RunDirectory, refuse_to_resume
+from common.run_directory.recipe_source import RecipeSource
+from common.run_directory.resume import was_finished_meanwhile
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.evaluation import Best

@@ -11,14 +11,14 @@ from accelerate.utils import set_seed
 from common.checkpoints import export
 from common.console import say
 from common.data.iterable import IterableSamples
-from common.directory import CONFIG, read_status
 from common.flags import mark_read
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler
-from common.records import Architecture, PeakRate, RunConfig, Source, read_record
+from common.run_directory.directory import CONFIG, read_status
+from common.run_directory.records import Architecture, PeakRate, RunConfig, Source, read_record
 from common.track import facts
 from common.track.names import Facts
 from common.training.accelerator import compute_dtype

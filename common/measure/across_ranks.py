@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from common import devices
 from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
 from common.measure.totals import Total, on_host
+from common.system import devices
 
 SumKey = tuple[str, str]  # the group of a sum, such as "recorded", and its name
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from common.devices import has_float64
 from common.errors import UserError
 from common.measure.sums import Evaluation, Sums
 from common.measure.values import Metrics
+from common.system.devices import has_float64
 
 
 class Classified(Evaluation):

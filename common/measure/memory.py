@@ -11,8 +11,8 @@ from typing import Self
 import psutil
 import torch
 
-from common import devices
-from common.platforms import IS_LINUX, resource
+from common.system import devices
+from common.system.platforms import IS_LINUX, resource
 
 MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")

@@ -17,11 +17,11 @@ from common.checkpoints.shards import local
 from common.console import say
 from common.data.batch import Work
 from common.data.loader import Loader
-from common.devices import has_own_memory_figures
 from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
-from common.records import MemoryPlanFacts
+from common.run_directory.records import MemoryPlanFacts
+from common.system.devices import has_own_memory_figures
 
 # For each part: its name, and its planned and measured MiB, None if unknown.
 MemoryRows = list[tuple[str, float | None, float | None]]

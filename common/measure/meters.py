@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from common.agreement import gather_numbers
 from common.console import warn
 from common.data.batch import Samples, Work
-from common.devices import has_own_memory_figures
-from common.machine import usable_cores
 from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
@@ -30,7 +28,9 @@ from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
 from common.measure.training_sums import TrainingSums
 from common.measure.values import Metrics
-from common.platforms import load_average
+from common.system.devices import has_own_memory_figures
+from common.system.machine import usable_cores
+from common.system.platforms import load_average
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
 SMALL_SHARE = 0.7  # of the CPU time that threads ask for; on an idle machine they get 0.9 or more

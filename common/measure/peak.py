@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from common.devices import device_name, is_accelerator
 from common.measure.stopwatch import synchronize
+from common.system.devices import device_name, is_accelerator
 
 # TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
 # if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers. The

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from common.data.batch import Work
-from common.devices import synchronize_stream
 from common.measure.flops import TrainingFlops
+from common.system.devices import synchronize_stream
 
 # Throughput leaves out the first updates, which also compile, tune kernels and allocate memory.
 FIRST_UPDATES = 3

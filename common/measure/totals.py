@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch.nn import functional as F
 
-from common import devices
+from common.system import devices
 
 Key = TypeVar("Key", bound=Hashable)
 

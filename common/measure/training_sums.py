@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from common import devices
 from common.agreement import gather_from_ranks
 from common.measure.totals import (
     Total,
@@ -20,6 +19,7 @@ from common.measure.totals import (
     total_with,
 )
 from common.measure.values import Metrics, Value, measured_value, refuse_another_loss
+from common.system import devices
 
 SumsAndCounts = dict[str, tuple[float, float]]  # by metric: the sum and number of its elements
 

@@ -9,9 +9,9 @@ from common.agreement import ask_rank_zero
 from common.console import quiet_transformers
 from common.data.sources import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
-from common.directory import model_folder
 from common.errors import UserError
 from common.files import reading
+from common.run_directory.directory import model_folder
 
 PRETRAINED_ADVICE = "pass a folder with a whole model, or a Hub id that can be reached"
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"

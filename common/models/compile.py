@@ -10,9 +10,9 @@ from torch import nn
 
 from common.config import TrainingConfig
 from common.console import say
-from common.devices import default_device, has_compiled_graphs, has_compiler, is_accelerator
 from common.errors import UserError
-from common.machine import world_size
+from common.system.devices import default_device, has_compiled_graphs, has_compiler, is_accelerator
+from common.system.machine import world_size
 
 
 def compile_model(model: nn.Module, config: TrainingConfig) -> None:

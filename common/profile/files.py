@@ -8,8 +8,8 @@ import torch
 from torch.profiler import profile as TorchProfile
 
 from common.console import warn
-from common.devices import has_own_memory_figures, is_accelerator, profiler_activity
 from common.measure.memory import MEBIBYTE
+from common.system.devices import has_own_memory_figures, is_accelerator, profiler_activity
 
 TRACE = "rank0.pt.trace.json.gz"  # TensorBoard's plugin looks for names like this
 # The columns of the table of operations: their headings, and the profiler's attributes.

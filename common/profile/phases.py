@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from common.devices import has_timed_events, recorded_event
 from common.profile.verdict import DATA
+from common.system.devices import has_timed_events, recorded_event
 
 PHASES = (DATA, "forward", "backward", "optimizer")
 

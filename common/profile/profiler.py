@@ -14,13 +14,13 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.console import say, warn, without_native_messages
 from common.data.loader import Loader
-from common.devices import is_accelerator, profiler_activity
 from common.files import write_json
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch, synchronize
 from common.profile import verdict
 from common.profile.files import write_profile
 from common.profile.phases import Phases
+from common.system.devices import is_accelerator, profiler_activity
 from common.track import media
 from common.training.plan import Plan
 

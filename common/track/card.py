@@ -8,8 +8,8 @@ from common.data.batch import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
 from common.objective import PREFIXES
-from common.platforms import command_line
-from common.records import Flags, RunConfig
+from common.run_directory.records import Flags, RunConfig
+from common.system.platforms import command_line
 from common.track.names import PEAK, Facts, describe, precision_name
 
 # The Hub's name of a task, by the fact that only models of that task have.

@@ -13,10 +13,10 @@ import torch
 
 from common.config import TrainingConfig
 from common.data.batch import Data
-from common.devices import device_name
 from common.files import json_safe
 from common.flags import role_of
-from common.records import Environment, Flags, RunConfig
+from common.run_directory.records import Environment, Flags, RunConfig
+from common.system.devices import device_name
 from common.track.card import flags_given
 from common.training.accelerator import running_precision
 from common.training.sharding import ShardingAccelerator

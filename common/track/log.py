@@ -15,8 +15,8 @@ from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import Evaluation, of_all_ranks
 from common.objective import PREFIXES, Objective
-from common.platforms import quoted
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
+from common.system.platforms import quoted
 from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia

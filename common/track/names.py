@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
 
 Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
 STEP = "progress/global_step"

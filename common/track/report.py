@@ -5,13 +5,13 @@ from pathlib import Path
 from rich.table import Column, Table
 
 from common.console import CONSOLE, say
-from common.machine import is_main_rank
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
-from common.platforms import limits
-from common.printable import printable
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
+from common.system.machine import is_main_rank
+from common.system.platforms import limits
+from common.system.printable import printable
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
 # The rows of the final table that describe the whole run, not one split.

@@ -15,9 +15,9 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.console import warn
 from common.objective import PREFIXES, Objective
-from common.platforms import quoted, shown_path
-from common.printable import with_letters
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
+from common.system.platforms import quoted, shown_path
+from common.system.printable import with_letters
 from common.track import media
 from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry

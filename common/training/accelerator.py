@@ -19,7 +19,10 @@ from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
 from common.console import warn
-from common.devices import (
+from common.errors import UserError, outcome_of
+from common.files import MOST_WORDS
+from common.measure.memory import limit_memory
+from common.system.devices import (
     default_device,
     has_autocast,
     has_float64,
@@ -28,10 +31,7 @@ from common.devices import (
     is_accelerator,
     is_cpu_asked_for,
 )
-from common.errors import UserError, outcome_of
-from common.files import MOST_WORDS
-from common.machine import cpu_threads, local_world_size, name_interface, rank, world_size
-from common.measure.memory import limit_memory
+from common.system.machine import cpu_threads, local_world_size, name_interface, rank, world_size
 from common.training.averaging import ddp_options
 from common.training.rendezvous import rendezvous_url
 from common.training.sharding import ShardingAccelerator, take_fsdp_request

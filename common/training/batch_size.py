@@ -23,15 +23,15 @@ from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import CONSOLE, say
 from common.data.loader import Loader, free_memory
-from common.devices import empty_cache, is_accelerator
 from common.errors import TrainingError, UserError, is_out_of_memory
 from common.flags import spelled, stated
-from common.machine import is_main_rank
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.measure.stopwatch import synchronize
 from common.models.compile import as_written, is_compiled
-from common.platforms import command_line
+from common.system.devices import empty_cache, is_accelerator
+from common.system.machine import is_main_rank
+from common.system.platforms import command_line
 
 MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is so many times as fast
 MIN_SECONDS = 0.3  # for which a size is timed, after a first pass

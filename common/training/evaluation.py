@@ -13,10 +13,10 @@ from torch import nn
 
 from common.checkpoints.kinds import RandomState
 from common.data.order import hash_integers
-from common.devices import seed_generator
 from common.errors import UserError
 from common.models.compile import as_written
 from common.objective import Objective
+from common.system.devices import seed_generator
 
 DRAWS = 2  # keeps the random numbers of evaluations apart from those that order the samples
 

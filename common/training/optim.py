@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.console import warn
-from common.devices import honours_scaling
+from common.system.devices import honours_scaling
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
-from common.machine import count_of
+from common.system.machine import count_of
 
 SCHEME = "attempt"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"

@@ -17,8 +17,8 @@ from accelerate import Accelerator
 from common.agreement import gather_from_ranks, sum_in_fp32, wait_for_ranks
 from common.checkpoints.store import SaveFailure
 from common.errors import Preempted, TrainingError, advice_for
-from common.machine import is_main_rank
-from common.platforms import (
+from common.system.machine import is_main_rank
+from common.system.platforms import (
     HANGUP,
     PARENT_ENDED,
     STOP_SIGNAL_NAMES,

@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState
 from common.checkpoints.finished import newest_whole
 from common.config import parse_config
 from common.measure.meters import Meters
-from common.platforms import STOP_SIGNALS
+from common.system.platforms import STOP_SIGNALS
 from common.track import facts
 from examples import regression
 

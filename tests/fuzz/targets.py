@@ -30,13 +30,13 @@ from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
-from common.directory import RunDirectory
 from common.errors import UserError
 from common.files import signed
 from common.objective import Objective
-from common.recipe import load_recipe
-from common.records import RunConfig
+from common.run_directory.directory import RunDirectory
+from common.run_directory.records import RunConfig
 from common.tools.compare.command import main as compare
+from common.tools.recipe import load_recipe
 from common.tools.tune.space import parse_space
 from common.track.log import Log
 from common.track.names import STEP

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.recipe import load_recipe
 from common.tools.predict.predictor import finished_model
+from common.tools.recipe import load_recipe
 from tests.fuzz.small_run import FLAGS, prepared, run
 
 PATH_FLAGS = ("--output-dir", "--resume", "--init-from", "--config")

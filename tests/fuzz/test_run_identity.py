@@ -32,11 +32,11 @@ from common.checkpoints.export import save_model
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
-from common.directory import FACTS, WEIGHTS, RunDirectory, model_folder
 from common.errors import UserError
 from common.files import UNFINISHED, open_to_append, signed
 from common.flags import role_of
-from common.resume import resumed_config, was_finished_meanwhile
+from common.run_directory.directory import FACTS, WEIGHTS, RunDirectory, model_folder
+from common.run_directory.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
 from tests.unit.saved_config import contents_with
@@ -491,7 +491,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     PartialState(cpu=True)
     monkeypatch.setattr("common.checkpoints.store.threading.Thread", Inline)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("common.directory.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("common.run_directory.directory.time.sleep", lambda seconds: None)
     monkeypatch.setattr("common.console.print", lambda *_, **__: None, raising=False)
 
 

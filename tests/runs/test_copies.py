@@ -15,8 +15,8 @@ import pytest
 
 from common.checkpoints.finished import step_folders
 from common.objective import Objective
-from common.recipe import load_recipe
 from common.tools.compare.command import main
+from common.tools.recipe import load_recipe
 from common.tools.tune.command import main as search
 from common.tools.tune.space import parse_space
 from tests.conftest import first

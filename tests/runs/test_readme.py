@@ -20,7 +20,7 @@ from PIL import Image as PillowImage
 from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
-from common.recipe import load_recipe
+from common.tools.recipe import load_recipe
 from common.tools.tune.command import read_command_line
 from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants

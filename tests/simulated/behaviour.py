@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common import devices
+from common.system import devices
 from tests.simulated.streams import JUNK, Event, RaceError, Stream, current_stream
 
 DEVICE = torch.device("simulated:0")

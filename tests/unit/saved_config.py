@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
 
 CONTENTS: dict[str, Any] = {
     "recipe": "tiny",

@@ -94,7 +94,7 @@ def test_one_rank_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_reads_runs_does_not_wait_for_torch() -> None:
     """A comparison needs files, errors, flags and objectives, and starts at once."""
-    names = "machine, errors, files, flags, objective, console"
+    names = "errors, files, flags, objective, console"
     code = f"import sys; from common import {names}; sys.exit('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")

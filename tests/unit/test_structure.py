@@ -15,19 +15,14 @@ MOST_LINES_OF_A_RECIPE = 240
 
 # From the ground up: a room may import those below it, and within a package its neighbours.
 LEVELS = (
-    ("platforms", "printable"),
-    ("machine",),
-    ("devices", "errors"),
+    ("system",),
+    ("errors",),
     ("agreement", "files", "console", "flag_uses", "flags", "objective"),
-    ("records",),
-    ("identity",),
-    ("directory",),
-    ("initial", "standing"),
-    ("resume",),
+    ("run_directory",),
+    ("initial",),
     ("command_line",),
     ("config",),
     ("resolution",),
-    ("recipe", "recipe_source"),
     ("data",),
     ("checkpoints",),
     ("models",),
@@ -42,6 +37,7 @@ LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room 
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
 TRACKS = {"common.track.service"} | {f"common.track.{module}" for module in ("names", "trackers")}
 PARSER = "common.tools.parser"
+RECIPE = "common.tools.recipe"
 COMPARE = "common.tools.compare"
 TUNE = "common.tools.tune"
 # The tools work on runs from outside. Each has its own list of what it may import besides itself.
@@ -50,11 +46,12 @@ TOOLS = {
     "common.tools.__main__": BASE,
     PARSER: BASE,
     COMPARE: BASE | TRACKS | {PARSER},
-    TUNE: BASE | TRACKS | {PARSER, COMPARE},
+    RECIPE: BASE,
+    TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE},
     "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
-    "common.tools.vary": BASE | TRACKS | {PARSER, COMPARE, TUNE},
+    "common.tools.vary": BASE | TRACKS | {PARSER, RECIPE, COMPARE, TUNE},
     "common.tools.predict": BASE
-    | {PARSER}
+    | {PARSER, RECIPE}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
 }
 

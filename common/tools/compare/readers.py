@@ -18,8 +18,8 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import PUT_BACK, read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
-from common.records import Flags, RunConfig, parse_record, read_record_if_there
-from common.standing import present_status
+from common.run_directory.records import Flags, RunConfig, parse_record, read_record_if_there
+from common.run_directory.standing import present_status
 from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # a chart can't show such values

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.console import CONSOLE
-from common.printable import printable
+from common.system.printable import printable
 from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
 from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
 

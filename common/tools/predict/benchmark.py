@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.devices import device_name
+from common.system.devices import device_name
 from common.tools.predict.predictor import Predictor
 
 WARM_UP_BATCHES = 3  # not counted

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.directory import FACTS, WEIGHTS, model_folder
 from common.errors import UserError
 from common.files import read_json, reading
-from common.recipe import load_recipe
-from common.standing import advice_to_go_on, present_status
+from common.run_directory.directory import FACTS, WEIGHTS, model_folder
+from common.run_directory.standing import advice_to_go_on, present_status
+from common.tools.recipe import load_recipe
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 TRANSFORMERS_CONFIG = "config.json"  # a model folder has it if Transformers can build the model

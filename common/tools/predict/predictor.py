@@ -18,10 +18,10 @@ from common.data.order import EvaluationOrder
 from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
-from common.directory import FACTS
 from common.errors import UserError, is_out_of_memory
 from common.files import PUT_BACK, plain, read_json, reading
 from common.models.packing import leave_out_padding, token_positions
+from common.run_directory.directory import FACTS
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
 

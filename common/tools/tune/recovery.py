@@ -15,9 +15,9 @@ from common.config import parse_config
 from common.errors import UserError
 from common.files import SUPERSEDED
 from common.flags import role_of, spelled
-from common.platforms import rename_path, split_words
-from common.recipe import Recipe
+from common.system.platforms import rename_path, split_words
 from common.tools.compare.readers import RunRecord, read_directory
+from common.tools.recipe import Recipe
 from common.tools.tune.space import Space, command_line, command_words
 from common.track.names import Facts
 

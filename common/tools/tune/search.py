@@ -11,15 +11,15 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.console import say
-from common.directory import read_status
 from common.errors import UserError
 from common.files import write_json
 from common.objective import Objective
-from common.platforms import command_line, quoted, shown_path
-from common.recipe import Recipe, load_recipe
+from common.run_directory.directory import read_status
+from common.system.platforms import command_line, quoted, shown_path
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
 from common.tools.compare.table import show
+from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,

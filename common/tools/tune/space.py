@@ -11,8 +11,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from common.config import parse_config
 from common.errors import UserError
 from common.flags import role_of, spelled
-from common.platforms import split_words
-from common.recipe import Recipe
+from common.system.platforms import split_words
+from common.tools.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Space = dict[str, Distribution]  # by name of a flag, without its dashes

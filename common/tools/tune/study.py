@@ -13,7 +13,7 @@ from common.console import say
 from common.errors import UserError
 from common.files import writing
 from common.objective import Objective
-from common.recipe import Recipe
+from common.tools.recipe import Recipe
 from common.tools.tune.recovery import STEPS_PER_EPOCH, TrialsOnDisk, put_aside
 from common.tools.tune.space import Space
 

@@ -13,10 +13,10 @@ import psutil
 from filelock import FileLock, Timeout
 
 from common.console import say
-from common.directory import read_status
 from common.errors import UserError
 from common.files import open_to_append, writing
-from common.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
+from common.run_directory.directory import read_status
+from common.system.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 from common.tools.compare.readers import RunRecord, read_directory
 
 POLL_SECONDS = 0.2

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from common.console import say
 from common.errors import UserError
 from common.files import write_text
-from common.platforms import shown_path
+from common.system.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import (

@@ -17,9 +17,9 @@ from optuna.distributions import CategoricalDistribution
 from common.console import CONSOLE, say
 from common.errors import UserError
 from common.files import read_json_if_there, write_json
-from common.platforms import shown_path
-from common.recipe import load_recipe
-from common.standing import present_status
+from common.run_directory.standing import present_status
+from common.system.platforms import shown_path
+from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.tune.trial import TrialRun, launch_command, working_in
 from common.tools.vary.report import report

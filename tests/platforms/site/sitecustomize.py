@@ -7,8 +7,8 @@ What is taken away is missing for this repository's code alone: `common`, the re
 Libraries and Python's own modules keep it, because theirs for Linux need it (they have others for
 other systems). What is different:
 
-- ``sys.platform`` names the other system while `common.platforms` is imported, and only then: torch
-  loads its native libraries by it, and nothing else in `common` may ask for it.
+- ``sys.platform`` names the other system while `common.system.platforms` is imported, and only
+  then: torch loads its native libraries by it, and nothing else in `common` may ask for it.
 - Windows: ``fcntl`` and ``resource`` can't be imported; ``signal`` has the signals of Windows, with
   SIGBREAK at the number of SIGUSR1; `os` has no ``fork``, ``O_DIRECTORY`` and the like;
   folders can't be opened, nor what is open for reading alone be synced; a file that is open or
@@ -103,10 +103,10 @@ def hide_modules(names):
 
 
 class Renamed(importlib.abc.MetaPathFinder):
-    """Imports `common.platforms` while ``sys.platform`` is another system's."""
+    """Imports `common.system.platforms` while ``sys.platform`` is another system's."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "common.platforms":
+        if name != "common.system.platforms":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module

@@ -26,7 +26,7 @@ from common.checkpoints.finished import (
 from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
-from common.records import Receipt
+from common.run_directory.records import Receipt
 from tests.unit.damage import Payload
 
 

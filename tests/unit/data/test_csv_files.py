@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from common import platforms
 from common.data.csv_files import Dialect, find_dialect
 from common.data.sources import find_named
 from common.data.tables import Tables
+from common.system import platforms
 from tests.unit.data.loading import refusal
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-32")

@@ -15,8 +15,8 @@ from common.data.batch import Batch
 from common.data.images import ImageSamples, reflected
 from common.data.loader import Loader, make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
-from common.devices import to_device
 from common.errors import UserError
+from common.system.devices import to_device
 from tests.cuda_stand_in import Cuda
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

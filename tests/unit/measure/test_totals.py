@@ -13,12 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import devices
 from common.agreement import gather_numbers
 from common.measure import totals
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Sums
 from common.measure.training_sums import TrainingSums
+from common.system import devices
 from common.training.accelerator import SharedScaler
 
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from common import devices
 from common.config import TrainingConfig
 from common.data.batch import Work
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import profiler as module
 from common.profile.profiler import Profiler, Window, choose_window
 from common.profile.verdict import DATA
+from common.system import devices
 
 
 @pytest.mark.parametrize("every", [7, 11, 25, 60, 1000])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
 from common.track.names import METRICS, describe, flat, unflat
 from tests.unit.saved_config import contents_with
 

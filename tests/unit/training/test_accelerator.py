@@ -11,9 +11,9 @@ import torch
 from accelerate.commands import launch
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-from common import devices
 from common.config import TrainingConfig
 from common.errors import UserError
+from common.system import devices
 from common.track import facts
 from common.training import accelerator
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.platforms import STOP_SIGNALS
+from common.system.platforms import STOP_SIGNALS
 from common.training.stop import StopRequest
 
 

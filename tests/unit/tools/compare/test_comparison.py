@@ -17,7 +17,7 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
-from common.records import RunConfig
+from common.run_directory.records import RunConfig
 from common.tools.compare.command import as_json, main
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs, record_of

@@ -12,9 +12,9 @@ from torch import nn
 
 from common.checkpoints.export import save_model
 from common.errors import UserError
-from common.recipe import load_recipe
 from common.tools.predict import load_model
 from common.tools.predict.predictor import Predictor
+from common.tools.recipe import load_recipe
 from tests.examples import COPIES
 from tests.launch import REPOSITORY
 

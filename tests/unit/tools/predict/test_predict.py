@@ -16,15 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
-from common import devices
 from common.checkpoints.export import save_model
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.data.tokens import train_wordpiece
 from common.errors import UserError
-from common.recipe import load_recipe
+from common.system import devices
 from common.tools.predict.command import choose_device, main
 from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
+from common.tools.recipe import load_recipe
 from tests.unit.damage import wrong
 
 RECIPE = '''

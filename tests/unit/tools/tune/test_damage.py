@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import UserError
 from common.objective import Objective
-from common.recipe import load_recipe
+from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
 from common.tools.tune.search import Search
 from common.tools.tune.settings import SearchSettings

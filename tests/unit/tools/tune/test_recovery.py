@@ -15,8 +15,8 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 from common.errors import UserError
-from common.recipe import load_recipe
 from common.tools.compare.readers import read_directory
+from common.tools.recipe import load_recipe
 from common.tools.tune.recovery import given_flags, means
 from common.tools.tune.space import command_words, parse_space
 from common.tools.tune.study import open_study, reconciled, with_defaults

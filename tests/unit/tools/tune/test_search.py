@@ -20,7 +20,7 @@ from PIL import Image
 
 from common.errors import UserError
 from common.objective import Objective
-from common.recipe import load_recipe
+from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Distribution, command_words, parse_space

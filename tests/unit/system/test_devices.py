@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from common import devices
 from common.checkpoints.kinds import OptimizerState, RandomState
 from common.measure import memory
 from common.measure.stopwatch import synchronize
+from common.system import devices
 from common.training.evaluation import seed_generators
 from common.training.guard import GradientGuard
 from common.training.optim import leave_unfit_fused_path
@@ -28,7 +28,7 @@ OTHER = torch.device("mps", 0)  # a kind of device that this machine lacks
 # The files of `common` that may name CUDA, and why.
 NAMES_CUDA = {
     "common/checkpoints/kinds.py": "a docstring's example",
-    "common/devices.py": "docstrings' examples; torch.compile records CUDA graphs alone",
+    "common/system/devices.py": "docstrings' examples; torch.compile records CUDA graphs alone",
     "common/measure/peak.py": "NVML finds a GPU by its uuid",
     "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
     "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",
@@ -47,7 +47,7 @@ def lines_with_cuda() -> list[str]:
 
 
 def test_only_some_files_name_cuda() -> None:
-    """What asks for the name of a device leaves out all others: ask `common.devices` instead."""
+    """Code that asks for a device's name leaves out others: ask `common.system.devices`."""
     unexpected = [line for line in lines_with_cuda() if line.split(":")[0] not in NAMES_CUDA]
     assert unexpected == []
     assert {*NAMES_CUDA} == {line.split(":")[0] for line in lines_with_cuda()}
@@ -59,7 +59,7 @@ def test_checks_for_the_name_of_a_device_are_few() -> None:
     files = {line.split(":")[0] for line in lines_with_cuda() if comparison.search(line)}
     allowed = {
         "common/checkpoints/copies.py",
-        "common/devices.py",
+        "common/system/devices.py",
         "common/measure/peak.py",
         "common/models/packing.py",
         "common/profile/phases.py",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from common import machine
+from common.system import machine
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common import console
 from common.errors import UserError
-from common.printable import LONGEST_LINE, listed, printable
+from common.system.printable import LONGEST_LINE, listed, printable
 
 TEXTS = st.text(st.characters(codec=None)) | st.text(
     "\x1b[31m\x9b\r\b\x07\u202e\x7fab\n\t", max_size=50

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from common.checkpoints.state import insist_on_flags
-from common.directory import LOCK
 from common.errors import UserError
 from common.files import locked
 from common.flags import role_of
-from common.identity import signed_config
-from common.resume import was_finished_meanwhile
+from common.run_directory.directory import LOCK
+from common.run_directory.identity import signed_config
+from common.run_directory.resume import was_finished_meanwhile
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, other_value, parse, words, write_run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from accelerate import PartialState
 
-from common.directory import RunDirectory
-from common.recipe_source import MOST_LINES, RecipeSource
-from common.records import Source
+from common.run_directory.directory import RunDirectory
+from common.run_directory.recipe_source import MOST_LINES, RecipeSource
+from common.run_directory.records import Source
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec
 import torch
 from torch.optim import Optimizer
 
-from common import machine
+from common.system import machine
 
 # What torch raises if a device lacks something. The type differs by backend: float64 on MPS, for
 # example, is a TypeError.

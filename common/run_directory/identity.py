@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from common.errors import UserError
 from common.files import json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
-from common.printable import listed
-from common.records import Status
+from common.run_directory.records import Status
+from common.system.printable import listed
 
 SIGNATURE = "sha256"  # the entry of a signed file with the digest of all other entries
 

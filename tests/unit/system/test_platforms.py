@@ -24,10 +24,10 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import platforms
 from common.errors import UserError, advice_for, is_of_disk
 from common.files import replacing, write_text
-from common.printable import PLAIN
+from common.system import platforms
+from common.system.printable import PLAIN
 from tests.launch import REPOSITORY
 
 COMMON = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "common").rglob("*.py")}
@@ -74,7 +74,7 @@ def test_one_module_knows_the_system() -> None:
         *("os.sched_getaffinity", "os.O_NONBLOCK", "os.O_DIRECTORY", "shlex.quote", "shlex.split"),
     }
     for place, node in nodes(COMMON):
-        if place.startswith("common/platforms.py"):
+        if place.startswith("common/system/platforms.py"):
             continue
         if isinstance(node, ast.Attribute):
             name = dotted(node)
@@ -272,7 +272,7 @@ def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None
     """By a thread that looks at it."""
     child = (
         "import signal, sys, threading\n"
-        "from common import platforms\n"
+        "from common.system import platforms\n"
         "platforms.IS_LINUX, platforms.PARENT_LOOK_SECONDS = False, 0.05\n"
         "came = threading.Event()\n"
         "signal.signal(platforms.PARENT_ENDED, lambda *_: came.set())\n"

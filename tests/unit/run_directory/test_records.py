@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.records import (
+from common.run_directory.records import (
     Architecture,
     DataFacts,
     Environment,

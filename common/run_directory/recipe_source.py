@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 
 from common.console import say, warn
-from common.directory import RunDirectory
 from common.files import write_text
-from common.machine import is_main_rank
-from common.records import Source, SourceChange
+from common.run_directory.directory import RunDirectory
+from common.run_directory.records import Source, SourceChange
+from common.system.machine import is_main_rank
 
 KEPT = "recipe.py"  # in the run's directory: the text of the first start
 MOST_LINES = 40  # of a difference that are printed

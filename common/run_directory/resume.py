@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.console import say
-from common.directory import INITIAL, LOCK, STATUS, read_status
 from common.errors import UserError
 from common.files import has_moved, locked, read_json
 from common.flags import from_json, role_of, spelled
-from common.identity import EditedConfigError, insist_on_written_config, is_status_of
-from common.machine import world_size
-from common.printable import listed
-from common.records import Flags, RunConfig, parse_record
+from common.run_directory.directory import INITIAL, LOCK, STATUS, read_status
+from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
+from common.run_directory.records import Flags, RunConfig, parse_record
+from common.system.machine import world_size
+from common.system.printable import listed
 
 
 class SavedRun(NamedTuple):

@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from common.platforms import usable_cores
+from common.system.platforms import usable_cores
 
 
 def count_of(name: str, default: int) -> int:

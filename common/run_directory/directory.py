@@ -32,9 +32,9 @@ from common.files import (
     write_json,
     writing,
 )
-from common.identity import signed_config
-from common.machine import is_main_rank, rank, several_machines
-from common.records import Status, read_record
+from common.run_directory.identity import signed_config
+from common.run_directory.records import Status, read_record
+from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
 STATUS = "status.json"

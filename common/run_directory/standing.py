@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from common.directory import LOCK, read_status
-from common.platforms import is_lock_free, quoted
-from common.records import Status
+from common.run_directory.directory import LOCK, read_status
+from common.run_directory.records import Status
+from common.system.platforms import is_lock_free, quoted
 
 
 def present_status(directory: Path) -> Status:

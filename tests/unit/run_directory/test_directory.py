@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from accelerate import PartialState
 
-from common import directory as module
-from common.directory import (
+from common.errors import Outcome, UserError
+from common.files import locked
+from common.run_directory import directory as module
+from common.run_directory.directory import (
     LOCK,
     RunDirectory,
     make_directory,
     read_status,
     refuse_to_resume,
 )
-from common.errors import Outcome, UserError
-from common.files import locked
-from common.records import Status
+from common.run_directory.records import Status
 from tests.unit.recipes import status_of
 
 REFUSED = Outcome("failed", False, "wrong flags")

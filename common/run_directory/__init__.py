@@ -1,0 +1,1 @@
+"""A run's directory: its files, their typed contents, and which run may use it."""
