@@ -32,7 +32,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from benchmarks.bare_environment import installed_versions, make_bare_environment
+from benchmarks.harness.bare_environment import installed_versions, make_bare_environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Of the tests that the programme for a GPU runs.

@@ -29,8 +29,8 @@ from typing import Any
 if __package__ in (None, ""):  # started as a file: let the package be found
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.gpu_steps import STEPS
-from benchmarks.recipe_side import REPOSITORY
+from benchmarks.gpu_session.steps import STEPS
+from benchmarks.harness.recipe_side import REPOSITORY
 
 LEAST_SECONDS = 20  # that a step is begun with
 ERROR_CHARACTERS = 4000  # of the log's end, kept with a step that failed
@@ -117,7 +117,7 @@ def step_command(name: str, file: Path, options: Options) -> list[str]:
         "tiny": options.tiny,
     }
     return [
-        *(sys.executable, "-m", "benchmarks.gpu_steps"),
+        *(sys.executable, "-m", "benchmarks.gpu_session.steps"),
         *(name, str(file), json.dumps(step_options)),
     ]
 

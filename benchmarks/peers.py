@@ -39,8 +39,8 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file: let the package be found
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.materials import use_own_cache
-from benchmarks.options import Options
+from benchmarks.harness.materials import use_own_cache
+from benchmarks.harness.options import Options
 
 
 def main(options: Options) -> None:
@@ -48,31 +48,24 @@ def main(options: Options) -> None:
     use_own_cache()
     import torch
 
-    from benchmarks import (
-        flag_suites,
-        mlp_suites,
-        process_suites,
-        resnet_suites,
-        results,
-        roofs,
-        text_suites,
-    )
+    from benchmarks.harness import results, roofs
+    from benchmarks.suites import bert, flags, mnist, processes, resnet
     from common.system.machine import cpu_threads
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
     builders = {
-        "mnist": [mlp_suites.mnist, mlp_suites.mnist_128],
-        "resnet": [resnet_suites.resnet],
-        "bert": [text_suites.bert],
-        "loop": [mlp_suites.loop],
-        "start": [process_suites.start],
-        "ddp": [process_suites.ddp],
-        "memory": [process_suites.memory],
-        "flags": [flag_suites.mnist_flags, flag_suites.resnet_flags, flag_suites.bert_flags],
-        "quality": [resnet_suites.resnet_quality, text_suites.bert_quality],
+        "mnist": [mnist.mnist, mnist.mnist_128],
+        "resnet": [resnet.resnet],
+        "bert": [bert.bert],
+        "loop": [mnist.loop],
+        "start": [processes.start],
+        "ddp": [processes.ddp],
+        "memory": [processes.memory],
+        "flags": [flags.mnist_flags, flags.resnet_flags, flags.bert_flags],
+        "quality": [resnet.resnet_quality, bert.bert_quality],
     }
     if torch.cuda.is_available():
-        builders["resnet"].append(resnet_suites.resnet50)
+        builders["resnet"].append(resnet.resnet50)
     torch.set_num_threads(cpu_threads())
     machine = results.describe_machine(roofs.measure_machine())
     for name, rate in machine["rates"].items():

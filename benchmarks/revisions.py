@@ -5,7 +5,7 @@
 
 In turns, each time in a fresh process, the MNIST recipe trains at its default batch and in batches
 of 128, and a small MLP of which the loop itself is most of the time; what is timed is the loop
-from outside, as in `benchmarks/recipe_side.py` of each checkout.
+from outside, as in `benchmarks/harness/recipe_side.py` of each checkout.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 TURN = """
 import json, sys
-from benchmarks.recipe_side import load_recipe, train_recipe
+try:
+    from benchmarks.harness.recipe_side import load_recipe, train_recipe
+except ModuleNotFoundError:  # an older revision
+    from benchmarks.recipe_side import load_recipe, train_recipe
 recipe, steps, settings = json.loads(sys.argv[1])
 settings = {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()}
 training = train_recipe(load_recipe(recipe), steps, **settings)

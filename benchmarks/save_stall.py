@@ -31,8 +31,8 @@ from rich.table import Table
 if __package__ in (None, ""):  # started as a file: let the package be found
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.isolation import synchronize
-from benchmarks.results import CONSOLE
+from benchmarks.harness.isolation import synchronize
+from benchmarks.harness.results import CONSOLE
 from common.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]

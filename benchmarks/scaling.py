@@ -25,11 +25,11 @@ from typing import Any
 if __package__ in (None, ""):  # started as a file: let the package be found
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.materials import use_own_cache
-from benchmarks.scaling_options import Options
-from benchmarks.scaling_report import draw, report
-from benchmarks.scaling_runs import Run, measure
-from benchmarks.step_time import (
+from benchmarks.harness.materials import use_own_cache
+from benchmarks.scaling_study.options import Options
+from benchmarks.scaling_study.report import draw, report
+from benchmarks.scaling_study.runs import Run, measure
+from benchmarks.scaling_study.step_time import (
     ASSUMPTIONS,
     BUCKET,
     STRATEGIES,
@@ -85,7 +85,7 @@ def main(options: Options) -> None:
     """Measure, fit, predict, and write what was found."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces are removed then, too
     use_own_cache()
-    from benchmarks.results import describe_machine
+    from benchmarks.harness.results import describe_machine
 
     machine = describe_machine({})
     facts, found = measure(options, lambda line: print(line, file=sys.stderr))

@@ -23,7 +23,7 @@ def markdown(results: dict[str, Any]) -> str:
     """Return a table of rates, and one of all other ratios.
 
     Args:
-        results: one file's, as `benchmarks.results.write` writes them.
+        results: one file's, as `benchmarks.harness.results.write` writes them.
     """
     rates = ["| samples a second | | recipe / this | goal |", "|---|--:|--:|--:|"]
     others = ["| ratio of | goal | |", "|---|--:|--:|"]

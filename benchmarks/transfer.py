@@ -25,7 +25,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.isolation import default_device, synchronize
+from benchmarks.harness.isolation import default_device, synchronize
 from common.system.devices import device_name
 
 MEGABYTE = 10**6

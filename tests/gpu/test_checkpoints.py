@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.isolation import default_device
+from benchmarks.harness.isolation import default_device
 from common.checkpoints.store import Checkpoints, Contents
 from tests.gpu.conftest import HAS_GPU, as_flags
 from tests.gpu.launching import Launcher

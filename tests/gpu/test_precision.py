@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.isolation import default_device
+from benchmarks.harness.isolation import default_device
 from common.models import packing
 from common.training import accelerator
 from tests.gpu.conftest import HAS_GPU, as_flags

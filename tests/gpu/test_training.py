@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.contestants import threads
-from benchmarks.guarded import without_waiting
-from benchmarks.isolation import default_device, isolated
-from benchmarks.recipe_side import load_recipe, train_recipe
-from benchmarks.rounds import Training
+from benchmarks.harness.contestants import threads
+from benchmarks.harness.guarded import without_waiting
+from benchmarks.harness.isolation import default_device, isolated
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
+from benchmarks.harness.rounds import Training
 from common.measure.memory import MEBIBYTE, MemoryTracker
 from common.measure.peak import PowerMeter
 from tests.gpu.conftest import DEVICE_TYPE, HAS_GPU, as_flags

@@ -16,14 +16,16 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from benchmarks import gpu, gpu_step, guarded, transfer
-from benchmarks.bare_environment import make_bare_environment
-from benchmarks.gpu_steps import STEPS, Plan
-from benchmarks.isolation import isolated
-from benchmarks.options import Options
+from benchmarks import gpu, transfer
+from benchmarks.gpu_session import step as gpu_step
+from benchmarks.gpu_session.steps import STEPS, Plan
+from benchmarks.harness import guarded
+from benchmarks.harness.bare_environment import make_bare_environment
+from benchmarks.harness.isolation import isolated
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
+from benchmarks.harness.rounds import Training
 from benchmarks.pictures import screen_of
-from benchmarks.recipe_side import load_recipe, train_recipe
-from benchmarks.rounds import Training
 from common.errors import UserError
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
@@ -172,7 +174,7 @@ FORKED_STEP = """
 import os, sys
 os.environ["PYTHONPATH"] = sys.argv.pop(1)
 sys.path.insert(0, os.environ["PYTHONPATH"])
-from benchmarks.gpu_steps import main
+from benchmarks.gpu_session.steps import main
 main(*sys.argv[1:])
 """
 
@@ -219,7 +221,8 @@ import os, sys, traceback
 from types import SimpleNamespace
 repository, output = sys.argv[1:]
 sys.path.insert(0, repository)
-from benchmarks import gpu, gpu_steps
+from benchmarks import gpu
+from benchmarks.gpu_session import steps as gpu_steps
 
 class Fork:
     def __init__(self, command, *, stdout, env, **others):

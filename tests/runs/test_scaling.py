@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import distributed
 
-from benchmarks import step_time, transfer
-from benchmarks.link import ADDRESSES, Link, LinkError
-from benchmarks.scaling_options import Options
-from benchmarks.scaling_rank import shares_of_communication
-from benchmarks.step_time import Job, StepTime, buckets_of, error, fit
+from benchmarks import transfer
+from benchmarks.scaling_study import step_time
+from benchmarks.scaling_study.link import ADDRESSES, Link, LinkError
+from benchmarks.scaling_study.options import Options
+from benchmarks.scaling_study.rank import shares_of_communication
+from benchmarks.scaling_study.step_time import Job, StepTime, buckets_of, error, fit
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
 TRUTH = StepTime(0.004, 6e-5, 8e8, 0.95, 2e-4, 0.3, 5e5, 1.3)

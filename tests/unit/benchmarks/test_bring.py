@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks import bring
-from benchmarks.bare_environment import entries_of_missing, installed_versions
+from benchmarks.harness.bare_environment import entries_of_missing, installed_versions
 
 
 def names(wheels: list[bring.Wheel], *, needed: bool = True) -> set[str]:

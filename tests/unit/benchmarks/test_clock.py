@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import clock, contestants, kernel_time, rounds
-from benchmarks.clock import LoopClock
-from benchmarks.judging import mfu_at
+from benchmarks.harness import clock, contestants, kernel_time, rounds
+from benchmarks.harness.clock import LoopClock
+from benchmarks.harness.judging import mfu_at
 
 
 @given(st.integers(0, 5), st.integers(1, 5), st.floats(1, 100))

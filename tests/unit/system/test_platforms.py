@@ -32,12 +32,15 @@ from tests.launch import REPOSITORY
 
 COMMON = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "common").rglob("*.py")}
 # These run on GPU machines with Linux.
-OF_GPU_MACHINES = ("gpu.py", "gpu_step.py", "gpu_steps.py", "bring.py", "bare_environment.py")
+OF_GPU_MACHINES = (
+    *("benchmarks/gpu.py", "benchmarks/gpu_session/step.py", "benchmarks/gpu_session/steps.py"),
+    *("benchmarks/bring.py", "benchmarks/harness/bare_environment.py"),
+)
 PORTABLE = {
     path: path.read_text(encoding="utf-8")
     for folder in ("recipes", "benchmarks")
-    for path in (REPOSITORY / folder).glob("*.py")
-    if path.name not in OF_GPU_MACHINES
+    for path in (REPOSITORY / folder).rglob("*.py")
+    if path.relative_to(REPOSITORY).as_posix() not in OF_GPU_MACHINES
 } | COMMON
 ON_ALL_SYSTEMS = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 

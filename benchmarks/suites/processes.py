@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import BATCH_SIZE, decoded_folder, read_images
-from benchmarks.fresh import peak_mebibytes, run_fresh, seconds_to_marker
-from benchmarks.materials import (
+from benchmarks.harness.contestants import BATCH_SIZE, decoded_folder, read_images
+from benchmarks.harness.fresh_process import peak_mebibytes, run_fresh, seconds_to_marker
+from benchmarks.harness.materials import (
     bert_checkpoint,
     describe_checkpoint,
     image_dataset,
     text_extract,
 )
-from benchmarks.options import Options
-from benchmarks.recipe_side import REPOSITORY, load_recipe
-from benchmarks.rounds import Comparison, Contestant, Measurement, Round, Suite
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import REPOSITORY, load_recipe
+from benchmarks.harness.rounds import Comparison, Contestant, Measurement, Round, Suite
 from common.data.images import ImageData
 
 TEXT_BATCH_SIZE = 32
@@ -204,10 +204,10 @@ def memory(options: Options) -> Suite:
 class DistributedSuite(Suite):
     """A suite whose rounds run in two processes, both contestants in one process group."""
 
-    request: dict[str, Any] = field(default_factory=dict)  # see `benchmarks.two_ranks`
+    request: dict[str, Any] = field(default_factory=dict)  # see `benchmarks.suites.two_ranks`
 
     def run(self, rounds: int, announce: Callable[[str], None]) -> None:
-        """Launch `benchmarks.two_ranks` with torchrun, and read what its first rank measured."""
+        """Launch `two_ranks.py` with torchrun, and read what its first rank measured."""
         began = time.perf_counter()
         announce(f"{self.name}: {rounds} rounds in two processes")
         with tempfile.TemporaryDirectory() as folder:
@@ -217,7 +217,7 @@ class DistributedSuite(Suite):
             counts["rounds"] = rounds * self.rounds_for_one
             arguments = json.dumps({**self.request, **counts, "output": str(output)})
             subprocess.run(
-                [sys.executable, *launcher, "-m", "benchmarks.two_ranks", arguments],
+                [sys.executable, *launcher, "-m", "benchmarks.suites.two_ranks", arguments],
                 cwd=REPOSITORY,
                 # What torchrun would set, with a warning; the contestants share the cores out.
                 env={**os.environ, "OMP_NUM_THREADS": "1"},

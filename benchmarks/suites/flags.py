@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import mlp_suites, resnet_suites, text_suites
-from benchmarks.contestants import BATCH_SIZE, recipe_contestant
-from benchmarks.materials import image_dataset
-from benchmarks.options import Options
-from benchmarks.recipe_side import load_recipe
-from benchmarks.rounds import Comparison, Suite
+from benchmarks.harness.contestants import BATCH_SIZE, recipe_contestant
+from benchmarks.harness.materials import image_dataset
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import load_recipe
+from benchmarks.harness.rounds import Comparison, Suite
+from benchmarks.suites import bert, mnist, resnet
 
 DEFAULT = "default settings"
 
@@ -20,7 +20,7 @@ def mnist_flags(options: Options) -> Suite:
     task = {"dataset": image_dataset(options.data, "mnist")}
     task["batch_size"] = load_recipe("mnist_mlp").Config().batch_size
     flags = {"--compile": {"compile": True}}
-    return flag_suite("mnist_mlp", options, options.scaled(117), mlp_suites.MLP_WARMUP, task, flags)
+    return flag_suite("mnist_mlp", options, options.scaled(117), mnist.MLP_WARMUP, task, flags)
 
 
 def resnet_flags(options: Options) -> Suite:
@@ -28,7 +28,7 @@ def resnet_flags(options: Options) -> Suite:
     task = {"dataset": image_dataset(options.data, "cifar10"), "batch_size": BATCH_SIZE}
     steps = options.scaled(200 if options.on_gpu else 4)
     flags = {"--compile": {"compile": True}}
-    return flag_suite("resnet", options, steps, resnet_suites.RESNET_WARMUP, task, flags)
+    return flag_suite("resnet", options, steps, resnet.RESNET_WARMUP, task, flags)
 
 
 def bert_flags(options: Options) -> Suite:
@@ -40,8 +40,8 @@ def bert_flags(options: Options) -> Suite:
         f"--padding-free {other}": {"padding_free": other},
         "--compile": {"compile": True},
     }
-    task = text_suites.recipe_task(options, steps)
-    return flag_suite("bert", options, steps, text_suites.WARMUP, task, flags)
+    task = bert.recipe_task(options, steps)
+    return flag_suite("bert", options, steps, bert.WARMUP, task, flags)
 
 
 def flag_suite(

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks.clock import LoopClock
-from benchmarks.isolation import default_device
-from benchmarks.rounds import Training
+from benchmarks.harness.clock import LoopClock
+from benchmarks.harness.isolation import default_device
+from benchmarks.harness.rounds import Training
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LIGHTNING_PRECISIONS: dict[str, Any] = {

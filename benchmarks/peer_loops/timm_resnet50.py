@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.clock import LoopClock
-from benchmarks.isolation import default_device
-from benchmarks.rounds import Training
-from benchmarks.textbook import AUTOCAST_TYPES
+from benchmarks.harness.clock import LoopClock
+from benchmarks.harness.isolation import default_device
+from benchmarks.harness.rounds import Training
+from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
 
 
 def train_timm_resnet50(

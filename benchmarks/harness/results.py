@@ -17,13 +17,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.isolation import default_device
-from benchmarks.options import Options
-from benchmarks.rounds import Comparison, Measurement, Suite
+from benchmarks.harness.isolation import default_device
+from benchmarks.harness.options import Options
+from benchmarks.harness.rounds import Comparison, Measurement, Suite
 from common.system.devices import device_name
 from common.track.facts import git_commit
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = (
     "torch",
     "accelerate",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.contestants import contestant, recipe_contestant
-from benchmarks.judging import Judge
-from benchmarks.materials import bert_checkpoint, describe_checkpoint, text_extract
-from benchmarks.options import Options
-from benchmarks.recipe_side import load_recipe
-from benchmarks.rounds import Comparison, Contestant, Suite
-from benchmarks.trainer_side import TrainerTask
+from benchmarks.harness.contestants import contestant, recipe_contestant
+from benchmarks.harness.judging import Judge
+from benchmarks.harness.materials import bert_checkpoint, describe_checkpoint, text_extract
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import load_recipe
+from benchmarks.harness.rounds import Comparison, Contestant, Suite
+from benchmarks.peer_loops.hf_trainer import TrainerTask
 from common.data.sources import find_named
 from common.data.text import load_text
 

@@ -10,13 +10,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.isolation import isolated
-from benchmarks.recipe_side import load_recipe, train_recipe
+from benchmarks.harness.isolation import isolated
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from common.measure.stopwatch import FIRST_UPDATES
 
 Span = tuple[float, float]  # beginning and end
@@ -118,5 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import nn
 
-from benchmarks import roofs
-from benchmarks.contestants import (
+from benchmarks.harness import roofs
+from benchmarks.harness.contestants import (
     BATCH_SIZE,
     contestant,
     decoded_folder,
@@ -17,12 +17,12 @@ from benchmarks.contestants import (
     recipe_contestant,
     roof,
 )
-from benchmarks.judging import Judge
-from benchmarks.materials import image_dataset
-from benchmarks.options import Options
-from benchmarks.recipe_side import load_recipe
-from benchmarks.rounds import Comparison, Suite, Training
-from benchmarks.textbook import (
+from benchmarks.harness.judging import Judge
+from benchmarks.harness.materials import image_dataset
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import load_recipe
+from benchmarks.harness.rounds import Comparison, Suite, Training
+from benchmarks.peer_loops.textbook import (
     ImageArrays,
     Task,
     TransformedImages,
@@ -146,7 +146,7 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
 
     def train_timm(steps: int, seed: int, untimed: int) -> Training:
         """Train as timm's `benchmark.py --bench train --amp --channels-last` does."""
-        from benchmarks.timm_side import train_timm_resnet50
+        from benchmarks.peer_loops.timm_resnet50 import train_timm_resnet50
 
         return train_timm_resnet50(
             steps,

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import roofs
-from benchmarks.bare_loops import BareLoop
-from benchmarks.contestants import (
+from benchmarks.harness import roofs
+from benchmarks.harness.contestants import (
     BATCH_SIZE,
     contestant,
     decoded_folder,
@@ -22,13 +21,14 @@ from benchmarks.contestants import (
     roof,
     threads,
 )
-from benchmarks.isolation import default_device, isolated
-from benchmarks.judging import Judge
-from benchmarks.materials import image_dataset
-from benchmarks.options import Options
-from benchmarks.recipe_side import load_recipe
-from benchmarks.rounds import Comparison, Contestant, Suite
-from benchmarks.textbook import (
+from benchmarks.harness.isolation import default_device, isolated
+from benchmarks.harness.judging import Judge
+from benchmarks.harness.materials import image_dataset
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import load_recipe
+from benchmarks.harness.rounds import Comparison, Contestant, Suite
+from benchmarks.peer_loops.bare import BareLoop
+from benchmarks.peer_loops.textbook import (
     ImageArrays,
     Task,
     TransformedImages,

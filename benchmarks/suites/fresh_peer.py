@@ -1,6 +1,8 @@
-"""What a peer does in a process of its own; started by `benchmarks.process_suites`.
+"""What a peer does in a process of its own; started by `benchmarks.suites.processes`.
 
-python benchmarks/fresh_peer.py build|update|load|textbook|trainer '{"arguments": "in JSON"}'
+python benchmarks/suites/fresh_peer.py WORK '{"arguments": "in JSON"}'
+
+WORK is build, update, load, textbook or trainer.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def train_textbook(arguments: dict[str, Any]) -> None:
     """Run a textbook loop on decoded arrays."""
     import torch
 
-    from benchmarks import textbook
+    from benchmarks.peer_loops import textbook
 
     arrays = textbook.ImageArrays.read(Path(arguments["folder"]))
     crop = arguments["crop_padding"]
@@ -110,7 +112,7 @@ def main(work: str, arguments: dict[str, Any]) -> None:
         train_textbook(arguments)
         print("trained", flush=True)
     elif work == "trainer":
-        from benchmarks.trainer_side import TrainerTask
+        from benchmarks.peer_loops.hf_trainer import TrainerTask
 
         task = arguments["task"]
         TrainerTask(**{**task, "folder": Path(task["folder"])}).train(arguments["steps"], 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling_runs import Run
-from benchmarks.step_time import ASSUMPTIONS, STRATEGIES
+from benchmarks.scaling_study.runs import Run
+from benchmarks.scaling_study.step_time import ASSUMPTIONS, STRATEGIES
 
 
 def markdown(rows: list[tuple[str, ...]]) -> str:

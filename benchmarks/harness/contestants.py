@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import roofs
-from benchmarks.isolation import isolated
-from benchmarks.judging import Judge, throughput
-from benchmarks.options import Options
-from benchmarks.recipe_side import load_recipe, train_recipe
-from benchmarks.rounds import Contestant, Measurement, Round, Training
+from benchmarks.harness import roofs
+from benchmarks.harness.isolation import isolated
+from benchmarks.harness.judging import Judge, throughput
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
+from benchmarks.harness.rounds import Contestant, Measurement, Round, Training
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
 from common.system.machine import cpu_threads

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.contestants import threads
-from benchmarks.guarded import without_waiting
-from benchmarks.isolation import default_device, isolated
-from benchmarks.judging import mfu_at
-from benchmarks.kernel_time import KernelTime
-from benchmarks.materials import image_dataset, random_bert, text_extract
-from benchmarks.options import Options
-from benchmarks.recipe_side import REPOSITORY, load_recipe, train_recipe
-from benchmarks.rounds import Comparison, Training
+from benchmarks.harness.contestants import threads
+from benchmarks.harness.guarded import without_waiting
+from benchmarks.harness.isolation import default_device, isolated
+from benchmarks.harness.judging import mfu_at
+from benchmarks.harness.kernel_time import KernelTime
+from benchmarks.harness.materials import image_dataset, random_bert, text_extract
+from benchmarks.harness.options import Options
+from benchmarks.harness.recipe_side import REPOSITORY, load_recipe, train_recipe
+from benchmarks.harness.rounds import Comparison, Training
 from common.errors import UserError
 from common.measure import memory
 

@@ -28,11 +28,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from benchmarks.isolation import synchronize
-from benchmarks.rounds import Training
+from benchmarks.harness.isolation import synchronize
+from benchmarks.harness.rounds import Training
 from common.models.compile import compile_seconds
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def load_recipe(name: str) -> ModuleType:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.isolation import default_device
-from benchmarks.rounds import Measurement, Round, Training
-from benchmarks.textbook import AUTOCAST_TYPES
+from benchmarks.harness.isolation import default_device
+from benchmarks.harness.rounds import Measurement, Round, Training
+from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 

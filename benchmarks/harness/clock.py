@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.isolation import synchronize
+from benchmarks.harness.isolation import synchronize
 
 
 class LoopClock:

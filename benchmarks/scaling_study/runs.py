@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.link import ADDRESSES, DEVICE, Link, LinkError
-from benchmarks.rounds import Measurement, Round, Suite
-from benchmarks.scaling_options import Options
+from benchmarks.harness.rounds import Measurement, Round, Suite
+from benchmarks.scaling_study.link import ADDRESSES, DEVICE, Link, LinkError
+from benchmarks.scaling_study.options import Options
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, dict[str, Any]] = {
     "mnist_mlp": {"hidden_sizes": (512, 512), "image_size": 16},
     "resnet": {"image_size": 32},
@@ -78,7 +78,7 @@ class Processes:
             prefix = ["ip", "netns", "exec", link.namespaces[rank]] if link else []
             named = {**common, **({"RANK": rank, "LOCAL_RANK": rank} if count > 1 else {})}
             member = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "benchmarks.scaling_rank"],
+                [*prefix, sys.executable, "-m", "benchmarks.scaling_study.rank"],
                 cwd=REPOSITORY,
                 env={**os.environ, **{name: str(value) for name, value in named.items()}},
                 stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from benchmarks.isolation import default_device, synchronize
+from benchmarks.harness.isolation import default_device, synchronize
 from common.training.accelerator import cpu_has_bf16
 
 MATRIX_SIZE = 2048

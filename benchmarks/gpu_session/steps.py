@@ -1,6 +1,6 @@
 """The steps of `benchmarks/gpu.py`, each in a process of its own that writes results at once.
 
-python -m benchmarks.gpu_steps STEP FILE.json '{"options": "in JSON"}'
+python -m benchmarks.gpu_session.steps STEP FILE.json '{"options": "in JSON"}'
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from benchmarks.gpu_step import Cell, Step
-from benchmarks.isolation import turn_off_cudnn_attention
-from benchmarks.materials import image_dataset, long_texts, random_bert, use_own_cache
-from benchmarks.options import Options
-from benchmarks.rounds import Comparison, Suite
+from benchmarks.gpu_session.step import Cell, Step
+from benchmarks.harness.isolation import turn_off_cudnn_attention
+from benchmarks.harness.materials import image_dataset, long_texts, random_bert, use_own_cache
+from benchmarks.harness.options import Options
+from benchmarks.harness.rounds import Comparison, Suite
 
 NAN = float("nan")  # of what could not be measured: no goal is reached with it
 RECIPES = ("mnist_mlp", "resnet", "bert")
@@ -135,7 +135,7 @@ def remove_models(directory: Path) -> None:
 
 def compare(step: Step, suite: Suite, *prefixes: str) -> None:
     """Run those contestants of a suite whose names begin so; keep their ratios round by round."""
-    from benchmarks.results import summarize
+    from benchmarks.harness.results import summarize
 
     suite.contestants = {
         name: contestant
@@ -170,7 +170,7 @@ def compare(step: Step, suite: Suite, *prefixes: str) -> None:
 
 def resnet50(step: Step) -> None:
     """ResNet-50 at 224: fp16 against TF32, fp32 and timm; then its memory."""
-    from benchmarks.resnet_suites import resnet50 as suite_of
+    from benchmarks.suites.resnet import resnet50 as suite_of
 
     size, batch = (8, 2) if step.tiny else (224, 128)
     compare(step, suite_of(step.options, size, batch), "recipe", "timm")
@@ -190,7 +190,7 @@ def resnet50(step: Step) -> None:
 
 def bert_base(step: Step) -> None:
     """BERT-base on SST-2's lengths: fp16 against TF32 and HF Trainer with dynamic padding."""
-    from benchmarks.text_suites import bert, recipe_contestant_in
+    from benchmarks.suites.bert import bert, recipe_contestant_in
 
     turn_off_cudnn_attention()
     checkpoint = random_bert("tiny" if step.tiny else "base", step.tokenizer)
@@ -230,7 +230,7 @@ def bert_large(step: Step) -> None:
 
 def mnist(step: Step) -> None:
     """MNIST against the textbook loops."""
-    from benchmarks.mlp_suites import mnist as suite_of
+    from benchmarks.suites.mnist import mnist as suite_of
 
     chosen = step.options.precision
     compare(step, suite_of(step.options), "recipe", f"Accelerate {chosen}", f"PyTorch {chosen}")
@@ -262,7 +262,7 @@ def cifar10(step: Step) -> None:
 
 def transfer(step: Step) -> None:
     """How fast tensors travel; and what products and copies on the device reach."""
-    from benchmarks import roofs
+    from benchmarks.harness import roofs
 
     output = step.file.with_name("transfer-rates.json")
     words = ["benchmarks/transfer.py", "--output", output]
@@ -304,7 +304,7 @@ STEPS: dict[str, Plan] = {
 def main(name: str, file: str, options_as_json: str) -> None:
     """Take one step."""
     use_own_cache()
-    from benchmarks.results import describe_machine
+    from benchmarks.harness.results import describe_machine
     from common.config import TrainingConfig
 
     given = json.loads(options_as_json)

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clock import LoopClock
-from benchmarks.isolation import default_device
-from benchmarks.rounds import Training
+from benchmarks.harness.clock import LoopClock
+from benchmarks.harness.isolation import default_device
+from benchmarks.harness.rounds import Training
 
 
 @dataclass

@@ -15,10 +15,10 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.clock import LoopClock
-from benchmarks.isolation import default_device
-from benchmarks.rounds import Training
-from benchmarks.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
+from benchmarks.harness.clock import LoopClock
+from benchmarks.harness.isolation import default_device
+from benchmarks.harness.rounds import Training
+from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
 
 Batch = dict[str, torch.Tensor]
 MAX_GRADIENT_NORM = 1.0  # the recipes' default

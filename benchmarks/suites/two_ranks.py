@@ -19,19 +19,19 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.clock import LoopClock
-from benchmarks.contestants import contestant, read_images
-from benchmarks.mlp_suites import MLP_WARMUP, adamw, mlp_builder
-from benchmarks.process_suites import measurements_as_json
-from benchmarks.recipe_side import load_recipe, train_recipe
-from benchmarks.rounds import Contestant, Measurement, Round, Suite, Training
-from benchmarks.textbook import (
+from benchmarks.harness.clock import LoopClock
+from benchmarks.harness.contestants import contestant, read_images
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
+from benchmarks.harness.rounds import Contestant, Measurement, Round, Suite, Training
+from benchmarks.peer_loops.textbook import (
     ACCELERATE_PRECISIONS,
     AUTOCAST_TYPES,
     ImageArrays,
     Task,
     ready_tensors,
 )
+from benchmarks.suites.mnist import MLP_WARMUP, adamw, mlp_builder
+from benchmarks.suites.processes import measurements_as_json
 
 
 def train_by_hand(

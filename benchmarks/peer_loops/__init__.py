@@ -1,0 +1,1 @@
+"""The training loops that the recipes are compared with."""

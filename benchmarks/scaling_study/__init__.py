@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/scaling.py`: runs, links, the model of an update's time, the report."""

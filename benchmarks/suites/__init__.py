@@ -1,0 +1,1 @@
+"""The comparisons that `benchmarks/peers.py` runs, one module per recipe or purpose."""
