@@ -1,16 +1,15 @@
-"""List the packages that a machine lacks, to bring along as wheels where it has no network.
+"""List the packages that a machine without a network lacks, to bring them along as wheels.
 
 python3 -m pip list --format=freeze > installed.txt                 # on that machine
 python benchmarks/bring.py --installed installed.txt                # here
 python benchmarks/bring.py --installed installed.txt --check        # here, and try the list
 
-The list is made of the requirements in `pyproject.toml` and all that they require, for the other
-machine's Python, without what is installed there in a version that fits. Versions are those of this
-environment. A package that no process of the programme for a GPU imports is listed as a comment:
-the recipes run without it.
+The list has the requirements of `pyproject.toml` and all their requirements, for the Python of the
+other machine. It leaves out packages that the machine has in a version that fits. Versions are
+those of this environment. The recipes run without some packages; the list has these as comments.
 
-`--check` makes an environment that lacks the packages in question but for those listed, and runs
-each recipe and the GPU tests' imports there.
+`--check` makes an environment with only the packages that are installed on the other machine or
+listed. It runs each recipe there, and the imports of the GPU tests.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-if __package__ in (None, ""):  # started as a file: let the package be found
+if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from packaging.requirements import Requirement
@@ -35,11 +34,11 @@ from packaging.version import Version
 from benchmarks.harness.bare_environment import installed_versions, make_bare_environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# Of the tests that the programme for a GPU runs.
+# Needed by the tests that `gpu.py` runs.
 TEST_PACKAGES = ("pytest",)
-# The project's requirements that no process of the programme imports; see `programme_runs_without`.
+# Requirements of the project that no process of `gpu.py` imports; `--check` verifies it.
 NOT_IMPORTED = ("optuna", "wandb", "wandb-workspaces")
-Installed = Mapping[str, str | None]  # version by canonical name; None: unknown
+Installed = Mapping[str, str | None]  # version by canonical name; None if unknown
 
 
 @dataclass(kw_only=True)
@@ -49,9 +48,9 @@ class Options:
     installed: Path = REPOSITORY / "benchmarks" / "gpu_machine.txt"
     """File with the other machine's packages, as `pip list --format=freeze` prints them."""
     python: str = "3.12"
-    """The other machine's version of Python; it is a Linux machine with an x86-64 processor."""
+    """Version of Python on the other machine, which has Linux and an x86-64 processor."""
     check: bool = False
-    """Run each recipe in an environment that has only what is installed there or listed."""
+    """Run each recipe in an environment with only the packages installed there or listed."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Wheel:
 
     name: str
     version: str
-    is_needed: bool  # by the programme for a GPU
+    is_needed: bool  # by a process of `gpu.py`
 
     def __str__(self) -> str:
         """Return a line for `pip download --requirement`; a comment if it is not needed."""
@@ -80,7 +79,7 @@ def read_installed(file: Path) -> dict[str, str | None]:
 
 
 def project_requirements() -> list[Requirement]:
-    """Return what `pyproject.toml` requires, and what the GPU tests need."""
+    """Return the requirements in `pyproject.toml`, and those of the GPU tests."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     return [Requirement(text) for text in (*project["dependencies"], *TEST_PACKAGES)]
 
@@ -88,26 +87,28 @@ def project_requirements() -> list[Requirement]:
 def missing_wheels(
     requirements: Iterable[Requirement], installed: Installed, python: str
 ) -> list[Wheel]:
-    """Return what `requirements` need in all and is not installed in a version that fits.
+    """Return all packages that `requirements` need and that are not installed in a fitting version.
 
     Raises:
-        SystemExit: when this environment lacks a package too, so that its version is unknown.
+        SystemExit: when this environment lacks such a package too, so that its version is unknown.
     """
-    own_versions = installed_versions()
+    versions_here = installed_versions()
     needed: set[str] = set()
     optional: set[str] = set()
     for requirement in requirements:
         name = canonicalize_name(requirement.name)
         missing = missing_of(requirement, installed, python)
         (optional if name in NOT_IMPORTED else needed).update(missing)
-    unknown = sorted((needed | optional) - own_versions.keys())
+    unknown = sorted((needed | optional) - versions_here.keys())
     if unknown:
-        raise SystemExit(f"install {' '.join(unknown)} here first: their versions are unknown")
-    return [Wheel(name, own_versions[name], name in needed) for name in sorted(needed | optional)]
+        raise SystemExit(
+            f"the versions of {' '.join(unknown)} are unknown: install these packages here first"
+        )
+    return [Wheel(name, versions_here[name], name in needed) for name in sorted(needed | optional)]
 
 
 def missing_of(requirement: Requirement, installed: Installed, python: str) -> set[str]:
-    """Return the names of a requirement and of all that it requires, as far as they are missing."""
+    """Return the missing packages among a requirement and all that it requires, by name."""
     missing: set[str] = set()
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [requirement]
@@ -121,13 +122,13 @@ def missing_of(requirement: Requirement, installed: Installed, python: str) -> s
         if not is_satisfied(current, installed):
             missing.add(name)
             waiting += requirements_of(name, current.extras, python)
-        elif current.extras:  # the package is there; its extra may not be
+        elif current.extras:  # the package is installed, but its extra may not be
             waiting += requirements_of(name, current.extras, python, only_extras=True)
     return missing
 
 
 def is_satisfied(requirement: Requirement, installed: Installed) -> bool:
-    """Whether a package is installed; an unknown version is taken to fit."""
+    """Whether a package is installed in a version that fits; an unknown version counts as one."""
     name = canonicalize_name(requirement.name)
     if name not in installed:
         return False
@@ -138,7 +139,11 @@ def is_satisfied(requirement: Requirement, installed: Installed) -> bool:
 def requirements_of(
     name: str, extras: Iterable[str], python: str, *, only_extras: bool = False
 ) -> Iterator[Requirement]:
-    """Yield what a package of this environment requires on the other machine."""
+    """Yield the requirements of a package of this environment, as they apply to the other machine.
+
+    Args:
+        only_extras: leave out requirements that do not depend on an extra.
+    """
     try:
         texts = metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -173,23 +178,23 @@ def applies(requirement: Requirement, python: str, extra: str) -> bool:
 def left_out(installed: Installed, wheels: Iterable[Wheel], python: str) -> set[str]:
     """Return the packages of this environment that the other machine will not have.
 
-    Those that this environment's own versions of the others require are not among them: the other
-    machine's versions may require other packages instead.
+    Packages that this environment's versions of kept packages require stay: the other machine's
+    versions may require other packages instead.
     """
-    own = installed_versions().keys()
+    installed_here = installed_versions().keys()
     kept = {"accelerate-recipes", *(wheel.name for wheel in wheels if wheel.is_needed)}
-    kept |= installed.keys() & own
+    kept |= installed.keys() & installed_here
     required: set[str] = set()
     for name in kept - {"accelerate-recipes"}:
         required |= missing_of(Requirement(name), {}, python)
-    return own - kept - required
+    return installed_here - kept - required
 
 
-def programme_runs_without(missing: set[str]) -> None:
-    """Run each recipe in an environment that lacks packages.
+def run_without(missing: set[str]) -> None:
+    """Run what `gpu.py` starts in an environment that lacks the packages `missing`.
 
     Raises:
-        SystemExit: with the error of a recipe that does not run.
+        SystemExit: when a command fails; with its error.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -207,7 +212,7 @@ def programme_runs_without(missing: set[str]) -> None:
 
 
 def launches(folder: Path) -> list[list[str]]:
-    """Return what the programme for a GPU starts, as short as can be."""
+    """Return what `gpu.py` starts, as short as possible: Python's arguments of each command."""
     recipes = REPOSITORY / "recipes"
     small = ["--max-steps", "2", "--batch-size", "4", "--tracker", "none", "--epochs", "1"]
     images = ["--dataset", "synthetic", "--image-size", "8"]
@@ -229,16 +234,16 @@ def write_texts(folder: Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Print the list; try it if that is asked for."""
+    """Print the list, and check it with `--check`."""
     installed = read_installed(options.installed)
     wheels = missing_wheels(project_requirements(), installed, options.python)
-    print(f"# What {options.installed.name} lacks, for Python {options.python}. Download it with:")
+    print(f"# Missing in {options.installed.name}, for Python {options.python}. Download with:")
     print(f"# {download_command(options.python)}")
     for wheel in wheels:
         print(wheel)
     if options.check:
-        programme_runs_without(left_out(installed, wheels, options.python))
-        print("# checked: each recipe runs with these and what is installed there")
+        run_without(left_out(installed, wheels, options.python))
+        print("# checked: each recipe runs with these packages and those installed there")
 
 
 def download_command(python: str) -> str:

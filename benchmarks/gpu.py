@@ -1,16 +1,16 @@
 """Measure the recipes on a GPU, the most valuable figures first. It has not run on a GPU yet.
 
 python benchmarks/gpu.py --data FOLDER --output FOLDER
-python benchmarks/gpu.py --data FOLDER --output FOLDER --resume     # goes on where it was cut off
+python benchmarks/gpu.py --data FOLDER --output FOLDER --resume     # continue after a cut
 python benchmarks/gpu.py --only resnet50 cifar10 --budget-minutes 8 --output FOLDER
 python benchmarks/gpu.py --tiny --output FOLDER                     # on any machine: does it run?
 
-The order is that of `STEPS` in `gpu_steps.py`: a smoke test, ResNet-50, MNIST, BERT-base, CIFAR-10,
-a profile, kill and resume, the other GPU tests, then each recipe in every precision.
+The order is that of `STEPS` in `gpu_session/steps.py`: a smoke test, ResNet-50, MNIST, BERT-base,
+CIFAR-10, a profile, kill and resume, the other GPU tests, each recipe in every precision,
+BERT-large, and copies between host and GPU.
 
-Each step is a process with a time limit. It writes STEP.json as it measures, and prints into
-STEP.log; `table.md` sums all steps up. A step that fails is noted with its error, and the next one
-begins.
+Each step is a process with a time limit. It writes STEP.json while it measures, and prints into
+STEP.log; `table.md` sums up all steps. If a step fails, its error is kept and the next step begins.
 """
 
 from __future__ import annotations
@@ -26,26 +26,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started as a file: let the package be found
+if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.gpu_session.steps import STEPS
 from benchmarks.harness.recipe_side import REPOSITORY
 
-LEAST_SECONDS = 20  # that a step is begun with
-ERROR_CHARACTERS = 4000  # of the log's end, kept with a step that failed
-# Key in a recipe's figures, format, and whether its ratio to fp32's is shown.
+LEAST_SECONDS = 20  # with less time left, no step begins
+ERROR_CHARACTERS = 4000  # of the log's end, kept with a failed step
+LINE_CHARACTERS = 160  # of an error in the table
+# Keys under which the figures of a recipe in one precision name a problem.
+PROBLEMS = ("refused", "waits", "failed")
+Record = dict[str, Any]  # a step's JSON file; see `gpu_session/step.py`
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of recipes."""
+
+    key: str  # in a recipe's figures
+    format: str
+    is_ratio_to_fp32: bool = False
+
+
 COLUMNS = {
-    "samples/s": ("samples_per_second", ",.0f", False),
-    "× fp32": ("samples_per_second", ".2f", True),
-    "MFU": ("perf/mfu", ".1%", False),
-    "peak MiB": ("memory/peak_allocated_mib", ",.0f", False),
-    "of fp32": ("memory/peak_allocated_mib", ".2f", True),
-    "kernels run": ("kernel_share", ".0%", False),
-    "last loss": ("train/loss", ".3f", False),
+    "samples/s": Column("samples_per_second", ",.0f"),
+    "× fp32": Column("samples_per_second", ".2f", is_ratio_to_fp32=True),
+    "MFU": Column("perf/mfu", ".1%"),
+    "peak MiB": Column("memory/peak_allocated_mib", ",.0f"),
+    "of fp32": Column("memory/peak_allocated_mib", ".2f", is_ratio_to_fp32=True),
+    "kernels run": Column("kernel_share", ".0%"),
+    "last loss": Column("train/loss", ".3f"),
 }
-TROUBLES = ("refused", "waits", "failed")  # of a recipe in one precision
-Record = dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -53,25 +65,25 @@ class Options:
     """Measure the recipes on this machine's GPU, the most valuable figures first."""
 
     only: tuple[str, ...] = ()
-    """Steps to take, again if need be (default: all)."""
+    """Steps to run, even if they are done (default: all)."""
     resume: bool = False
-    """Go on in a folder that has results: take the steps that are not done."""
+    """Continue in a folder that has results: run the steps that are not done."""
     budget_minutes: float = 55
-    """Minutes after which no step is begun, and a running one is ended."""
+    """Minutes after which a running step is ended and no other begins."""
     data: Path | None = None
-    """Folder with mnist/, cifar10/ and sst2/ as the Hub lays them out; else random images."""
+    """Folder with mnist/, cifar10/ and sst2/ as the Hub lays them out (default: other data)."""
     tokenizer: Path | None = None
-    """Folder with BERT's tokenizer, as in any checkpoint of it (default: one made here)."""
+    """Folder with BERT's tokenizer, as in any of its checkpoints (default: one trained here)."""
     rounds: int = 3
     """Rounds in which contestants take turns; a ratio is the median over rounds."""
     output: Path = Path("gpu-results")
     """Folder for the results."""
     tiny: bool = False
-    """Take every step at the smallest size, on any machine, to see that it runs."""
+    """Run every step at the smallest size, on any machine, to see that it works."""
 
 
-def take(name: str, options: Options, seconds: float) -> Record:
-    """Take one step in a process group of its own, within so many seconds; return its record."""
+def run_and_record(name: str, options: Options, seconds: float) -> Record:
+    """Run a step for at most `seconds`, and return its record with status, time and error."""
     file = (options.output / f"{name}.json").resolve()
     if file.exists():
         file.replace(file.with_suffix(".previous.json"))
@@ -87,7 +99,11 @@ def take(name: str, options: Options, seconds: float) -> Record:
 
 
 def run_step(name: str, file: Path, options: Options, seconds: float) -> str:
-    """Run a step's process to its end or its limit; return "done", "failed" or "ended after …"."""
+    """Run a step's process and its children to the end or the limit.
+
+    Returns:
+        "done", "failed" or "ended after … s".
+    """
     with file.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
             step_command(name, file, options),
@@ -123,7 +139,7 @@ def step_command(name: str, file: Path, options: Options) -> list[str]:
 
 
 def read_record(file: Path) -> Record:
-    """Return what a step has written; nothing if it wrote nothing."""
+    """Return the record that a step has written; an empty one if there is none."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
@@ -142,10 +158,10 @@ def missing_packages(name: str) -> list[str]:
 
 
 def table(records: dict[str, Record]) -> str:
-    """Return the results as Markdown: the goals, the precisions, and how each step ended."""
-    lines = [*goal_rows(records), "", *cell_rows(records), "", *step_rows(records)]
+    """Return the results as Markdown: the goals, the recipes, and the status of each step."""
+    lines = [*goal_rows(records), "", *recipe_rows(records), "", *step_rows(records)]
     if any(record.get("tiny") for record in records.values()):
-        lines += ["", "A tiny run, to see that it runs: its figures mean nothing."]
+        lines += ["", "A tiny run, to see that everything works: its figures mean nothing."]
     machines = [record["machine"] for record in records.values() if "machine" in record]
     if machines:
         for part in ("hardware", "versions"):
@@ -155,7 +171,7 @@ def table(records: dict[str, Record]) -> str:
 
 
 def goal_rows(records: dict[str, Record]) -> list[str]:
-    """Return a table of the figures that there is a goal for, with the spread over rounds."""
+    """Return the table of figures with a goal, with their spread over rounds."""
     lines = ["| | | goal | |", "|---|--:|--:|---|"]
     outcomes = {None: "", True: "reached", False: "**missed**"}
     for record in records.values():
@@ -169,30 +185,36 @@ def goal_rows(records: dict[str, Record]) -> list[str]:
     return lines
 
 
-def cell_rows(records: dict[str, Record]) -> list[str]:
-    """Return a table of each recipe in each precision."""
+def recipe_rows(records: dict[str, Record]) -> list[str]:
+    """Return the table of each recipe in each precision."""
     lines = [f"| | {' | '.join(COLUMNS)} | |", f"|---|{'--:|' * len(COLUMNS)}---|"]
-    cells: dict[str, Record] = {}
+    all_figures: dict[str, Record] = {}
     for record in records.values():
-        cells |= {name: figures or {} for name, figures in record.get("figures", {}).items()}
-    for name, figures in cells.items():
-        troubles = [f"{kind}: {last_line(figures[kind])}" for kind in TROUBLES if kind in figures]
-        if "samples_per_second" in figures or troubles:
-            full = cells.get(f"{name.split()[0]} fp32", {})
-            shown = [shown_figure(figures, full, *column) for column in COLUMNS.values()]
-            lines.append(f"| {name} | {' | '.join(shown)} | {'; '.join(troubles)} |")
+        for name, figures in record.get("figures", {}).items():
+            all_figures[name] = figures or {}
+    for name, figures in all_figures.items():
+        problems = [f"{key}: {last_line(figures[key])}" for key in PROBLEMS if key in figures]
+        if "samples_per_second" in figures or problems:
+            fp32_figures = all_figures.get(f"{name.split()[0]} fp32", {})
+            cells = [cell(column, figures, fp32_figures) for column in COLUMNS.values()]
+            lines.append(f"| {name} | {' | '.join(cells)} | {'; '.join(problems)} |")
     return lines
 
 
-def shown_figure(figures: Record, full: Record, key: str, form: str, is_ratio: bool) -> str:
-    """Return a figure for people, or its ratio to that of fp32; nothing where it is unknown."""
-    if key not in figures or (is_ratio and key not in full):
+def cell(column: Column, figures: Record, fp32_figures: Record) -> str:
+    """Return a figure, or its ratio to that of fp32, for people; nothing if it is unknown."""
+    if column.key not in figures:
         return ""
-    return format(figures[key] / full[key] if is_ratio else figures[key], form)
+    value = figures[column.key]
+    if column.is_ratio_to_fp32:
+        if column.key not in fp32_figures:
+            return ""
+        value /= fp32_figures[column.key]
+    return format(value, column.format)
 
 
 def step_rows(records: dict[str, Record]) -> list[str]:
-    """Return a table of how each step ended."""
+    """Return the table of each step's status and time."""
     rows = [
         f"| {name} | {record['status']} | {record['seconds']} |" for name, record in records.items()
     ]
@@ -200,32 +222,35 @@ def step_rows(records: dict[str, Record]) -> list[str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of an error."""
-    return text.strip().splitlines()[-1][:160].replace("|", "/")
+    """Return the last line of an error, as a cell of a table."""
+    return text.strip().splitlines()[-1][:LINE_CHARACTERS].replace("|", "/")
 
 
-def refuse(options: Options) -> None:
-    """Exit with a sentence if the options name unknown steps, or would overwrite results."""
-    if unknown := {*options.only} - {*STEPS}:
+def refuse_mistakes(options: Options) -> None:
+    """Exit with a sentence if the options name unknown steps or would overwrite results."""
+    unknown = set(options.only) - set(STEPS)
+    if unknown:
         raise SystemExit(f"--only {' '.join(unknown)}: the steps are {', '.join(STEPS)}")
     has_results = any((options.output / f"{name}.json").exists() for name in STEPS)
     if has_results and not (options.resume or options.only):
-        advice = "pass --resume to go on there, --only to repeat steps, or another --output"
-        raise SystemExit(f"{options.output} has results: {advice}")
+        raise SystemExit(
+            f"{options.output} has results: "
+            "pass --resume to go on there, --only to repeat steps, or another --output"
+        )
 
 
 def main(options: Options) -> int:
-    """Take the steps; return how many are not done."""
-    refuse(options)
+    """Run the steps, and return how many are not done."""
+    refuse_mistakes(options)
     options.output.mkdir(parents=True, exist_ok=True)
-    ends = time.monotonic() + 60 * options.budget_minutes
+    deadline = time.monotonic() + 60 * options.budget_minutes
     records: dict[str, Record] = {}
     for name, plan in STEPS.items():
         record = read_record(options.output / f"{name}.json")
         is_due = name in options.only if options.only else record.get("status") != "done"
         if is_due:
-            seconds = min(plan.seconds, ends - time.monotonic())
-            record = take_or_leave(name, options, seconds, record)
+            seconds = min(plan.seconds, deadline - time.monotonic())
+            record = run_if_possible(name, options, seconds, record)
         if record:
             records[name] = {"seconds": 0, "status": "ended early", **record}
         (options.output / "table.md").write_text(table(records))
@@ -233,14 +258,22 @@ def main(options: Options) -> int:
     return sum(record["status"] != "done" for record in records.values())
 
 
-def take_or_leave(name: str, options: Options, seconds: float, record: Record) -> Record:
-    """Take a step if there is time and all that it needs; return its record."""
-    if missing := missing_packages(name):
+def run_if_possible(name: str, options: Options, seconds: float, record: Record) -> Record:
+    """Run a step if there is time and all its packages are installed.
+
+    Args:
+        record: of an earlier attempt; empty if there was none.
+
+    Returns:
+        The step's record, or `record` with the reason why the step did not run.
+    """
+    missing = missing_packages(name)
+    if missing:
         return record | {"status": f"needs {' and '.join(missing)}, which this machine lacks"}
     if seconds < LEAST_SECONDS:
         return record or {"status": "no time was left"}
     print(f"{name}: up to {seconds:.0f} s", flush=True)
-    record = take(name, options, seconds)
+    record = run_and_record(name, options, seconds)
     print(f"{name}: {record['status']}, {record['seconds']} s", flush=True)
     return record
 
@@ -248,6 +281,6 @@ def take_or_leave(name: str, options: Options, seconds: float, record: Record) -
 if __name__ == "__main__":
     import tyro
 
-    # So that a request to stop ends the running step, too.
+    # A request to stop must end the running step, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(tyro.cli(Options)))

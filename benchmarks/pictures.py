@@ -2,7 +2,7 @@
 
 python benchmarks/pictures.py --output docs
 
-Runs what the pictures show in a terminal of 100 columns, and draws what stood in it as SVG.
+The script runs the commands in a pseudo-terminal of 100 columns, and draws its content as SVG.
 """
 
 import argparse
@@ -22,32 +22,47 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH, HEIGHT = 100, 30
+WIDTH = 100  # columns
+HEIGHT = 30  # lines
 TRAIN = "accelerate launch recipes/mnist_mlp.py --dataset digits --validation-share 0.1"
 RUNS = {"fp32": "--mixed-precision no", "bf16": "--mixed-precision bf16"}
 COMPARE = "recipes compare runs/fp32 runs/bf16"
-MOVES = re.compile(r"(\r|\n|\x1b\[\d*[A-HJKa-ln-z]|\x1b\[\?\d+[hl])")  # all but colours
+# Line ends and all escape sequences except those for colours.
+MOVES = re.compile(r"(\r|\n|\x1b\[\d*[A-HJKa-ln-z]|\x1b\[\?\d+[hl])")
+ERASE_LINE = "\x1b[2K"
 
 
 def main() -> None:
+    """Train two runs, compare them, and draw both pictures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("docs"), metavar="DIR")
-    folder = parser.parse_args().output
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
+    parser.add_argument(
+        "--output", type=Path, default=Path("docs"), metavar="DIR", help="folder of the pictures"
+    )
+    output_folder = parser.parse_args().output
+    output_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work_folder:
         for name in ("recipes", "common"):
-            (Path(place) / name).symlink_to(Path(name).resolve())
+            (Path(work_folder) / name).symlink_to(Path(name).resolve())
         for name, flags in RUNS.items():
             command = f"{TRAIN} {flags}"
-            written = written_by(f"{command} --tracker none --output-dir runs/{name}", place)
-        training = written[: written.rindex("━")]  # until the bar is taken away
-        end = training.rindex("\x1b[2K", 0, len(training) * 4 // 5)  # before a line is redrawn
-        draw(command, training[:end], folder / "terminal.svg")
-        draw(COMPARE, written_by(COMPARE, place), folder / "comparison.svg")
+            output = output_of(f"{command} --tracker none --output-dir runs/{name}", work_folder)
+        draw(command, middle_of_training(output), output_folder / "terminal.svg")
+        draw(COMPARE, output_of(COMPARE, work_folder), output_folder / "comparison.svg")
 
 
-def written_by(command: str, folder: str) -> str:
-    """Return all that a command has written to its terminal."""
+def middle_of_training(output: str) -> str:
+    """Return the output of a training until about four fifths of it, with a whole progress bar."""
+    with_bar = output[: output.rindex("━")]  # the bar disappears at the end
+    end = with_bar.rindex(ERASE_LINE, 0, len(with_bar) * 4 // 5)  # before a line is redrawn
+    return with_bar[:end]
+
+
+def output_of(command: str, folder: str) -> str:
+    """Run a command in a pseudo-terminal, and return everything that it writes there.
+
+    Raises:
+        SystemExit: when the command fails; with what it showed.
+    """
     control, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     words = shlex.split(command)
@@ -62,38 +77,44 @@ def written_by(command: str, folder: str) -> str:
         stderr=terminal,
     )
     os.close(terminal)
-    written = b"".join(iter(lambda: read(control), b"")).decode(errors="replace")
+    output = b"".join(iter(lambda: read(control), b"")).decode(errors="replace")
     if process.wait():
-        raise SystemExit(f"{command} failed:\n{screen_of(written)}")
-    return written
+        raise SystemExit(f"{command} failed:\n{screen_of(output)}")
+    return output
 
 
 def read(control: int) -> bytes:
+    """Return the next bytes written to a pseudo-terminal; nothing once it is closed."""
     try:
         return os.read(control, 65536)
-    except OSError:  # how Linux says that the last one closed the terminal
+    except OSError:  # Linux raises it when the last process has closed the terminal
         return b""
 
 
-def screen_of(written: str) -> str:
-    """Return lines as rich has written them: it goes up and begins whole lines anew."""
-    lines, row = [""], 0
-    for part in MOVES.split(written):
+def screen_of(output: str) -> str:
+    """Return the lines that stand in the terminal after `output`.
+
+    This is no full terminal: rich only moves up, erases whole lines, and writes them anew.
+    """
+    lines = [""]
+    row = 0
+    for part in MOVES.split(output):
         if part == "\n":
             row += 1
         elif part.startswith("\x1b[") and part.endswith("A"):
             row = max(0, row - int(part[2:-1] or 1))
-        elif part == "\x1b[2K" or part == "\r":
-            lines[row] = "" if part == "\x1b[2K" else lines[row]
+        elif part == ERASE_LINE:
+            lines[row] = ""
         elif not MOVES.match(part):
             lines[row] += part
         lines += [""] * (row + 1 - len(lines))
     return "\n".join(lines).rstrip()
 
 
-def draw(command: str, written: str, file: Path) -> None:
+def draw(command: str, output: str, file: Path) -> None:
+    """Draw a terminal with a command and the last lines of its output."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    shown = screen_of(written).splitlines()[-(HEIGHT - 2) :]
+    shown = screen_of(output).splitlines()[-(HEIGHT - 2) :]
     console.print(f"$ {command}", markup=False, highlight=False, style="bold")
     console.print(Text.from_ansi("\n".join(shown)), highlight=False)
     file.write_text(console.export_svg(title="Accelerate Recipes"), encoding="utf-8")

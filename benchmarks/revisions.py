@@ -1,11 +1,12 @@
-"""Two checkouts of this repository against each other: has a change made the recipes slower?
+"""Compare two checkouts of this repository: has a change made the recipes slower?
 
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before .
 
-In turns, each time in a fresh process, the MNIST recipe trains at its default batch and in batches
-of 128, and a small MLP of which the loop itself is most of the time; what is timed is the loop
-from outside, as in `benchmarks/harness/recipe_side.py` of each checkout.
+Both checkouts take turns, each time in a fresh process. The MNIST recipe trains at its default
+batch size, in batches of 128, and with a small MLP whose time is mostly that of the loop itself.
+A short ResNet-18 comes last. The loop is timed from outside, by `benchmarks/harness/recipe_side.py`
+of each checkout.
 """
 
 from __future__ import annotations
@@ -14,35 +15,43 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-# Of each case: recipe, updates, and what differs from the recipe's defaults.
-CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "MNIST, batch 512": ("mnist_mlp", 350, {}),
-    "MNIST, batch 128": ("mnist_mlp", 900, {"batch_size": 128}),
-    "loop, MLP 784-16-10, batch 128": (
-        "mnist_mlp",
-        2000,
-        {"batch_size": 128, "hidden_sizes": [16], "mixed_precision": "no"},
+
+@dataclass(frozen=True)
+class Case:
+    """A training that both checkouts run."""
+
+    recipe: str
+    updates: int
+    settings: dict[str, object] = field(default_factory=dict)  # other than the recipe's defaults
+
+
+CASES = {
+    "MNIST, batch 512": Case("mnist_mlp", 350),
+    "MNIST, batch 128": Case("mnist_mlp", 900, {"batch_size": 128}),
+    "loop, MLP 784-16-10, batch 128": Case(
+        "mnist_mlp", 2000, {"batch_size": 128, "hidden_sizes": [16], "mixed_precision": "no"}
     ),
-    "ResNet-18, batch 64": ("resnet", 12, {"batch_size": 64}),
+    "ResNet-18, batch 64": Case("resnet", 12, {"batch_size": 64}),
 }
-TURN = """
+# Runs with the modules of a checkout, which may be an older revision.
+TRAIN_ONCE = """
 import json, sys
 try:
     from benchmarks.harness.recipe_side import load_recipe, train_recipe
-except ModuleNotFoundError:  # an older revision
+except ModuleNotFoundError:  # a revision from before the package `harness`
     from benchmarks.recipe_side import load_recipe, train_recipe
-recipe, steps, settings = json.loads(sys.argv[1])
+recipe, updates, settings = json.loads(sys.argv[1])
 settings = {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()}
-training = train_recipe(load_recipe(recipe), steps, **settings)
+training = train_recipe(load_recipe(recipe), updates, **settings)
 print("rate", training.samples / training.seconds)
 """
 
@@ -54,44 +63,48 @@ class Options:
     before: Annotated[Path, tyro.conf.Positional]
     """Checkout to compare with."""
     after: Annotated[Path, tyro.conf.Positional]
-    """Checkout whose change is in question."""
+    """Checkout with the change."""
     rounds: int = 5
-    """Rounds in which both take a turn at each case."""
+    """Rounds; in each round, both checkouts take a turn at each case."""
     mnist: str = "digits"
-    """Folder of MNIST as the Hub lays it out, or a built-in data set."""
+    """Folder of MNIST as the Hub lays it out, or the name of a built-in data set."""
 
 
-def samples_per_second(checkout: Path, case: str, options: Options) -> float:
-    """Return the rate of one turn, in a process of its own."""
-    recipe, steps, settings = CASES[case]
-    dataset = options.mnist if recipe == "mnist_mlp" else "digits"
-    request = json.dumps([recipe, steps, {"dataset": dataset, **settings}])
-    done = subprocess.run(
-        [sys.executable, "-c", TURN, request],
+def samples_per_second(checkout: Path, case: Case, options: Options) -> float:
+    """Return the rate of one turn, in a fresh process."""
+    dataset = options.mnist if case.recipe == "mnist_mlp" else "digits"
+    request = json.dumps([case.recipe, case.updates, {"dataset": dataset, **case.settings}])
+    completed = subprocess.run(
+        [sys.executable, "-c", TRAIN_ONCE, request],
         env=os.environ | {"PYTHONPATH": str(checkout.resolve())},
         cwd=checkout,
         capture_output=True,
         encoding="utf-8",
         check=True,
     )
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("rate ")]
+    (line,) = [line for line in completed.stdout.splitlines() if line.startswith("rate ")]
     return float(line.split()[1])
 
 
 def main(options: Options) -> None:
-    """Print the median rates, and the median and range of their ratio, for each case."""
+    """Print the median rates and the median and range of their ratio, for each case."""
     table = Table(title=f"samples/s, medians of {options.rounds} rounds")
     for column in ("", "before", "after", "after / before"):
         table.add_column(column, justify="right" if column else "left")
-    for case in CASES:
-        rates = [
-            [samples_per_second(side, case, options) for side in (options.before, options.after)]
-            for _ in range(options.rounds)
-        ]
-        ratios = sorted(after / before for before, after in rates)
-        medians = [f"{median(column):,.0f}" for column in zip(*rates, strict=True)]
-        spread = f"{median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
-        table.add_row(case, *medians, spread)
+    for title, case in CASES.items():
+        rates_before: list[float] = []
+        rates_after: list[float] = []
+        for _ in range(options.rounds):
+            rates_before.append(samples_per_second(options.before, case, options))
+            rates_after.append(samples_per_second(options.after, case, options))
+        pairs = zip(rates_before, rates_after, strict=True)
+        ratios = sorted(after / before for before, after in pairs)
+        table.add_row(
+            title,
+            f"{median(rates_before):,.0f}",
+            f"{median(rates_after):,.0f}",
+            f"{median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})",
+        )
     Console().print(table)
 
 

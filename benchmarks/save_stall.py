@@ -1,12 +1,17 @@
-"""How long `run.save()` keeps the training waiting, against what it could not do without.
+"""Measure how long `run.save()` keeps the training waiting, beside two other ways of saving.
 
 python benchmarks/save_stall.py
 python benchmarks/save_stall.py --rounds 15 --recipes resnet
 
-Per recipe, in one process, after each of some updates and in turn: a plain clone of every tensor
-of the state (weights, buffers, optimizer: what any checkpoint must copy), `run.save()`, and
-Accelerate's `save_state`, which writes while the training waits. The writing in the background is
-waited for before the next is timed, and its time is shown too.
+Each recipe trains in a process of its own. After each update, these are timed in turn:
+
+- a plain clone of every tensor of the state (weights, buffers, optimizer), which any checkpoint
+  must copy at least;
+- `run.save()`, which writes in the background;
+- `run.save()` until the checkpoint is on disk;
+- Accelerate's `save_state`, which writes while the training waits.
+
+Before each measurement, the script waits until earlier checkpoints are written.
 """
 
 from __future__ import annotations
@@ -22,13 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import tyro
 from rich.table import Table
 
-if __package__ in (None, ""):  # started as a file: let the package be found
+if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness.isolation import synchronize
@@ -40,13 +44,13 @@ FLAGS = {
     "resnet": ("--dataset", "digits", "--image-size", "32", "--batch-size", "16"),
     "mnist_mlp": ("--dataset", "digits", "--batch-size", "16"),
 }
-SHOWN = {
+COLUMNS = {  # title by way of saving
     "clone": "clone of the state",
     "save": "run.save()",
     "written": "  until it is on disk",
     "save_state": "Accelerate's save_state",
 }
-WARM_UP = 2  # rounds that are not counted: memory is new, files are
+WARMUP_ROUNDS = 2  # not counted: memory is allocated and files are created
 
 
 @dataclass(kw_only=True)
@@ -54,102 +58,112 @@ class Options:
     """Measure how long a checkpoint keeps the training waiting."""
 
     rounds: int = 7
-    """Rounds that count; the medians are shown."""
+    """Rounds that count; the table shows medians."""
     recipes: tuple[str, ...] = ("resnet", "mnist_mlp")
     """Recipes whose models to save."""
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Return the milliseconds that a call takes."""
+def milliseconds_of(work: Callable[[], object]) -> float:
+    """Return the milliseconds that a call takes; freeing its result is not timed."""
     synchronize()
     began = time.perf_counter()
-    kept = work()
+    result = work()
     synchronize()
     ended = time.perf_counter()
-    del kept
+    del result
     return 1000 * (ended - began)
 
 
 def state_tensors(run: Run) -> list[torch.Tensor]:
     """Return the weights, buffers and optimizer state of a run."""
-    optimizer = [
-        value
-        for values in run.kept_parts.optimizer.state.values()
-        for value in values.values()
-        if isinstance(value, torch.Tensor)
-    ]
-    return [
-        *run.kept_parts.bare_model.parameters(),
-        *run.kept_parts.bare_model.buffers(),
-        *optimizer,
-    ]
+    model = run.kept_parts.bare_model
+    tensors = [*model.parameters(), *model.buffers()]
+    for values in run.kept_parts.optimizer.state.values():
+        tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
+    return tensors
 
 
-def measure(recipe: str, rounds: int) -> None:
-    """Train a few updates of a recipe, and write what each way of saving took to a file."""
-    folder = Path(sys.argv[1])
-    times: dict[str, list[float]] = {name: [] for name in SHOWN}
-    facts: dict[str, Any] = {}
-    save = Run.save
+class TimedSaves:
+    """Stands in for `Run.save`: saves in all ways, and notes the time of each."""
 
-    def save_in_all_ways(run: Run) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.times: dict[str, list[float]] = {name: [] for name in COLUMNS}  # milliseconds
+        self.mebibytes = 0.0  # of the state
+        self.original_save = Run.save
+
+    def save(self, run: Run) -> None:
+        """Save in all ways in turn."""
         tensors = state_tensors(run)
-        facts["mib"] = sum(tensor.nbytes for tensor in tensors) / 2**20
-        target = folder / "accelerate"
+        self.mebibytes = sum(tensor.nbytes for tensor in tensors) / 2**20
+        target = self.folder / "accelerate"
 
-        def write() -> None:
-            save(run)
+        def save_and_wait() -> None:
+            self.original_save(run)
             run.checkpoints.wait()
 
         ways: dict[str, Callable[[], object]] = {
             "clone": lambda: [tensor.detach().clone() for tensor in tensors],
-            "save": lambda: save(run),
-            "written": write,
+            "save": lambda: self.original_save(run),
+            "written": save_and_wait,
             "save_state": lambda: run.accelerator.save_state(str(target)),
         }
         for name, way in ways.items():
-            run.checkpoints.last_step = -1  # or the second of a step would do nothing
-            times[name].append(timed(way))
+            run.checkpoints.last_step = -1  # otherwise a second save of a step does nothing
+            self.times[name].append(milliseconds_of(way))
             run.checkpoints.wait()
             shutil.rmtree(target, ignore_errors=True)
 
-    Run.save = save_in_all_ways  # type: ignore[method-assign, assignment]
+    def write(self, file: Path) -> None:
+        """Write the times of the rounds that count, and the size of the state."""
+        counted = {name: values[WARMUP_ROUNDS:] for name, values in self.times.items()}
+        file.write_text(json.dumps({"mib": self.mebibytes, **counted}), encoding="utf-8")
+
+
+def measure(folder: Path, recipe: str, rounds: int) -> None:
+    """Train a few updates of a recipe, and write the time of each way of saving to a file."""
+    timed_saves = TimedSaves(folder)
+
+    def save(run: Run) -> None:
+        timed_saves.save(run)
+
+    Run.save = save  # type: ignore[method-assign, assignment]
     script = str(REPOSITORY / "recipes" / f"{recipe}.py")
-    updates = str(rounds + WARM_UP)
+    updates = str(rounds + WARMUP_ROUNDS)
     sys.argv = [
         *(script, *FLAGS[recipe], "--tracker", "none", "--output-dir", str(folder / "run")),
         *("--checkpoint-every", "1", "--max-steps", updates, "--log-every", updates),
     ]
     runpy.run_path(script, run_name="__main__")
-    facts |= {name: values[WARM_UP:] for name, values in times.items()}
-    (folder / "times.json").write_text(json.dumps(facts), encoding="utf-8")
+    timed_saves.write(folder / "times.json")
+
+
+def measure_in_fresh_process(recipe: str, rounds: int) -> list[str]:
+    """Measure a recipe in a process of its own, and return its row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.save_stall", folder, recipe, str(rounds)]
+        subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=True)
+        facts = json.loads(Path(folder, "times.json").read_text(encoding="utf-8"))
+    cells = []
+    for name in COLUMNS:
+        times = facts[name]
+        cells.append(f"{median(times):,.1f} ({min(times):,.1f}–{max(times):,.1f})")
+    return [recipe, f"{facts['mib']:,.0f} MiB", *cells]
 
 
 def main(options: Options) -> None:
-    """Measure each recipe in a process of its own, and print a table of medians."""
+    """Measure each recipe, and print a table of medians."""
     table = Table(title=f"milliseconds, median (least–most) of {options.rounds} rounds")
-    for column in ("recipe", "state", *SHOWN.values()):
+    for column in ("recipe", "state", *COLUMNS.values()):
         table.add_column(column, justify="left" if column == "recipe" else "right")
     for recipe in options.recipes:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "benchmarks.save_stall", folder, recipe]
-            subprocess.run(
-                [*command, str(options.rounds)],
-                cwd=REPOSITORY,
-                stdout=subprocess.DEVNULL,
-                check=True,
-            )
-            facts = json.loads(Path(folder, "times.json").read_text(encoding="utf-8"))
-        cells = [
-            f"{median(facts[name]):,.1f} ({min(facts[name]):,.1f}–{max(facts[name]):,.1f})"
-            for name in SHOWN
-        ]
-        table.add_row(recipe, f"{facts['mib']:,.0f} MiB", *cells)
+        table.add_row(*measure_in_fresh_process(recipe, options.rounds))
     CONSOLE.print(table)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[2] in FLAGS:
-        measure(sys.argv[2], int(sys.argv[3]))
+    is_fresh_process = len(sys.argv) == 4 and sys.argv[2] in FLAGS
+    if is_fresh_process:
+        measure(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     else:
         main(tyro.cli(Options))

@@ -2,10 +2,13 @@
 
 python benchmarks/streaming.py --gigabytes 20 --folder FOLDER
 
-Writes that many bytes of random images (uncompressed bitmaps) as parquet shards, with `--links N`
-only one Nth of them, each under N names, which is as much to read but takes less of the disk;
-trains an MLP on them for an epoch, and kills all processes at a third and at two thirds of it.
-Shows the memory of the processes over time, and whether each sample was trained on exactly once.
+The script writes that many bytes of random images (uncompressed bitmaps) as parquet shards. With
+`--links N` it writes only one Nth of them, and gives each shard N names: there is as much to read,
+but less on the disk.
+
+It trains an MLP on the images for an epoch, and kills all processes at one third and at two thirds
+of it. It shows the memory of the processes over time, and whether each sample was trained on
+exactly once.
 """
 
 import argparse
@@ -20,109 +23,182 @@ import numpy as np
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SIZE, GROUP, GROUPS = 256, 100, 50  # pixels; images of a row group; row groups of a shard
-BATCH = 64  # of each process
-RECORD = REPOSITORY / "tests" / "recorded.py"
+RECORDER = REPOSITORY / "tests" / "recorded.py"  # runs a recipe and records each batch's samples
+IMAGE_SIZE = 256  # pixels of a side
+GROUP_IMAGES = 100  # images of a row group
+SHARD_GROUPS = 50  # row groups of a shard
+IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE  # without the header
+BATCH_SIZE = 64  # of each process
+KILLED_AT = (1 / 3, 2 / 3)  # share of the epoch
+SECONDS_BETWEEN_LOOKS = 1
+LOG_CHARACTERS = 3000  # of the log's end, shown when training fails
+
+BatchKey = tuple[int, int, int, int]  # epoch, update, micro-batch, rank
 
 
 def write_shards(folder: Path, gigabytes: float, links: int) -> int:
-    """Write shards for training and a small one for the test; return their bytes."""
-    import pyarrow
-    from datasets import ClassLabel, Features, Image
-    from PIL import Image as PillowImage
-    from pyarrow.parquet import ParquetWriter
-
-    features = Features({"image": Image(), "label": ClassLabel(names=["even", "odd"])})
-    file, random = io.BytesIO(), np.random.default_rng(0)
-    PillowImage.new("RGB", (SIZE, SIZE)).save(file, "BMP")
-    header = file.getvalue()[: -3 * SIZE * SIZE]
-    size = len(file.getvalue()) * GROUP * GROUPS * links
-    shards = max(1, round(gigabytes * 10**9 / size))
+    """Write shards for training and a small one for the test; return their size in bytes."""
+    random = np.random.default_rng(0)
+    header = bitmap_header()
+    shard_bytes = (len(header) + IMAGE_BYTES) * GROUP_IMAGES * SHARD_GROUPS
+    shards = max(1, round(gigabytes * 10**9 / (shard_bytes * links)))
     folder.mkdir(parents=True)
-    for name in (*(f"train-{shard:05d}" for shard in range(shards)), "test-0"):
-        plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        with ParquetWriter(folder / f"{name}.parquet", features.arrow_schema, **plain) as writer:
-            for _ in range(GROUPS if name != "test-0" else 1):
-                images = [header + random.bytes(3 * SIZE * SIZE) for _ in range(GROUP)]
-                columns = {
-                    "image": [{"bytes": image, "path": None} for image in images],
-                    "label": [number % 2 for number in range(GROUP)],
-                }
-                writer.write_table(pyarrow.table(columns, schema=features.arrow_schema))
-        for link in range(1, links if name != "test-0" else 1):
-            (folder / f"{name}-{link}.parquet").hardlink_to(folder / f"{name}.parquet")
+    for number in range(shards):
+        shard = folder / f"train-{number:05d}.parquet"
+        write_shard(shard, SHARD_GROUPS, header, random)
+        for link in range(1, links):
+            shard.with_name(f"{shard.stem}-{link}.parquet").hardlink_to(shard)
+    write_shard(folder / "test-0.parquet", 1, header, random)
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def watch(command: list[str], until: float, log: Path, memory: list[float]) -> int | None:
-    """Run until an epoch's share `until`, then kill all of it; note the largest process's MiB."""
-    with log.open("a", encoding="utf-8") as said:
-        job = psutil.Popen(command, stdout=said, stderr=said, cwd=REPOSITORY)
-    metrics = log.parent / "run" / "metrics.jsonl"
-    while job.poll() is None:
-        time.sleep(1)
-        tree = [job, *job.children(recursive=True)]
-        sizes = []
-        for process in tree:
-            try:
-                sizes.append(process.memory_info().rss / 2**20)
-            except psutil.Error:
-                continue
-        memory.append(max(sizes, default=0.0))
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        if lines and lines[-1].endswith("}") and json.loads(lines[-1])["progress/epoch"] >= until:
-            for process in tree:
+def bitmap_header() -> bytes:
+    """Return the header of a bitmap, before the bytes of its pixels."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE)).save(file, "BMP")
+    return file.getvalue()[:-IMAGE_BYTES]
+
+
+def write_shard(path: Path, groups: int, header: bytes, random: np.random.Generator) -> None:
+    """Write a shard of `groups` row groups of random images with labels 0 and 1 in turn."""
+    import pyarrow
+    from datasets import ClassLabel, Features, Image
+    from pyarrow.parquet import ParquetWriter
+
+    features = Features({"image": Image(), "label": ClassLabel(names=["even", "odd"])})
+    schema = features.arrow_schema
+    with ParquetWriter(
+        path, schema, compression="none", use_dictionary=False, write_statistics=False
+    ) as writer:
+        for _ in range(groups):
+            images = [header + random.bytes(IMAGE_BYTES) for _ in range(GROUP_IMAGES)]
+            columns = {
+                "image": [{"bytes": image, "path": None} for image in images],
+                "label": [number % 2 for number in range(GROUP_IMAGES)],
+            }
+            writer.write_table(pyarrow.table(columns, schema=schema))
+
+
+def run_until(
+    command: list[str], epoch: float | None, folder: Path, memory: list[float]
+) -> int | None:
+    """Run a training until it has reached `epoch`, then kill all its processes.
+
+    Args:
+        epoch: None to run to the end.
+        folder: has the run's directory; the log is written there.
+        memory: takes the resident memory of the largest process in MiB, once a second.
+
+    Returns:
+        The exit status, or None if the training was killed.
+    """
+    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+        launcher = psutil.Popen(command, stdout=log, stderr=log, cwd=REPOSITORY)
+    while launcher.poll() is None:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        processes = [launcher, *launcher.children(recursive=True)]
+        memory.append(largest_mebibytes(processes))
+        if epoch is not None and reached_epoch(folder / "run" / "metrics.jsonl") >= epoch:
+            for process in processes:
                 if process.is_running():
                     process.kill()
-            job.wait()
+            launcher.wait()
             return None
-    return job.returncode
+    return launcher.returncode
+
+
+def largest_mebibytes(processes: list[psutil.Process]) -> float:
+    """Return the resident memory of the largest process that is still there."""
+    largest = 0.0
+    for process in processes:
+        try:
+            largest = max(largest, process.memory_info().rss / 2**20)
+        except psutil.Error:
+            continue
+    return largest
+
+
+def reached_epoch(metrics: Path) -> float:
+    """Return how many epochs have been logged, with fractions; 0 while nothing is known."""
+    if not metrics.exists():
+        return 0.0
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    if not lines or not lines[-1].endswith("}"):  # nothing yet, or a line half written
+        return 0.0
+    return json.loads(lines[-1])["progress/epoch"]
+
+
+def read_samples(folder: Path) -> list[int]:
+    """Return the samples of all updates that the recorder has seen, each update once.
+
+    An update after the last checkpoint before a kill is trained again. Its samples must be the
+    same both times.
+    """
+    batches: dict[BatchKey, list[int]] = {}
+    for path in folder.glob("*-rank-*.jsonl"):
+        rank = int(path.stem.rpartition("-")[2])
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.endswith("]"):  # cut off by a kill
+                continue
+            epoch, update, micro_batch, samples = json.loads(line)
+            key = (epoch, update, micro_batch, rank)
+            earlier = batches.setdefault(key, samples)
+            assert earlier == samples, f"{key} had other samples when it was trained again"
+    return [sample for samples in batches.values() for sample in samples]
+
+
+def training_command(folder: Path) -> list[str]:
+    """Return the command that trains on the shards, in two processes."""
+    launcher = [sys.executable, "-m", "accelerate.commands.launch"]
+    launcher += ["--config_file", "accelerate_configs/multi_cpu.yaml"]
+    recipe = [str(RECORDER), str(folder / "samples"), "recipes/mnist_mlp.py"]
+    flags = ["--dataset", str(folder / "data"), "--streaming", "--epochs", "1", "--image-size", "8"]
+    flags += ["--batch-size", str(BATCH_SIZE), "--checkpoint-every", "20", "--log-every", "5"]
+    flags += ["--hidden-sizes", "32", "--tracker", "none", "--output-dir", str(folder / "run")]
+    return [*launcher, *recipe, *flags]
+
+
+def train_with_kills(folder: Path) -> None:
+    """Train for an epoch with kills, and print the memory of each attempt.
+
+    Raises:
+        SystemExit: with the exit status of the last attempt, if it fails.
+    """
+    command = training_command(folder)
+    for attempt, epoch in enumerate((*KILLED_AT, None), start=1):
+        memory: list[float] = []
+        resume = [] if attempt == 1 else ["--resume", "auto"]
+        status = run_until([*command, *resume], epoch, folder, memory)
+        quarters = [f"{part.max():,.0f}" for part in np.array_split(memory, 4) if len(part)]
+        end = "killed" if status is None else f"ended with {status}"
+        print(f"attempt {attempt}, {end}: MiB of the largest process {quarters}", flush=True)
+    if status:
+        print((folder / "log.txt").read_text(encoding="utf-8")[-LOG_CHARACTERS:])
+        raise SystemExit(status)
 
 
 def main() -> None:
+    """Write the shards, train on them with kills, and print what was seen."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--gigabytes", type=float, default=20)
+    parser.add_argument("--gigabytes", type=float, default=20, help="size of the data set")
     parser.add_argument(
-        "--folder", type=Path, required=True, help="is made, and removed at the end"
+        "--folder", type=Path, required=True, help="folder to make, removed at the end"
     )
-    parser.add_argument("--links", type=int, default=1, help="names of each shard")
+    parser.add_argument("--links", type=int, default=1, help="number of names of each shard")
     options = parser.parse_args()
-    folder, began = options.folder.resolve(), time.monotonic()
+    folder = options.folder.resolve()
+    began = time.monotonic()
     written = write_shards(folder / "data", options.gigabytes, options.links)
     seconds = f"{time.monotonic() - began:.0f} s"
     print(f"{written / 1e9:.1f} GB, shards of {options.links} names each: {seconds}", flush=True)
-    run, samples = folder / "run", folder / "samples"
-    launch = [
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        "accelerate_configs/multi_cpu.yaml",
-    ]
-    command = [sys.executable, *launch, str(RECORD), str(samples), "recipes/mnist_mlp.py"]
-    flags = ["--dataset", str(folder / "data"), "--streaming", "--epochs", "1", "--image-size", "8"]
-    flags += ["--batch-size", str(BATCH), "--checkpoint-every", "20", "--log-every", "5"]
-    flags += ["--hidden-sizes", "32", "--tracker", "none", "--output-dir", str(run)]
     began = time.monotonic()
-    for attempt, until in enumerate((1 / 3, 2 / 3, 2)):
-        memory = list[float]()
-        given = flags if attempt == 0 else [*flags, "--resume", "auto"]
-        status = watch([*command, *given], until, folder / "log.txt", memory)
-        quarters = [f"{part.max():,.0f}" for part in np.array_split(memory, 4) if len(part)]
-        end = "killed" if status is None else f"ended with {status}"
-        print(f"attempt {attempt + 1}, {end}: MiB of the largest process {quarters}", flush=True)
-    if status:
-        print((folder / "log.txt").read_text(encoding="utf-8")[-3000:])
-        raise SystemExit(status)
-    seen: dict[tuple[int, int, int, int], list[int]] = {}
-    for path in samples.glob("*-rank-*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.endswith("]"):
-                epoch, update, part, numbers = json.loads(line)
-                key = epoch, update, part, int(path.stem.rpartition("-")[2])
-                assert seen.setdefault(key, numbers) == numbers, key
-    found = [sample for numbers in seen.values() for sample in numbers]
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    print(f"{len(found):,} samples, {len({*found}):,} of them different, of {max(found) + 1:,}")
+    train_with_kills(folder)
+    samples = read_samples(folder / "samples")
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    different = len(set(samples))
+    print(f"{len(samples):,} samples, {different:,} of them different, of {max(samples) + 1:,}")
     print(f"{summary['perf/samples_per_second']:,.0f} samples/s; {time.monotonic() - began:.0f} s")
     shutil.rmtree(folder)
 

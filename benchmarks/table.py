@@ -1,4 +1,4 @@
-"""Turn what `peers.py` has written into tables for the README.
+"""Turn a file of results that `peers.py` wrote into the tables of the README.
 
 python -m benchmarks.table benchmarks/results/FILE.json
 """
@@ -20,33 +20,47 @@ TITLES = {
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Return a table of rates, and one of all other ratios.
+    """Return a table of rates and a table of all other ratios.
 
     Args:
-        results: one file's, as `benchmarks.harness.results.write` writes them.
+        results: content of a file that `benchmarks.harness.results.write` wrote.
     """
     rates = ["| samples a second | | recipe / this | goal |", "|---|--:|--:|--:|"]
     others = ["| ratio of | goal | |", "|---|--:|--:|"]
     for name, suite in results["suites"].items():
-        contestants = suite["contestants"]
         if name in TITLES:
-            batch, ours = suite["workload"]["batch_size"], contestants["recipe"]["value"]
-            title = f"{TITLES[name]}, batch {batch}: the recipe"
-            rates.append(f"| **{title}** | **{rate(ours)}** | | |")
-        for comparison in suite["comparisons"]:
-            ratio = shown(comparison["ratio"])
-            if name not in TITLES:
-                both = [contestants[comparison[side]]["value"] for side in ("ours", "theirs")]
-                amounts = " : ".join(f"{value:,.0f}" for value in both)
-                amounts = f", {amounts} MiB" if suite["unit"] == "MiB" else ""
-                others.append(
-                    f"| {comparison['title']} | {comparison['goal']} | {ratio}{amounts} |"
-                )
-            elif comparison["ours"] == "recipe":
-                theirs = comparison["theirs"]
-                value, goal = rate(contestants[theirs]["value"]), comparison["goal"]
-                rates.append(f"| {theirs} | {value} | {ratio} | {goal} |")
+            rates += rate_rows(TITLES[name], suite)
+        else:
+            others += ratio_rows(suite)
     return "\n".join([*rates, "", *others])
+
+
+def rate_rows(title: str, suite: dict[str, Any]) -> list[str]:
+    """Return the rows of a suite whose contestants train at a rate: the recipe, then its peers."""
+    contestants = suite["contestants"]
+    batch_size = suite["workload"]["batch_size"]
+    recipe_rate = rate(contestants["recipe"]["value"])
+    rows = [f"| **{title}, batch {batch_size}: the recipe** | **{recipe_rate}** | | |"]
+    for comparison in suite["comparisons"]:
+        if comparison["ours"] == "recipe":
+            peer = comparison["theirs"]
+            peer_rate = rate(contestants[peer]["value"])
+            ratio = median_and_range(comparison["ratio"])
+            rows.append(f"| {peer} | {peer_rate} | {ratio} | {comparison['goal']} |")
+    return rows
+
+
+def ratio_rows(suite: dict[str, Any]) -> list[str]:
+    """Return the rows of a suite that is shown by its ratios; memory also by its amounts."""
+    rows = []
+    for comparison in suite["comparisons"]:
+        figure = median_and_range(comparison["ratio"])
+        if suite["unit"] == "MiB":
+            ours = suite["contestants"][comparison["ours"]]["value"]
+            theirs = suite["contestants"][comparison["theirs"]]["value"]
+            figure += f", {ours:,.0f} : {theirs:,.0f} MiB"
+        rows.append(f"| {comparison['title']} | {comparison['goal']} | {figure} |")
+    return rows
 
 
 def rate(value: float) -> str:
@@ -54,8 +68,8 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def shown(ratio: dict[str, float]) -> str:
-    """Return the median of a ratio, and its range over the rounds."""
+def median_and_range(ratio: dict[str, float]) -> str:
+    """Return the median of a ratio and its range over the rounds."""
     return f"{ratio['median']:.2f} ({ratio['least']:.2f}–{ratio['most']:.2f})"
 
 

@@ -1,10 +1,11 @@
-"""Measure how fast tensors travel between host and GPU; on a CPU, from memory to memory.
+"""Measure copies between host and GPU; on a machine without a GPU, from memory to memory.
 
 python benchmarks/transfer.py --output transfer.json --plot transfer.png
 
-From pageable and from pinned memory, blocking or not, in sizes from 1 MB to 1 GB. Besides the rate
-it is measured when the call returns: a copy that does not block lets Python go on meanwhile, from
-pinned memory alone. Pageable memory is first copied into a pinned buffer of the driver's.
+The host's memory is pageable or pinned, the copy blocks or not, and sizes go from 1 MB to 1 GB. The
+script measures the rate, and the time after which the call returns. A non-blocking copy lets Python
+continue meanwhile, but only if the host's memory is pinned: the driver first copies pageable memory
+into a pinned buffer of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-if __package__ in (None, ""):  # started as a file: let the package be found
+if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
@@ -32,52 +32,76 @@ MEGABYTE = 10**6
 MOST_MEGABYTES = 10**5
 
 
+@dataclass(frozen=True)
+class CopyKind:
+    """How a tensor is copied."""
+
+    direction: str  # "host to device", "device to host" or "memory to memory"
+    is_pinned: bool  # the host's memory
+    blocks: bool  # whether the call returns only when the copy is done
+
+    @property
+    def name(self) -> str:
+        """The kind in words, for tables."""
+        memory = "pinned" if self.is_pinned else "pageable"
+        return f"{self.direction}, {memory}{'' if self.blocks else ', non-blocking'}"
+
+
+Row = dict[str, float]  # figures of one size: megabytes, rate and time until the call returns
+
+
 @dataclass(kw_only=True)
 class Options:
     """Measure copies between the host and the GPU, or within a CPU's memory."""
 
     largest: int = 1000
-    """Megabytes of the largest copy; from 1 on, each is four times as large."""
+    """Megabytes of the largest copy; the first has 1, and each next one four times as many."""
     repeats: int = 5
-    """Copies of each kind and size, after one that is not counted; their median is shown."""
+    """Timed copies of each kind and size, after one untimed copy; the table shows their median."""
     output: Path | None = None
     """JSON file to write."""
     plot: Path | None = None
     """Picture to draw, as .png or .svg."""
 
     def __post_init__(self) -> None:
-        """Refuse what would end it after measuring."""
+        """Refuse values that would fail only after measuring."""
         if not 1 <= self.largest <= MOST_MEGABYTES or self.repeats < 1:
-            most = f"1 to {MOST_MEGABYTES:,}"
-            raise SystemExit(f"error: --largest takes {most} megabytes, and --repeats 1 or more")
+            sizes = f"1 to {MOST_MEGABYTES:,}"
+            raise SystemExit(f"error: --largest takes {sizes} megabytes, and --repeats 1 or more")
         if self.plot is not None and self.plot.suffix not in (".png", ".svg"):
-            raise SystemExit(f"error: --plot {self.plot}: its name must end in .png or .svg")
+            raise SystemExit(f"error: --plot {self.plot}: the name must end in .png or .svg")
         for path in (self.output, self.plot):
             if path is not None and not path.parent.is_dir():
-                raise SystemExit(f"error: there is no folder {path.parent} for {path.name}")
+                raise SystemExit(
+                    f"error: there is no folder {path.parent} for {path.name}: make it"
+                )
 
 
-def kinds(device: torch.device) -> list[tuple[str, bool, bool]]:
-    """Return what is measured: the direction, whether the host's memory is pinned, and blocks."""
+def copy_kinds(device: torch.device) -> list[CopyKind]:
+    """Return the kinds of copies to measure on a device."""
     if device.type == "cpu":
-        return [("memory to memory", False, True)]
-    both = (False, True)
-    ways = ("host to device", "device to host")
-    return [(way, pinned, blocks) for way in ways for pinned in both for blocks in (True, False)]
+        return [CopyKind("memory to memory", is_pinned=False, blocks=True)]
+    directions = ("host to device", "device to host")
+    return [
+        CopyKind(direction, is_pinned, blocks)
+        for direction in directions
+        for is_pinned in (False, True)
+        for blocks in (True, False)
+    ]
 
 
-def measure(
-    way: str, pinned: bool, blocks: bool, size: int, repeats: int, device: torch.device
-) -> dict[str, Any]:
-    """Return the rate of a copy of `size` bytes, and when the call returned, in milliseconds."""
-    host = torch.ones(size, dtype=torch.uint8, pin_memory=pinned)
-    there = torch.ones(size, dtype=torch.uint8, device=device)
-    source, target = (there, host) if way == "device to host" else (host, there)
-    returned, finished = [], []
+def measure(kind: CopyKind, size: int, repeats: int, device: torch.device) -> Row:
+    """Return the rate of a copy of `size` bytes, and the time after which the call returns."""
+    on_host = torch.ones(size, dtype=torch.uint8, pin_memory=kind.is_pinned)
+    on_device = torch.ones(size, dtype=torch.uint8, device=device)
+    source = on_device if kind.direction == "device to host" else on_host
+    target = on_host if kind.direction == "device to host" else on_device
+    returned: list[float] = []
+    finished: list[float] = []
     for _ in range(repeats + 1):
         synchronize()
         began = time.perf_counter()
-        target.copy_(source, non_blocking=not blocks)
+        target.copy_(source, non_blocking=not kind.blocks)
         returned.append(time.perf_counter() - began)
         synchronize()
         finished.append(time.perf_counter() - began)
@@ -88,27 +112,27 @@ def measure(
     }
 
 
-def measure_all(largest: int, repeats: int) -> dict[str, list[dict[str, Any]]]:
+def measure_all(largest: int, repeats: int) -> dict[str, list[Row]]:
     """Return the figures of each size up to `largest` megabytes, by kind of copy."""
-    device, sizes = default_device(), [1]
+    device = default_device()
+    sizes = [1]  # in megabytes
     while sizes[-1] < largest:
         sizes.append(min(4 * sizes[-1], largest))
     return {
-        f"{way}, {'pinned' if pinned else 'pageable'}{'' if blocks else ', non-blocking'}": [
-            measure(way, pinned, blocks, size * MEGABYTE, repeats, device) for size in sizes
-        ]
-        for way, pinned, blocks in kinds(device)
+        kind.name: [measure(kind, size * MEGABYTE, repeats, device) for size in sizes]
+        for kind in copy_kinds(device)
     }
 
 
-def draw(path: Path, measured: dict[str, list[dict[str, Any]]]) -> None:
-    """Draw the rates over the size."""
+def draw(path: Path, measured: dict[str, list[Row]]) -> None:
+    """Draw the rate of each kind of copy over the size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, rows in measured.items():
-        sizes, rates = ([row[key] for row in rows] for key in ("megabytes", "gigabytes_per_second"))
+        sizes = [row["megabytes"] for row in rows]
+        rates = [row["gigabytes_per_second"] for row in rows]
         style = "--" if "non-blocking" in name else "-"
         color = f"C{('device to' in name) * 2 + ('pinned' in name)}"
         axes.plot(sizes, rates, label=name, linestyle=style, color=color, marker=".")
@@ -121,15 +145,18 @@ def draw(path: Path, measured: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def main(options: Options) -> None:
-    """Measure, print a table, and write what is asked for."""
+    """Measure, print a table, and write the files that the flags name."""
     measured = measure_all(options.largest, options.repeats)
     if options.output is not None:
         options.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     sizes = [f"{row['megabytes']:g} MB" for row in next(iter(measured.values()))]
     table = Table("GB/s (the call returns after, ms)", *sizes)
     for name, rows in measured.items():
-        pairs = [(row["gigabytes_per_second"], row["returns_after_milliseconds"]) for row in rows]
-        table.add_row(name, *(f"{rate:.1f} ({after:.2g})" for rate, after in pairs))
+        cells = []
+        for row in rows:
+            rate = f"{row['gigabytes_per_second']:.1f}"
+            cells.append(f"{rate} ({row['returns_after_milliseconds']:.2g})")
+        table.add_row(name, *cells)
     Console().print(table)
     if options.plot is not None:
         draw(options.plot, measured)

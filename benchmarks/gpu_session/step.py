@@ -1,4 +1,4 @@
-"""One step of `benchmarks/gpu.py`: its file, its launches, and recipes in several precisions."""
+"""What a step of `benchmarks/gpu.py` does: measure recipes, launch them, and keep its record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,14 @@ from common.errors import UserError
 from common.measure import memory
 
 PROFILED_UPDATES = 20
-# Updates after which a wait for the device is an error: memory is measured in the first ones.
+# After so many updates, a wait for the device is an error. In the first ones memory is measured.
 SETTLED = 5
+ERROR_CHARACTERS = 1500  # of the end of a traceback
 
 
 @dataclass
 class Cell:
-    """A recipe at some settings, and what was measured of it."""
+    """A recipe with some settings, and its measured figures."""
 
     name: str
     recipe: str
@@ -54,12 +55,12 @@ class Cell:
 
 @dataclass
 class Step:
-    """What one step is asked for, and what it has measured so far."""
+    """A step's options, and the record of its figures so far."""
 
-    file: Path
-    tiny: bool  # as small as can be: does it run?
+    file: Path  # for the record
+    tiny: bool  # the smallest size, to see that it works
     options: Options  # of the suites
-    tokenizer: Path | None
+    tokenizer: Path | None  # folder with BERT's tokenizer; None: train one
     record: dict[str, Any] = field(default_factory=lambda: {"figures": {}, "goals": []})
 
     def write(self) -> None:
@@ -68,15 +69,20 @@ class Step:
         part.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
         os.replace(part, self.file)
 
-    def note(self, name: str, figures: Any) -> None:
-        """Keep figures under a name."""
+    def note(self, name: str, figures: object) -> None:
+        """Write figures under a name into the record; they must be valid JSON."""
         self.record["figures"][name] = figures
         self.write()
 
     def goal(
         self, title: str, value: float, least: float | None = None, most: float | None = None
     ) -> None:
-        """Keep a figure that there is a goal for."""
+        """Write a figure that has a goal into the record.
+
+        Args:
+            least: the goal, if the figure must be at least that.
+            most: the goal, if the figure must be at most that.
+        """
         comparison = Comparison(title, "", "", least, most)
         row = {
             "title": title,
@@ -88,7 +94,7 @@ class Step:
         self.write()
 
     def run(self, name: str, command: Sequence[object], **environment: str) -> float:
-        """Run a Python command, its output into the log, and return its seconds."""
+        """Run a Python command, and return its seconds; its output goes to this step's log."""
         print(f"--- {name}: {' '.join(map(str, command))}", flush=True)
         began = time.perf_counter()
         words = [sys.executable, *map(str, command)]
@@ -96,7 +102,10 @@ class Step:
         return time.perf_counter() - began
 
     def launch(self, name: str, recipe: str, *flags: object) -> tuple[Path, float]:
-        """Run a recipe as a user does; return its directory and the seconds that it took.
+        """Run a recipe as a user does.
+
+        Returns:
+            Its run directory, and the seconds that it took.
 
         Raises:
             RuntimeError: when it did not use the device that is measured.
@@ -110,8 +119,8 @@ class Step:
         insist_on_device(name, config["environment"]["device_type"])
         return directory, seconds
 
-    def data_of(self, recipe: str) -> dict[str, Any]:
-        """Return the data that a recipe trains on: public data where they are at hand."""
+    def data_settings(self, recipe: str) -> dict[str, Any]:
+        """Return the settings that name a recipe's data: public data if `--data` has them."""
         if recipe == "bert":
             rows = 64 if self.tiny else 20_000
             checkpoint = random_bert("tiny" if self.tiny else "base", self.tokenizer)
@@ -125,10 +134,13 @@ class Step:
         return {"dataset": "synthetic", "image_size": 8 if self.tiny else 32}
 
     def measure(self, cells: Sequence[Cell], steps: int, rounds: int) -> None:
-        """Measure recipes in turns: A B C, B C A, and so on; keep the median and the spread.
+        """Measure recipes in turns: A B C, then B C A, and so on.
 
-        Before that, each trains once with waits for the device in its loop as errors. Each training
-        begins with updates that are not timed.
+        First, each recipe trains once while a wait for the device in its loop is an error. Each
+        timed training begins with updates that are not timed. On a GPU, the profiler comes last.
+
+        Args:
+            steps: timed updates of a training.
         """
         for cell in cells:
             self.look_for_waits(cell)
@@ -145,7 +157,7 @@ class Step:
                 self.note(cell.name, cell.figures)
 
     def look_for_waits(self, cell: Cell) -> None:
-        """Train some updates, a wait for the device in the loop being an error."""
+        """Train some updates while a wait for the device in the loop is an error."""
         # A compiled model may wait while it meets shapes for the first time.
         settled = self.untimed if cell.compiled else SETTLED
         guard = without_waiting(load_recipe(cell.recipe), settled)
@@ -153,7 +165,7 @@ class Step:
         self.attempt(cell, lambda: self.train(cell, updates, guard=guard))
 
     def time_once(self, cell: Cell, steps: int, seed: int) -> None:
-        """Time one training, and bring the cell's figures up to date."""
+        """Time one training, and update the cell's figures."""
         training = self.attempt(
             cell, lambda: self.train(cell, steps, untimed=self.untimed, seed=seed)
         )
@@ -161,7 +173,9 @@ class Step:
             return
         cell.rates.append(training.samples / training.seconds)
         rate = statistics.median(cell.rates)
-        summary = {k: v for k, v in training.summary.items() if not k.startswith("val")}
+        summary = {
+            name: value for name, value in training.summary.items() if not name.startswith("val")
+        }
         spread = {"least": min(cell.rates), "most": max(cell.rates), "rounds": len(cell.rates)}
         cell.figures |= summary | {"samples_per_second": rate, "spread": spread}
         mfu = mfu_at(rate, training.summary)
@@ -169,15 +183,16 @@ class Step:
             cell.figures["perf/mfu"] = mfu
 
     def measure_kernels(self, cell: Cell) -> None:
-        """Find the share of an update in which a kernel runs, by the profiler."""
+        """Profile a training to find the share of an update in which a kernel runs."""
         kernels = KernelTime()
         training = self.attempt(
             cell,
             lambda: self.train(cell, PROFILED_UPDATES, untimed=self.untimed, observer=kernels),
         )
         if training is not None:
-            kernel_seconds_of_sample = kernels.seconds / training.samples
-            share = kernel_seconds_of_sample * cell.figures["samples_per_second"]
+            # The profiler slows the updates, but not the kernels.
+            kernel_seconds_per_sample = kernels.seconds / training.samples
+            share = kernel_seconds_per_sample * cell.figures["samples_per_second"]
             cell.figures["kernel_share"] = min(1.0, share)
 
     @property
@@ -191,16 +206,21 @@ class Step:
         steps: int,
         *,
         untimed: int = 0,
-        guard: Any = None,
-        observer: Any = None,
+        guard: AbstractContextManager[object] | None = None,
+        observer: AbstractContextManager[object] | None = None,
         seed: int = 0,
     ) -> Training:
-        """Train a recipe in this process; see `train_recipe`."""
+        """Train a recipe in this process; see `train_recipe`.
+
+        Args:
+            guard: entered around the whole training.
+            observer: entered and left with the clock.
+        """
         memory.EARLIER.clear()
         if torch.cuda.is_available():
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats()
-        if cell.compiled:  # what was compiled for other precisions counts against a limit
+        if cell.compiled:  # code compiled for other precisions would count against a limit
             torch.compiler.reset()
         settings = {**cell.settings, "compile": cell.compiled, "log_every": max(2, steps // 3)}
         total = untimed + steps
@@ -214,14 +234,14 @@ class Step:
         return training
 
     def attempt(self, cell: Cell, train: Callable[[], Training]) -> Training | None:
-        """Return a training, or None and a note in the cell's figures of why there is none."""
+        """Return a training; on failure, put the reason into the cell's figures and return None."""
         try:
             return train()
         except UserError as refusal:
             cell.figures["refused"] = refusal.message
         except Exception as problem:
-            kind = "waits" if "synchroniz" in str(problem) else "failed"
-            cell.figures[kind] = last_lines(problem)
+            key = "waits" if "synchroniz" in str(problem) else "failed"
+            cell.figures[key] = end_of_traceback(problem)
         return None
 
 
@@ -232,6 +252,6 @@ def insist_on_device(name: str, device_type: str) -> None:
         raise RuntimeError(f"{name} ran on {device_type}, not on {expected}")
 
 
-def last_lines(problem: Exception) -> str:
-    """Return where an error came from, and its message."""
-    return "".join(traceback.format_exception(problem))[-1500:]
+def end_of_traceback(problem: Exception) -> str:
+    """Return the end of an error's traceback, with its message."""
+    return "".join(traceback.format_exception(problem))[-ERROR_CHARACTERS:]

@@ -1,11 +1,11 @@
-"""One process of a measured job; started by `benchmarks.scaling`, it trains whenever it is asked.
+"""One process of a group that `runs.py` starts. It trains whenever it is asked to.
 
-Each line on standard input asks for a training, in JSON; each line on standard output answers it.
+Each line on standard input is a `TrainingRequest`. Each line on standard output is the
+`TrainingAnswer` to it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,91 +16,112 @@ import torch
 
 from benchmarks.harness.isolation import isolated
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
+from benchmarks.scaling_study.messages import TrainingAnswer, TrainingRequest
 from common.measure.stopwatch import FIRST_UPDATES
 
 Span = tuple[float, float]  # beginning and end
+NEVER = 10**6  # updates between two lines of the log
 
 
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the same stretches of time, apart and in order."""
-    merged: list[Span] = []
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the union of the spans as disjoint spans in order."""
+    disjoint: list[Span] = []
     for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        if disjoint and begin <= disjoint[-1][1]:
+            previous_begin, previous_end = disjoint[-1]
+            disjoint[-1] = (previous_begin, max(end, previous_end))
         else:
-            merged.append((begin, end))
-    return merged
+            disjoint.append((begin, end))
+    return disjoint
 
 
-def length(spans: Iterable[Span]) -> float:
-    """Return how long something went on, in any number of spans at once."""
-    return sum(end - begin for begin, end in union(spans))
+def total_length(spans: Iterable[Span]) -> float:
+    """Return the length of the union of the spans."""
+    return sum(end - begin for begin, end in merged(spans))
 
 
 def shares_of_communication(events: Sequence[Any]) -> dict[str, float]:
-    """Return the shares of time in which a collective was under way, and alone at that.
+    """Return the shares of time in which collectives run.
 
-    On a GPU the collectives are NCCL's kernels, and all other kernels are computation; on a CPU
-    they are gloo's, and computation is what the training thread does in operations.
+    Args:
+        events: of torch's profiler, which has no public type for them.
+
+    Returns:
+        `under_way`: share of the time in which at least one collective runs; `alone`: share in
+        which a collective runs and no computation does.
     """
-    kernels = [e for e in events if e.device_type.name == "CUDA" and not e.is_user_annotation]
-    if kernels:
-        chosen = [(e, "nccl" in e.name.lower()) for e in kernels]
-    else:
-        threads = {e.thread for e in events if e.name.startswith("c10d::")}
-        own = [e for e in events if e.thread in threads and e.name.startswith("aten::")]
-        chosen = [(e, False) for e in own] + [(e, True) for e in events if e.name[:5] == "gloo:"]
-    spans = {
-        kind: [(e.time_range.start, e.time_range.end) for e, is_sent in chosen if is_sent == kind]
-        for kind in (True, False)
-    }
-    whole = spans[True] + spans[False]
-    if not whole:
+    computation, communication = spans_of(events)
+    spans = computation + communication
+    if not spans:
         return {"under_way": 0.0, "alone": 0.0}
-    total = max(end for _, end in whole) - min(begin for begin, _ in whole)
-    alone = length(whole) - length(spans[False])
-    return {"under_way": length(spans[True]) / total, "alone": alone / total}
+    total = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    alone = total_length(spans) - total_length(computation)
+    return {"under_way": total_length(communication) / total, "alone": alone / total}
+
+
+def spans_of(events: Sequence[Any]) -> tuple[list[Span], list[Span]]:
+    """Return the spans of computation and those of communication.
+
+    On a GPU, NCCL's kernels communicate and all other kernels compute. On a CPU, gloo's operations
+    communicate, and the operations of the training thread compute.
+    """
+    kernels = [
+        event
+        for event in events
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    ]
+    if kernels:
+        communication = [event for event in kernels if "nccl" in event.name.lower()]
+        computation = [event for event in kernels if "nccl" not in event.name.lower()]
+    else:
+        training_threads = {event.thread for event in events if event.name.startswith("c10d::")}
+        communication = [event for event in events if event.name.startswith("gloo:")]
+        computation = [
+            event
+            for event in events
+            if event.thread in training_threads and event.name.startswith("aten::")
+        ]
+    return [span_of(event) for event in computation], [span_of(event) for event in communication]
+
+
+def span_of(event: Any) -> Span:
+    """Return the beginning and the end of a profiler's event, in microseconds."""
+    return event.time_range.start, event.time_range.end
 
 
 @contextmanager
-def profiled(found: dict[str, float]) -> Iterator[None]:
-    """Put the shares of communication of what is done within into `found`."""
-    kinds = torch.profiler.ProfilerActivity
-    activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_available() else [])]
+def profiled(shares: dict[str, float]) -> Iterator[None]:
+    """Profile the body, and put its shares of communication into `shares`."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         yield
-    found |= shares_of_communication(profile.events())
+    shares |= shares_of_communication(profile.events())
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Train as asked.
-
-    Args:
-        request: `recipe`, `updates` that count, `settings` of its `Config`, whether to `profile`
-            and whether to `shard` by FSDP2.
-
-    Returns:
-        seconds of an update, `parameters` in elements, one by one, and shares of communication.
-    """
-    os.environ["ACCELERATE_USE_FSDP"] = str(request["shard"]).lower()
+def answer(request: TrainingRequest) -> TrainingAnswer:
+    """Train as requested."""
+    os.environ["ACCELERATE_USE_FSDP"] = str(request.shard).lower()
     os.environ["FSDP_VERSION"] = "2"
-    found: dict[str, float] = {}
-    with isolated(request["settings"].get("num_threads") or torch.get_num_threads()):
+    shares: dict[str, float] = {}
+    with isolated(request.threads or torch.get_num_threads()):
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
         training = train_recipe(
-            load_recipe(request["recipe"]),
-            request["updates"] + FIRST_UPDATES,
-            FIRST_UPDATES,  # buckets are made anew, memory is measured
-            profiled(found) if request["profile"] else None,
-            # Each line of a log is a collective of its own.
-            log_every=10**6,
-            **request["settings"],
+            load_recipe(request.recipe),
+            request.updates + FIRST_UPDATES,
+            # In the first updates, DDP rebuilds its buckets and memory is measured.
+            FIRST_UPDATES,
+            profiled(shares) if request.profile else None,
+            # Each line of a log needs a collective of its own.
+            log_every=NEVER,
+            num_threads=request.threads,
+            **request.settings,
         )
     assert training.model is not None
     parameters = [parameter.numel() for parameter in training.model.parameters()]
-    seconds = training.seconds / request["updates"]
-    return {"seconds": seconds, "parameters": parameters, **found}
+    return TrainingAnswer(training.seconds / request.updates, parameters, shares)
 
 
 def main() -> None:
@@ -113,7 +134,8 @@ def main() -> None:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+        answers.write(answer(TrainingRequest.from_line(line)).to_line())
+        answers.flush()
 
 
 if __name__ == "__main__":
