@@ -1,7 +1,7 @@
-"""Training loops with nothing around them, over batches that lie on the device already.
+"""Training loops with nothing around them, over batches that somebody else makes.
 
-What a recipe's loop costs beyond these is what clipping, the guard against non-finite gradients,
-the schedule, counting, logging and the run's files cost.
+A recipe's loop takes longer by the cost of clipping, the guard against non-finite gradients, the
+schedule, counting, logging and the run's files.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from benchmarks.harness.rounds import Training
 from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
 
 Batch = dict[str, torch.Tensor]
+BatchMaker = Callable[[int], Iterator[Batch]]  # from a seed
 MAX_GRADIENT_NORM = 1.0  # the recipes' default
 
 
 @dataclass(frozen=True)
 class BareLoop:
-    """A loop over given batches.
+    """A loop over the batches of a function.
 
     Args:
-        batches: makes the batches of a run: its argument is the seed.
-        same_work: clip gradients and step a schedule, as the recipe does; without it, the loop
+        task: its model, optimizer, schedule and batch size are used; its data set is not.
+        batches: makes the batches of a training.
+        precision: "fp32", "bf16" or "fp16".
+        same_work: clip gradients and step a schedule, as the recipe does. Without it, the loop
             is forward, backward, step and nothing else.
     """
 
     task: Task
-    batches: Callable[[int], Iterator[Batch]]
+    batches: BatchMaker
     precision: str
     same_work: bool
 
     def with_accelerate(self, steps: int, seed: int, untimed: int = 0) -> Training:
-        """`prepare`, `accumulate`, backward, step."""
+        """Train with Accelerate: `prepare`, `accumulate`, backward, step."""
         cpu = default_device().type == "cpu"
         precision = ACCELERATE_PRECISIONS.get(self.precision, self.precision)
         accelerator = Accelerator(cpu=cpu, mixed_precision=precision)
@@ -48,9 +51,10 @@ class BareLoop:
         model = self.task.build_model()
         optimizer = self.task.build_optimizer(model)
         model, optimizer = accelerator.prepare(model, optimizer)
-        # Making a schedule sets its first learning rate, so the bare loop has none.
-        scheduler = self.task.build_schedule(optimizer, untimed + steps) if self.same_work else None
-        scheduler = accelerator.prepare(scheduler) if scheduler else None
+        # A new schedule sets the first learning rate, so the bare loop must not have one.
+        scheduler = None
+        if self.same_work:
+            scheduler = accelerator.prepare(self.task.build_schedule(optimizer, untimed + steps))
         model.train()
         losses: list[torch.Tensor] = []
         clock = LoopClock(untimed)
@@ -67,15 +71,17 @@ class BareLoop:
                 optimizer.zero_grad()
             losses.append(loss.detach())
             clock.update()
-        return self.trained(clock, steps, losses, accelerator.unwrap_model(model))
+        return self.finish(clock, steps, losses, accelerator.unwrap_model(model))
 
     def without_accelerate(self, steps: int, seed: int, untimed: int = 0) -> Training:
-        """The same in plain PyTorch."""
+        """Train with plain PyTorch."""
         set_seed(seed)
         device = default_device()
         model = self.task.build_model().to(device)
         optimizer = self.task.build_optimizer(model)
-        scheduler = self.task.build_schedule(optimizer, untimed + steps) if self.same_work else None
+        scheduler = None
+        if self.same_work:
+            scheduler = self.task.build_schedule(optimizer, untimed + steps)
         scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         dtype = AUTOCAST_TYPES.get(self.precision)
         model.train()
@@ -96,12 +102,12 @@ class BareLoop:
             optimizer.zero_grad()
             losses.append(loss.detach())
             clock.update()
-        return self.trained(clock, steps, losses, model)
+        return self.finish(clock, steps, losses, model)
 
-    def trained(
+    def finish(
         self, clock: LoopClock, steps: int, losses: list[torch.Tensor], model: nn.Module
     ) -> Training:
-        """Stop the clock, then look at the losses."""
+        """Stop the clock, then read the losses, which waits for the device."""
         seconds = clock.stop()
         mean_loss = torch.stack(losses).float().mean().item()
         return Training(seconds, steps * self.task.batch_size, mean_loss, model)

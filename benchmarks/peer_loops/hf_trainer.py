@@ -9,20 +9,24 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
 from benchmarks.harness.rounds import Training
 
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
+
 
 @dataclass
 class TrainerTask:
-    """What is fine-tuned: the same for all contestants of a suite.
+    """A fine-tuning, the same for all Trainers of a suite but for padding and precision.
 
     Args:
         folder: has `train.parquet` with one column of text and one called ``label``.
-        padded: pad every sentence to `max_length`, not each batch to its longest.
+        checkpoint: folder of the model and its tokenizer.
+        padded: pad every sentence to `max_length`, instead of each batch to its longest sentence.
         precision: "fp32", "bf16" or "fp16".
     """
 
@@ -45,7 +49,7 @@ class TrainerTask:
 
     @cached_property
     def dataset(self) -> Any:
-        """The training split, tokenised up front, in memory-mapped Arrow as `map` leaves it."""
+        """The training split, tokenised before training, in the memory-mapped Arrow of `map`."""
         import datasets
 
         datasets.disable_progress_bars()
@@ -67,26 +71,13 @@ class TrainerTask:
             AutoModelForSequenceClassification,
             DataCollatorWithPadding,
             Trainer,
-            TrainerCallback,
-            TrainingArguments,
             set_seed,
         )
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        clock = LoopClock(untimed)
         seconds: list[float] = []
-
-        class Clock(TrainerCallback):
-            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                clock.start()
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                clock.update()
-                if state.global_step == state.max_steps:
-                    seconds.append(clock.stop())
-
         set_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(
             self.checkpoint,
@@ -97,26 +88,50 @@ class TrainerTask:
         with tempfile.TemporaryDirectory() as output:
             trainer = Trainer(
                 model=model,
-                args=TrainingArguments(
-                    output_dir=output,
-                    per_device_train_batch_size=self.batch_size,
-                    max_steps=untimed + steps,
-                    learning_rate=self.learning_rate,
-                    weight_decay=self.weight_decay,
-                    warmup_steps=int(self.warmup_share * (untimed + steps)),
-                    bf16=self.precision == "bf16",
-                    fp16=self.precision == "fp16",
-                    use_cpu=default_device().type == "cpu",
-                    logging_steps=50,
-                    save_strategy="no",
-                    report_to="none",
-                    disable_tqdm=True,
-                    seed=seed,
-                ),
+                args=self.training_arguments(output, untimed + steps, seed),
                 train_dataset=self.dataset,
                 data_collator=DataCollatorWithPadding(self.tokenizer),
                 processing_class=self.tokenizer,
-                callbacks=[Clock()],
+                callbacks=[clock_callback(LoopClock(untimed), seconds)],
             )
             loss = trainer.train().training_loss
         return Training(seconds[0], steps * self.batch_size, loss, trainer.model)
+
+    def training_arguments(self, output: str, steps: int, seed: int) -> TrainingArguments:
+        """Return the Trainer's arguments for `steps` updates without saving and reports."""
+        from transformers import TrainingArguments
+
+        return TrainingArguments(
+            output_dir=output,
+            per_device_train_batch_size=self.batch_size,
+            max_steps=steps,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            warmup_steps=int(self.warmup_share * steps),
+            bf16=self.precision == "bf16",
+            fp16=self.precision == "fp16",
+            use_cpu=default_device().type == "cpu",
+            logging_steps=50,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=seed,
+        )
+
+
+def clock_callback(clock: LoopClock, seconds: list[float]) -> TrainerCallback:
+    """Return a callback that runs the clock, and puts its time into `seconds` at the end."""
+    from transformers import TrainerCallback
+
+    class ClockCallback(TrainerCallback):
+        def on_train_begin(self, *_: object, **__: object) -> None:
+            clock.start()
+
+        def on_step_end(
+            self, args: object, state: TrainerState, control: object, **_: object
+        ) -> None:
+            clock.update()
+            if state.global_step == state.max_steps:
+                seconds.append(clock.stop())
+
+    return ClockCallback()

@@ -1,9 +1,9 @@
 """Textbook training loops on images: PyTorch, Accelerate as in its examples, Lightning Fabric.
 
-They are what a competent user writes after reading the documentation: the data set lies in
-memory as uint8, as torchvision's MNIST and CIFAR-10 do, and is turned into normalised tensors
-sample by sample in `__getitem__`; a `DataLoader` shuffles and collates. Nothing is imported from
-the recipes' `common`, so that a fresh process can run these alone.
+A competent user writes such loops after reading the documentation. The data set lies in memory as
+uint8, as torchvision's MNIST and CIFAR-10 do. `__getitem__` turns each sample into a normalised
+tensor, and a `DataLoader` shuffles and collates. Nothing is imported from the recipes' `common`, so
+that a fresh process can run these loops alone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,12 +30,15 @@ from benchmarks.harness.isolation import default_device
 from benchmarks.harness.rounds import Training
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LIGHTNING_PRECISIONS: dict[str, Any] = {
+LIGHTNING_PRECISIONS: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
     "fp32": "32-true",
     "bf16": "bf16-mixed",
     "fp16": "16-mixed",
 }
-ACCELERATE_PRECISIONS = {"fp32": "no"}  # others by their own names
+ACCELERATE_PRECISIONS = {"fp32": "no"}  # other precisions keep their names
+
+
+ImageBatch = tuple[torch.Tensor, torch.Tensor]  # images and labels
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ class ImageArrays:
 
 
 class TransformedImages(Dataset[tuple[torch.Tensor, int]]):
-    """ToTensor, RandomCrop, RandomHorizontalFlip and Normalize on each sample asked for."""
+    """Images with ToTensor, RandomCrop, RandomHorizontalFlip and Normalize, applied per sample."""
 
     def __init__(self, arrays: ImageArrays, crop_padding: int, flip: bool) -> None:
-        self.images, self.labels = arrays.images, arrays.labels
-        self.crop_padding, self.flip = crop_padding, flip
+        self.images = arrays.images
+        self.labels = arrays.labels
+        self.crop_padding = crop_padding  # in pixels; 0: no crop
+        self.flip = flip
         self.mean = torch.tensor(arrays.mean).view(-1, 1, 1)
         self.std = torch.tensor(arrays.std).view(-1, 1, 1)
 
@@ -81,14 +86,14 @@ class TransformedImages(Dataset[tuple[torch.Tensor, int]]):
 
 
 def ready_tensors(arrays: ImageArrays) -> TensorDataset:
-    """Normalise the whole data set once: the fastest that a plain DataLoader gets."""
+    """Normalise the whole data set once; a plain DataLoader over it is as fast as it gets."""
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (arrays.mean, arrays.std))
     return TensorDataset((arrays.images / 255 - mean) / std, arrays.labels)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: the same for all contestants of a suite."""
+    """A training, the same for all contestants of a suite."""
 
     build_model: Callable[[], nn.Module]
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -98,7 +103,7 @@ class Task:
     label_smoothing: float = 0.0
 
     def build_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
-        """Return linear warm-up and decay."""
+        """Return a schedule of linear warm-up and linear decay over `steps` updates."""
         warmup = int(self.warmup_share * steps)
 
         def factor(step: int) -> float:
@@ -109,7 +114,7 @@ class Task:
         return LambdaLR(optimizer, factor)
 
     def build_loader(self, device: torch.device) -> DataLoader[Any]:
-        """Return a DataLoader: with workers beside a GPU; on a CPU they would cost cores."""
+        """Return a DataLoader. It has workers beside a GPU; on a CPU they would take its cores."""
         workers = 0 if device.type == "cpu" else min(8, os.cpu_count() or 1)
         return DataLoader(
             self.dataset,
@@ -122,13 +127,17 @@ class Task:
         )
 
 
-def first_batches(loader: Any, steps: int) -> Iterator[Any]:
-    """Yield `steps` batches, epoch after epoch."""
+def first_batches(loader: Iterable[ImageBatch], steps: int) -> Iterator[ImageBatch]:
+    """Yield `steps` batches of one epoch after the other."""
     return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
 
 
+# Of a task, a precision, a number of timed updates, a seed, and a number of updates before them.
+TextbookLoop = Callable[[Task, str, int, int, int], Training]
+
+
 def train_pytorch(task: Task, precision: str, steps: int, seed: int, untimed: int = 0) -> Training:
-    """Train with a plain PyTorch loop under autocast, adding up `loss.item()`."""
+    """Train with a plain PyTorch loop under autocast that adds up `loss.item()`."""
     set_seed(seed)
     device = default_device()
     model = task.build_model().to(device)
@@ -165,8 +174,9 @@ def train_accelerate(
     task: Task, precision: str, steps: int, seed: int, untimed: int = 0
 ) -> Training:
     """Train as Accelerate's `complete_cv_example.py` does."""
-    named = ACCELERATE_PRECISIONS.get(precision, precision)
-    accelerator = Accelerator(cpu=default_device().type == "cpu", mixed_precision=named)
+    mixed_precision = ACCELERATE_PRECISIONS.get(precision, precision)
+    on_cpu = default_device().type == "cpu"
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=mixed_precision)
     set_seed(seed)
     model = task.build_model()
     optimizer = task.build_optimizer(model)

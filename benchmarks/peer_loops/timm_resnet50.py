@@ -1,7 +1,7 @@
-"""Trains timm's ResNet-50 under AMP, channels last.
+"""Trains timm's ResNet-50 under AMP with memory format channels last.
 
-As timm's `benchmark.py --bench train --amp --channels-last` does, with a loss scale besides, which
-its `train.py` has and fp16 needs.
+The loop is that of timm's `benchmark.py --bench train --amp --channels-last`. It also has a loss
+scale, which fp16 needs and which timm's `train.py` has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ def train_timm_resnet50(
     classes: int,
     image_size: int = 224,
 ) -> Training:
-    """Train on one random batch that lies on the device; needs the package timm."""
+    """Train on one random batch that lies on the device.
+
+    Raises:
+        ImportError: when the package timm is missing.
+    """
     import timm
 
     device = default_device()

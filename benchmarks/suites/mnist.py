@@ -1,11 +1,10 @@
-"""The suites on the MNIST recipe: whole epochs, and the loop of 1 ms steps."""
+"""The suites on the MNIST recipe: whole epochs, and a loop of about 1 ms a step."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,41 +26,46 @@ from benchmarks.harness.materials import image_dataset
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, Suite
-from benchmarks.peer_loops.bare import BareLoop
+from benchmarks.peer_loops.bare import BareLoop, Batch, BatchMaker
 from benchmarks.peer_loops.textbook import (
     ImageArrays,
     Task,
+    TextbookLoop,
     TransformedImages,
     ready_tensors,
     train_accelerate,
     train_fabric,
     train_pytorch,
 )
-from common.data.images import ImageData
+from common.data.images import ImageData, ImageSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 
 MLP_WARMUP = 0.1  # share of the updates, as in the recipe's `main`
-# Widths of a two-layer perceptron to choose from, so that a bare step takes about 1 ms.
+# Widths of a two-layer perceptron; the suite takes the one whose bare step is nearest to 1 ms.
 LOOP_WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 LOOP_STEP_SECONDS = 1e-3
 
 
-def mlp_builder(data: ImageData, **settings: Any) -> Callable[[], nn.Module]:
+def mlp_builder(data: ImageData, **settings: object) -> Callable[[], nn.Module]:
     """Return a function that builds the recipe's multilayer perceptron."""
     recipe = load_recipe("mnist_mlp")
     return lambda: recipe.build_model(recipe.Config(**settings), data)[0]
 
 
-def adamw(**settings: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
+def adamw(fused: bool | None = None) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """Return a function that builds AdamW at the MNIST recipe's learning rate and decay."""
     config = load_recipe("mnist_mlp").Config()
-    settings |= {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    return lambda model: torch.optim.AdamW(model.parameters(), **settings)
+    return lambda model: torch.optim.AdamW(
+        model.parameters(),
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        fused=fused,
+    )
 
 
 def mnist(options: Options) -> Suite:
-    """The MNIST recipe at its default settings against textbook loops, an epoch a round."""
+    """Compare the MNIST recipe at its default settings with textbook loops, an epoch per round."""
     batch_size = load_recipe("mnist_mlp").Config().batch_size
     goals: dict[str, float | None] = {"fp32": 4.0, options.precision: 2.3}
     if options.on_gpu:
@@ -72,7 +76,7 @@ def mnist(options: Options) -> Suite:
 
 
 def mnist_128(options: Options) -> Suite:
-    """The same in batches of 128, which the textbooks take, and against its matrix products."""
+    """Compare in batches of 128, which textbooks use, and with the model's matrix products."""
     goal = 0.70 if options.has_goals and not options.on_gpu else None
     return mnist_suite("mnist_128", options, BATCH_SIZE, {}, goal)
 
@@ -87,58 +91,109 @@ def mnist_suite(
     """Compare the MNIST recipe with loops that take the same batches.
 
     Args:
-        goals: of the ratios to the textbook loop on Accelerate, by precision.
+        goals: for the ratios to the textbook loop on Accelerate, by precision.
+        goal_of_products: for the ratio to the model's matrix products.
     """
-    chosen, dataset = options.precision, image_dataset(options.data, "mnist")
+    precision = options.precision
+    dataset = image_dataset(options.data, "mnist")
     data = read_images(dataset)
-    epoch = len(data.splits["train"]) // batch_size
-    judge = Judge(load_recipe("mnist_mlp"), held_out(data), chosen, limit=10_000)
-    arrays = ImageArrays.read(decoded_folder(data))
-    config = load_recipe("mnist_mlp").Config()
-    task = Task(
-        mlp_builder(data),
-        adamw(),
-        TransformedImages(arrays, crop_padding=0, flip=False),
-        batch_size,
-        MLP_WARMUP,
+    sizes = layer_sizes(data)
+    contestants = mnist_contestants(options, dataset, data, batch_size)
+    is_quoted = not options.on_gpu and data.source.name == "mnist" and batch_size == BATCH_SIZE
+    return Suite(
+        name,
+        "samples/s",
+        steps=options.scaled(len(data.splits["train"]) // batch_size),
+        untimed_steps=options.untimed,
+        workload={
+            "data": data.source.name,
+            "layers": sizes,
+            "batch_size": batch_size,
+            "recipe": f"default settings ({precision})",
+        },
+        contestants=contestants,
+        comparisons=mnist_comparisons(contestants, batch_size, precision, goals, goal_of_products),
+        notes=[
+            "the textbook loops don't clip gradients, and the recipe does",
+            "one ready batch: forward, backward and fused AdamW on the same tensors each time, "
+            "which is all that PyTorch can do here without a compiler",
+        ],
+        quoted={"Accelerate fp32": 19_900, "Accelerate bf16": 34_300} if is_quoted else {},
+        warmup_steps=options.scaled(50),
     )
-    ready = replace(task, dataset=ready_tensors(arrays))
-    sizes = [data.channels * data.image_size**2, *config.hidden_sizes, len(data.class_names)]
+
+
+def layer_sizes(data: ImageData) -> list[int]:
+    """Return the features of the recipe's input and of each of its layers' outputs."""
+    config = load_recipe("mnist_mlp").Config()
+    features = data.channels * data.image_size**2
+    return [features, *config.hidden_sizes, len(data.class_names)]
+
+
+def mnist_contestants(
+    options: Options, dataset: str, data: ImageData, batch_size: int
+) -> dict[str, Contestant]:
+    """Return the recipe, the textbook loops, a loop over one ready batch, and matrix products."""
+    precision = options.precision
+    judge = Judge(load_recipe("mnist_mlp"), held_out(data), precision, limit=10_000)
+    arrays = ImageArrays.read(decoded_folder(data))
+    images = TransformedImages(arrays, crop_padding=0, flip=False)
+    task = Task(mlp_builder(data), adamw(), images, batch_size, MLP_WARMUP)
+    ready_task = replace(task, dataset=ready_tensors(arrays))
     products = {
-        precision: roofs.linear_products(sizes, batch_size, roofs.DTYPES[precision])
-        for precision in ("fp32", chosen)
+        name: roofs.linear_products(layer_sizes(data), batch_size, roofs.DTYPES[name])
+        for name in ("fp32", precision)
     }
-    settings = {"dataset": dataset, "batch_size": batch_size}
-    split = data.splits["train"]
-    split.dtype = roofs.DTYPES[chosen]
-    split.place(default_device())
-    batch = split.gather(torch.arange(batch_size), None)
-    fused = replace(task, build_optimizer=adamw(fused=True))
-    bare = BareLoop(fused, lambda seed: itertools.repeat(batch), chosen, same_work=False)
 
-    def recipe(**others: Any) -> Contestant:
-        return recipe_contestant("mnist_mlp", options, MLP_WARMUP, judge, **settings, **others)
+    def recipe(**settings: object) -> Contestant:
+        return recipe_contestant(
+            "mnist_mlp",
+            options,
+            MLP_WARMUP,
+            judge,
+            dataset=dataset,
+            batch_size=batch_size,
+            **settings,
+        )
 
-    contestants = {
+    def peer(train: TextbookLoop, precision: str, task: Task = task) -> Contestant:
+        return contestant(lambda *turn: train(task, precision, *turn), judge)
+
+    one_batch = one_batch_loop(task, data, batch_size, precision)
+    return {
         "recipe": recipe(),
-        "Accelerate fp32": contestant(lambda *turn: train_accelerate(task, "fp32", *turn), judge),
-        f"Accelerate {chosen}": contestant(
-            lambda *turn: train_accelerate(task, chosen, *turn), judge
-        ),
-        "PyTorch fp32": contestant(lambda *turn: train_pytorch(task, "fp32", *turn), judge),
-        f"PyTorch {chosen}": contestant(lambda *turn: train_pytorch(task, chosen, *turn), judge),
-        f"Accelerate, TensorDataset, {chosen}": contestant(
-            lambda *turn: train_accelerate(ready, chosen, *turn), judge
-        ),
-        f"Lightning Fabric {chosen}": contestant(
-            lambda *turn: train_fabric(task, chosen, *turn), judge
-        ),
-        f"PyTorch, one ready batch, {chosen}": contestant(bare.without_accelerate),
+        "Accelerate fp32": peer(train_accelerate, "fp32"),
+        f"Accelerate {precision}": peer(train_accelerate, precision),
+        "PyTorch fp32": peer(train_pytorch, "fp32"),
+        f"PyTorch {precision}": peer(train_pytorch, precision),
+        f"Accelerate, TensorDataset, {precision}": peer(train_accelerate, precision, ready_task),
+        f"Lightning Fabric {precision}": peer(train_fabric, precision),
+        f"PyTorch, one ready batch, {precision}": contestant(one_batch.without_accelerate),
         "recipe fp32": recipe(mixed_precision="no"),
-        f"matrix products {chosen}": roof(products[chosen], batch_size),
+        f"matrix products {precision}": roof(products[precision], batch_size),
         "matrix products fp32": roof(products["fp32"], batch_size),
     }
-    peers = [one for one in contestants if not one.startswith(("recipe", "matrix"))]
+
+
+def one_batch_loop(task: Task, data: ImageData, batch_size: int, precision: str) -> BareLoop:
+    """Return a bare loop over the same batch again and again, with a fused optimizer."""
+    split = data.splits["train"]
+    split.dtype = roofs.DTYPES[precision]
+    split.place(default_device())
+    batch = split.gather(torch.arange(batch_size), None)
+    fused_task = replace(task, build_optimizer=adamw(fused=True))
+    return BareLoop(fused_task, lambda seed: itertools.repeat(batch), precision, same_work=False)
+
+
+def mnist_comparisons(
+    contestants: Iterable[str],
+    batch_size: int,
+    precision: str,
+    goals: dict[str, float | None],
+    goal_of_products: float | None,
+) -> list[Comparison]:
+    """Return the ratios of the recipe to its peers, and to its matrix products."""
+    peers = [name for name in contestants if not name.startswith(("recipe", "matrix"))]
     comparisons = [
         Comparison(
             f"MNIST MLP, batch {batch_size}: recipe / {peer}",
@@ -148,68 +203,58 @@ def mnist_suite(
         )
         for peer in peers
     ]
-    comparisons += [
+    return [
+        *comparisons,
         Comparison("recipe fp32 / Accelerate fp32", "recipe fp32", "Accelerate fp32"),
         Comparison(
             "recipe / its own matrix products",
             "recipe",
-            f"matrix products {chosen}",
+            f"matrix products {precision}",
             goal_of_products,
         ),
         Comparison("recipe fp32 / its own products", "recipe fp32", "matrix products fp32"),
     ]
-    known = not options.on_gpu and data.source.name == "mnist" and batch_size == BATCH_SIZE
-    return Suite(
-        name,
-        "samples/s",
-        steps=options.scaled(epoch),
-        untimed_steps=options.untimed,
-        workload={
-            "data": data.source.name,
-            "layers": sizes,
-            "batch_size": batch_size,
-            "recipe": f"default settings ({chosen})",
-        },
-        contestants=contestants,
-        comparisons=comparisons,
-        notes=[
-            "the textbook loops don't clip gradients, and the recipe does",
-            "one ready batch: forward, backward and fused AdamW on the same tensors each time, "
-            "which is all that PyTorch can do here without a compiler",
-        ],
-        quoted={"Accelerate fp32": 19_900, "Accelerate bf16": 34_300} if known else {},
-        warmup_steps=options.scaled(50),
-    )
 
 
-def loop(options: Options) -> Suite:
-    """The MNIST recipe's loop, logging on, against bare loops of 1 ms steps."""
-    chosen, dataset = options.precision, image_dataset(options.data, "mnist")
-    data = read_images(dataset)
-    split = data.splits["train"]
-    split.dtype = roofs.DTYPES[chosen]
-    kept: dict[int, list[dict[str, torch.Tensor]]] = {}
+class LoopBatches:
+    """The batches of the bare loops, from the recipe's own loader."""
 
-    def epochs(seed: int) -> Iterator[dict[str, torch.Tensor]]:
+    def __init__(self, split: ImageSamples) -> None:
+        self.split = split
+        self.ready: list[Batch] = []  # the batches of an epoch, once they are needed
+
+    def made_in_the_loop(self, seed: int) -> Iterator[Batch]:
+        """Yield the batches of one epoch after the other; each is made when the loop needs it."""
         order = TrainingOrder(
-            num_samples=len(split),
+            num_samples=len(self.split),
             batch_size=BATCH_SIZE,
             accumulation=1,
             world_size=1,
             rank=0,
             seed=seed,
         )
-        loader = Loader(split, order, default_device(), "device")
+        loader = Loader(self.split, order, default_device(), "device")
         for epoch in itertools.count():
             for batch, *_ in loader.epoch(epoch):
                 yield batch
 
-    def ready(seed: int) -> Iterator[dict[str, torch.Tensor]]:
-        if not kept:
-            kept[0] = list(itertools.islice(epochs(0), len(split) // BATCH_SIZE))
-        return itertools.cycle(kept[0])
+    def made_before(self, seed: int) -> Iterator[Batch]:
+        """Return an endless iterator over the batches of one epoch, which lie on the device."""
+        if not self.ready:
+            batches = len(self.split) // BATCH_SIZE
+            self.ready = list(itertools.islice(self.made_in_the_loop(0), batches))
+        return itertools.cycle(self.ready)
 
-    def bare(width: int, batches: Any, same_work: bool) -> BareLoop:
+
+def loop(options: Options) -> Suite:
+    """Compare the MNIST recipe's loop, with logging, with bare loops of about 1 ms a step."""
+    dataset = image_dataset(options.data, "mnist")
+    data = read_images(dataset)
+    split = data.splits["train"]
+    split.dtype = roofs.DTYPES[options.precision]
+    batches = LoopBatches(split)
+
+    def bare(width: int, make_batches: BatchMaker, same_work: bool) -> BareLoop:
         task = Task(
             mlp_builder(data, hidden_sizes=(width, width)),
             adamw(fused=True),
@@ -217,7 +262,7 @@ def loop(options: Options) -> Suite:
             BATCH_SIZE,
             MLP_WARMUP,
         )
-        return BareLoop(task, batches, chosen, same_work)
+        return BareLoop(task, make_batches, options.precision, same_work)
 
     def recipe(width: int, tracker: str) -> Contestant:
         return recipe_contestant(
@@ -230,23 +275,59 @@ def loop(options: Options) -> Suite:
             tracker=tracker,
         )
 
-    times: dict[int, float] = {}
-    for width in LOOP_WIDTHS:
-        candidate = bare(width, ready, False)
-        for steps in (20, 100):
-            with isolated(threads()):
-                times[width] = candidate.with_accelerate(steps, 0).seconds / steps
-    width = min(times, key=lambda one: abs(times[one] - LOOP_STEP_SECONDS))
+    step_seconds = {
+        width: seconds_per_step(bare(width, batches.made_before, False)) for width in LOOP_WIDTHS
+    }
+    width = min(step_seconds, key=lambda width: abs(step_seconds[width] - LOOP_STEP_SECONDS))
+    plain = bare(width, batches.made_in_the_loop, False)
+    same_work = bare(width, batches.made_in_the_loop, True)
+    ready = bare(width, batches.made_before, False)
     contestants = {
         "recipe": recipe(width, options.tracker),
         "recipe, W&B offline": recipe(width, "wandb"),
-        "bare Accelerate": contestant(bare(width, epochs, False).with_accelerate),
-        "bare Accelerate, clip and schedule": contestant(bare(width, epochs, True).with_accelerate),
-        "bare Accelerate, ready batches": contestant(bare(width, ready, False).with_accelerate),
-        "bare PyTorch": contestant(bare(width, epochs, False).without_accelerate),
-        "bare PyTorch, clip and schedule": contestant(bare(width, epochs, True).without_accelerate),
-        "bare PyTorch, ready batches": contestant(bare(width, ready, False).without_accelerate),
+        "bare Accelerate": contestant(plain.with_accelerate),
+        "bare Accelerate, clip and schedule": contestant(same_work.with_accelerate),
+        "bare Accelerate, ready batches": contestant(ready.with_accelerate),
+        "bare PyTorch": contestant(plain.without_accelerate),
+        "bare PyTorch, clip and schedule": contestant(same_work.without_accelerate),
+        "bare PyTorch, ready batches": contestant(ready.without_accelerate),
     }
+    return Suite(
+        "loop",
+        "samples/s",
+        steps=options.scaled(700),
+        untimed_steps=options.untimed,
+        workload={
+            "data": data.source.name,
+            "hidden_sizes": [width, width],
+            "batch_size": BATCH_SIZE,
+            "step_milliseconds": {
+                str(width): 1000 * seconds for width, seconds in step_seconds.items()
+            },
+            "tracker": options.tracker,
+        },
+        contestants=contestants,
+        comparisons=loop_comparisons(contestants),
+        notes=[
+            "bare loops take their batches from the recipe's own loader, from the same tensors; "
+            "ready batches lie on the device normalised, which leaves nothing to do for data",
+            "the width is the one whose bare Accelerate step is nearest to 1 ms",
+        ],
+        warmup_steps=options.scaled(100),
+        rounds_for_one=3,
+    )
+
+
+def seconds_per_step(bare_loop: BareLoop) -> float:
+    """Return the seconds of a step on Accelerate, after a short training to warm up."""
+    for steps in (20, 100):
+        with isolated(threads()):
+            seconds = bare_loop.with_accelerate(steps, 0).seconds
+    return seconds / steps
+
+
+def loop_comparisons(contestants: Iterable[str]) -> list[Comparison]:
+    """Return the ratios of the recipe's time to that of each bare loop."""
     comparisons = [
         Comparison(
             f"time of the recipe's loop / {name}",
@@ -264,25 +345,4 @@ def loop(options: Options) -> Suite:
         "bare Accelerate",
         inverted=True,
     )
-    return Suite(
-        "loop",
-        "samples/s",
-        steps=options.scaled(700),
-        untimed_steps=options.untimed,
-        workload={
-            "data": data.source.name,
-            "hidden_sizes": [width, width],
-            "batch_size": BATCH_SIZE,
-            "step_milliseconds": {str(key): 1000 * value for key, value in times.items()},
-            "tracker": options.tracker,
-        },
-        contestants=contestants,
-        comparisons=[*comparisons, tracked],
-        notes=[
-            "bare loops take their batches from the recipe's own loader, from the same tensors; "
-            "ready batches lie on the device normalised, which leaves nothing to do for data",
-            "the width is the one whose bare Accelerate step is nearest to 1 ms",
-        ],
-        warmup_steps=options.scaled(100),
-        rounds_for_one=3,
-    )
+    return [*comparisons, tracked]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_type_hints
+from collections.abc import Callable
+from typing import get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from benchmarks.harness.judging import Judge
 from benchmarks.harness.materials import image_dataset
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe
-from benchmarks.harness.rounds import Comparison, Suite, Training
+from benchmarks.harness.rounds import Comparison, Contestant, Suite, Training
 from benchmarks.peer_loops.textbook import (
     ImageArrays,
     Task,
@@ -35,7 +36,7 @@ RESNET_WARMUP = 0.2  # share of the updates, as in the recipe's `main`
 
 
 def resnet_task(data: ImageData, model_name: str = "resnet18") -> Task:
-    """Return the textbook's task of the ResNet recipe: torch's default memory layout."""
+    """Return the ResNet recipe's task for textbook loops, in torch's default memory layout."""
     recipe = load_recipe("resnet")
     config = recipe.Config(model=model_name)
 
@@ -57,39 +58,30 @@ def resnet_task(data: ImageData, model_name: str = "resnet18") -> Task:
 
 
 def resnet(options: Options) -> Suite:
-    """The ResNet-18 recipe on CIFAR-10 against textbook loops, and its own convolutions."""
-    chosen, dataset = options.precision, image_dataset(options.data, "cifar10")
+    """Compare the ResNet-18 recipe on CIFAR-10 with textbook loops and its own convolutions."""
+    precision = options.precision
+    dataset = image_dataset(options.data, "cifar10")
     data = read_images(dataset)
     task = resnet_task(data)
     shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
     convolutions = {
-        precision: roofs.convolution_products(
-            task.build_model(), shape, roofs.DTYPES[precision], torch.channels_last
+        name: roofs.convolution_products(
+            task.build_model(), shape, roofs.DTYPES[name], torch.channels_last
         )
-        for precision in ("fp32", chosen)
+        for name in ("fp32", precision)
     }
-    # Once is enough: no contestant is compared with it.
+    # Measured once, since no contestant is compared with it.
     fp32_roof = BATCH_SIZE / roofs.seconds_per_call(convolutions["fp32"])
-
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, dataset=dataset),
         "Accelerate fp32": contestant(lambda *turn: train_accelerate(task, "fp32", *turn)),
-        f"Accelerate {chosen}": contestant(lambda *turn: train_accelerate(task, chosen, *turn)),
-        f"PyTorch {chosen}": contestant(lambda *turn: train_pytorch(task, chosen, *turn)),
-        f"convolutions {chosen}": roof(convolutions[chosen], BATCH_SIZE),
-    }
-    goals = (2.5, 1.2, 0.85) if options.has_goals and not options.on_gpu else (None, None, None)
-    comparisons = [
-        *(
-            Comparison(f"ResNet-18: recipe / {peer}", "recipe", peer, goal)
-            for peer, goal in {
-                "Accelerate fp32": goals[0],
-                f"Accelerate {chosen}": goals[1],
-            }.items()
+        f"Accelerate {precision}": contestant(
+            lambda *turn: train_accelerate(task, precision, *turn)
         ),
-        Comparison(f"recipe / PyTorch {chosen}", "recipe", f"PyTorch {chosen}"),
-        Comparison("recipe / its own convolutions", "recipe", f"convolutions {chosen}", goals[2]),
-    ]
+        f"PyTorch {precision}": contestant(lambda *turn: train_pytorch(task, precision, *turn)),
+        f"convolutions {precision}": roof(convolutions[precision], BATCH_SIZE),
+    }
+    is_quoted = not options.on_gpu and data.source.name == "cifar10"
     return Suite(
         "resnet",
         "samples/s",
@@ -100,14 +92,12 @@ def resnet(options: Options) -> Suite:
             "model": "resnet18",
             "image_size": data.image_size,
             "batch_size": BATCH_SIZE,
-            "recipe": f"default settings ({chosen})",
+            "recipe": f"default settings ({precision})",
             "convolutions fp32, samples/s": round(fp32_roof, 1),
         },
         contestants=contestants,
-        comparisons=comparisons,
-        quoted={}
-        if options.on_gpu or data.source.name != "cifar10"
-        else {"Accelerate fp32": 45, "Accelerate bf16": 95},
+        comparisons=resnet_comparisons(options),
+        quoted={"Accelerate fp32": 45, "Accelerate bf16": 95} if is_quoted else {},
         notes=[
             "the textbook loops don't clip gradients, and the recipe does",
             "accuracies after the same number of samples: suite quality",
@@ -116,15 +106,40 @@ def resnet(options: Options) -> Suite:
     )
 
 
+def resnet_comparisons(options: Options) -> list[Comparison]:
+    """Return the ratios of the ResNet-18 recipe to its peers and its convolutions."""
+    precision = options.precision
+    has_goals = options.has_goals and not options.on_gpu
+    same_precision = f"Accelerate {precision}"
+    # On a CPU without bf16 the chosen precision is fp32, and both names are the same.
+    goals = {"Accelerate fp32": 2.5 if has_goals else None}
+    goals[same_precision] = 1.2 if has_goals else None
+    comparisons = [
+        Comparison(f"ResNet-18: recipe / {peer}", "recipe", peer, goal)
+        for peer, goal in goals.items()
+    ]
+    return [
+        *comparisons,
+        Comparison(f"recipe / PyTorch {precision}", "recipe", f"PyTorch {precision}"),
+        Comparison(
+            "recipe / its own convolutions",
+            "recipe",
+            f"convolutions {precision}",
+            0.85 if has_goals else None,
+        ),
+    ]
+
+
 def resnet_quality(options: Options) -> Suite:
-    """ResNet-18 for eight epochs of the digits, to compare accuracies."""
-    chosen, data = options.precision, read_images("digits")
+    """Train ResNet-18 for eight epochs of the digits, to compare accuracies."""
+    precision = options.precision
+    data = read_images("digits")
     task = resnet_task(data)
-    judge = Judge(load_recipe("resnet"), held_out(data), chosen, limit=10_000)
-    title = f"Accelerate {chosen}"
+    judge = Judge(load_recipe("resnet"), held_out(data), precision, limit=10_000)
+    title = f"Accelerate {precision}"
     contestants = {
         "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, judge, dataset="digits"),
-        title: contestant(lambda *turn: train_accelerate(task, chosen, *turn), judge),
+        title: contestant(lambda *turn: train_accelerate(task, precision, *turn), judge),
     }
     epoch = len(data.splits["train"]) // BATCH_SIZE
     return Suite(
@@ -139,58 +154,39 @@ def resnet_quality(options: Options) -> Suite:
 
 
 def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SIZE) -> Suite:
-    """ResNet-50 on random images in each precision, and against timm's, for GPUs."""
-    chosen = options.precision
-    recipe_module = load_recipe("resnet")
+    """Compare ResNet-50 on random images with its other precisions and with timm's, for GPUs."""
+    precision = options.precision
     data = read_images("synthetic", image_size)
-
-    def train_timm(steps: int, seed: int, untimed: int) -> Training:
-        """Train as timm's `benchmark.py --bench train --amp --channels-last` does."""
-        from benchmarks.peer_loops.timm_resnet50 import train_timm_resnet50
-
-        return train_timm_resnet50(
-            steps,
-            seed,
-            untimed,
-            batch_size=batch_size,
-            precision=chosen,
-            classes=len(data.class_names),
-            image_size=image_size,
-        )
-
-    convolutions = roofs.convolution_products(
-        recipe_module.build_model(recipe_module.Config(model="resnet50"), data)[0],
-        (batch_size, 3, image_size, image_size),
-        roofs.DTYPES[chosen],
-        torch.channels_last,
-    )
-    settings: dict[str, Any] = {"dataset": "synthetic", "model": "resnet50"}
-    settings |= {"image_size": image_size, "batch_size": batch_size}
-    offered = get_args(get_type_hints(recipe_module.Config)["mixed_precision"])
-    others = [one for one in ("no", "tf32") if one in offered and options.on_gpu]
     contestants = {
-        "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, **settings),
-        f"convolutions {chosen}": roof(convolutions, batch_size),
+        "recipe": resnet50_contestant(options, image_size, batch_size),
+        f"convolutions {precision}": roof(
+            resnet50_convolutions(data, precision, image_size, batch_size), batch_size
+        ),
     }
-    comparisons = [Comparison("recipe / its own convolutions", "recipe", f"convolutions {chosen}")]
-    for precision in others:
-        title = f"recipe {precision.replace('no', 'fp32')}"
-        contestants[title] = recipe_contestant(
-            "resnet", options, RESNET_WARMUP, None, mixed_precision=precision, **settings
+    comparisons = [
+        Comparison("recipe / its own convolutions", "recipe", f"convolutions {precision}")
+    ]
+    offered_precisions = get_args(get_type_hints(load_recipe("resnet").Config)["mixed_precision"])
+    for name, goal in {"no": 4.0, "tf32": 2.6}.items():
+        if name in offered_precisions and options.on_gpu:
+            title = f"recipe {name.replace('no', 'fp32')}"
+            contestants[title] = resnet50_contestant(
+                options, image_size, batch_size, mixed_precision=name
+            )
+            comparisons.append(Comparison(f"ResNet-50: recipe / {title}", "recipe", title, goal))
+    notes = []
+    problem = problem_of_timm()
+    if problem is None:
+        notes.append(
+            "timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images"
         )
-        goal = {"no": 4.0, "tf32": 2.6}[precision]
-        comparisons.append(Comparison(f"ResNet-50: recipe / {title}", "recipe", title, goal))
-    try:
-        import timm  # noqa: F401, which needs torchvision
-
-        missing = ""
-    except ImportError as problem:
-        missing = f"timm missing: {problem}"
-    if not missing:
-        contestants["timm AMP channels-last"] = contestant(train_timm)
-        comparisons.append(
-            Comparison("ResNet-50: recipe / timm", "recipe", "timm AMP channels-last", 1.1)
-        )
+        title = "timm AMP channels-last"
+        contestants[title] = timm_contestant(precision, data, image_size, batch_size)
+        comparisons.append(Comparison("ResNet-50: recipe / timm", "recipe", title, 1.1))
+    else:
+        notes.append(f"timm missing: {problem}")
+    if "tf32" not in offered_precisions:
+        notes.append("no tf32: the recipes do not offer it")
     return Suite(
         "resnet50",
         "samples/s",
@@ -199,10 +195,63 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
         workload={"data": "synthetic", "image_size": image_size, "batch_size": batch_size},
         contestants=contestants,
         comparisons=comparisons,
-        notes=[
-            missing
-            or "timm trains on one batch that lies on the GPU; the recipe draws from 4,096 images",
-            *([] if "tf32" in offered else ["no tf32: the recipes do not offer it"]),
-        ],
+        notes=notes,
         warmup_steps=options.scaled(10),
     )
+
+
+def resnet50_contestant(
+    options: Options, image_size: int, batch_size: int, **settings: object
+) -> Contestant:
+    """Make a contestant of the recipe with ResNet-50 on random images."""
+    return recipe_contestant(
+        "resnet",
+        options,
+        RESNET_WARMUP,
+        None,
+        dataset="synthetic",
+        model="resnet50",
+        image_size=image_size,
+        batch_size=batch_size,
+        **settings,
+    )
+
+
+def resnet50_convolutions(
+    data: ImageData, precision: str, image_size: int, batch_size: int
+) -> Callable[[], None]:
+    """Return a function that does the convolutions of one step of ResNet-50."""
+    recipe = load_recipe("resnet")
+    model, _ = recipe.build_model(recipe.Config(model="resnet50"), data)
+    shape = (batch_size, 3, image_size, image_size)
+    return roofs.convolution_products(model, shape, roofs.DTYPES[precision], torch.channels_last)
+
+
+def problem_of_timm() -> str | None:
+    """Return why timm can't be imported; None if it can."""
+    try:
+        import timm  # noqa: F401, which needs torchvision
+    except ImportError as problem:
+        return str(problem)
+    return None
+
+
+def timm_contestant(
+    precision: str, data: ImageData, image_size: int, batch_size: int
+) -> Contestant:
+    """Make a contestant that trains as timm's `benchmark.py` does."""
+
+    def train(steps: int, seed: int, untimed: int) -> Training:
+        from benchmarks.peer_loops.timm_resnet50 import train_timm_resnet50
+
+        return train_timm_resnet50(
+            steps,
+            seed,
+            untimed,
+            batch_size=batch_size,
+            precision=precision,
+            classes=len(data.class_names),
+            image_size=image_size,
+        )
+
+    return contestant(train)
