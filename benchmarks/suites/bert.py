@@ -1,8 +1,9 @@
-"""The suite on text: BERT against Hugging Face's Trainer."""
+"""The suites on text: the BERT recipe against Hugging Face's Trainer."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.harness.contestants import contestant, recipe_contestant
 from benchmarks.harness.judging import Judge
@@ -19,10 +20,29 @@ MAX_LENGTH = 128
 WARMUP = 0.1  # share of the updates, as in the recipe's `main`
 
 
-def recipe_task(options: Options, steps: int) -> dict[str, Any]:
-    """Return what the recipe is to train, and on which text: as many samples as `steps` take."""
+@dataclass(frozen=True)
+class TrainerVariant:
+    """A way of training with HF Trainer, and the goal for the recipe's ratio to it."""
+
+    padding: str  # "padded": to the maximum length; "dynamic": to the longest of a batch
+    precision: str
+    goal: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The name of the contestant."""
+        return f"HF Trainer {self.padding} {self.precision}"
+
+
+def extract_for(options: Options, steps: int) -> Path:
+    """Return the folder of a text data set with as many samples as `steps` timed updates take."""
+    return text_extract(options.data, (options.untimed + steps) * BATCH_SIZE)
+
+
+def recipe_settings(options: Options, steps: int) -> dict[str, object]:
+    """Return the recipe's settings: its data, model and batches."""
     return {
-        "dataset": str(text_extract(options.data, (options.untimed + steps) * BATCH_SIZE)),
+        "dataset": str(extract_for(options, steps)),
         "model": str(bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)),
         "batch_size": BATCH_SIZE,
         "max_length": MAX_LENGTH,
@@ -31,40 +51,53 @@ def recipe_task(options: Options, steps: int) -> dict[str, Any]:
 
 def recipe_contestant_in(precision: str, options: Options, steps: int) -> Contestant:
     """Make a contestant of the BERT recipe in another precision than its default."""
-    settings = recipe_task(options, steps) | {"mixed_precision": precision}
+    settings = recipe_settings(options, steps) | {"mixed_precision": precision}
     return recipe_contestant("bert", options, WARMUP, None, **settings)
 
 
 def bert(options: Options) -> Suite:
-    """The BERT recipe against HF Trainer, each over the same samples once."""
+    """Compare the BERT recipe with HF Trainer, each over the same samples once."""
     steps = options.scaled(256 if options.on_gpu else 12)
-    kinds = [("dynamic", options.precision, 2.0)]
-    if not options.on_gpu:
-        kinds = [("padded", "fp32", 9.0), ("dynamic", "fp32", 2.6), ("dynamic", "bf16", 1.8)]
     if not options.has_goals:
-        kinds = [("padded", "fp32", 0.0), ("dynamic", "fp32", 0.0)]
-    return compare_bert(options, "bert", steps, kinds)
+        variants = [TrainerVariant("padded", "fp32"), TrainerVariant("dynamic", "fp32")]
+    elif options.on_gpu:
+        variants = [TrainerVariant("dynamic", options.precision, goal=2.0)]
+    else:
+        variants = [
+            TrainerVariant("padded", "fp32", goal=9.0),
+            TrainerVariant("dynamic", "fp32", goal=2.6),
+            TrainerVariant("dynamic", "bf16", goal=1.8),
+        ]
+    is_quoted = not options.on_gpu and "sst2" in extract_for(options, steps).name
+    quoted = {
+        "HF Trainer padded fp32": 14.7,
+        "HF Trainer dynamic fp32": 50,
+        "HF Trainer dynamic bf16": 74,
+    }
+    return bert_suite("bert", options, steps, variants, quoted if is_quoted else {})
 
 
 def bert_quality(options: Options) -> Suite:
-    """The BERT recipe against HF Trainer over more samples, for accuracy's sake."""
-    return compare_bert(
-        options, "quality: bert", options.scaled(100), [("dynamic", options.precision, 0.0)]
-    )
+    """Compare the BERT recipe with HF Trainer over more samples, to compare accuracies."""
+    variants = [TrainerVariant("dynamic", options.precision)]
+    return bert_suite("quality: bert", options, options.scaled(100), variants, {})
 
 
-def compare_bert(
-    options: Options, name: str, steps: int, kinds: list[tuple[str, str, float]]
+def bert_suite(
+    name: str,
+    options: Options,
+    steps: int,
+    variants: list[TrainerVariant],
+    quoted: dict[str, float],
 ) -> Suite:
     """Build a suite of the recipe and Trainers.
 
     Args:
-        kinds: padding, precision and goal of each Trainer; a goal of 0 is none.
+        quoted: rates that the Trainers should reach; see `Suite.quoted`.
     """
-    folder = text_extract(options.data, (options.untimed + steps) * BATCH_SIZE)
+    folder = extract_for(options, steps)
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
     recipe = load_recipe("bert")
-    config = recipe.Config(batch_size=BATCH_SIZE, max_length=MAX_LENGTH)
     data = load_text(
         find_named(str(folder), None),
         checkpoint=str(checkpoint),
@@ -73,26 +106,14 @@ def compare_bert(
         label_column=None,
     )
     judge = Judge(recipe, data.splits["validation"], options.precision, limit=1024)
-    contestants = {
-        "recipe": recipe_contestant("bert", options, WARMUP, judge, **recipe_task(options, steps))
-    }
+    settings = recipe_settings(options, steps)
+    contestants = {"recipe": recipe_contestant("bert", options, WARMUP, judge, **settings)}
     comparisons = []
-    for padding, precision, goal in kinds:
-        task = TrainerTask(
-            folder,
-            str(checkpoint),
-            padded=padding == "padded",
-            precision=precision,
-            batch_size=BATCH_SIZE,
-            max_length=MAX_LENGTH,
-            weight_decay=config.weight_decay,
-            warmup_share=WARMUP,
-        )
-        title = f"HF Trainer {padding} {precision}"
-        contestants[title] = contestant(task.train, judge)
-        comparisons.append(
-            Comparison(f"BERT: recipe / {title}", "recipe", title, at_least=goal or None)
-        )
+    for variant in variants:
+        task = trainer_task(variant, folder, checkpoint)
+        contestants[variant.title] = contestant(task.train, judge)
+        title = f"BERT: recipe / {variant.title}"
+        comparisons.append(Comparison(title, "recipe", variant.title, at_least=variant.goal))
     lengths = data.splits["train"].lengths
     return Suite(
         name,
@@ -111,13 +132,22 @@ def compare_bert(
         },
         contestants=contestants,
         comparisons=comparisons,
-        quoted={}
-        if options.on_gpu or "sst2" not in data.source.name or name != "bert"
-        else {
-            "HF Trainer padded fp32": 14.7,
-            "HF Trainer dynamic fp32": 50,
-            "HF Trainer dynamic bf16": 74,
-        },
+        quoted=quoted,
         notes=["every contestant sees each sample of the extract once"],
         warmup_steps=2,
+    )
+
+
+def trainer_task(variant: TrainerVariant, folder: Path, checkpoint: Path) -> TrainerTask:
+    """Return the task of a Trainer, with the recipe's weight decay."""
+    config = load_recipe("bert").Config(batch_size=BATCH_SIZE, max_length=MAX_LENGTH)
+    return TrainerTask(
+        folder,
+        str(checkpoint),
+        padded=variant.padding == "padded",
+        precision=variant.precision,
+        batch_size=BATCH_SIZE,
+        max_length=MAX_LENGTH,
+        weight_decay=config.weight_decay,
+        warmup_share=WARMUP,
     )

@@ -1,9 +1,9 @@
-"""The suites on flags of the recipes: whether one that is meant to pay does so on this machine."""
+"""The suites on flags of the recipes: how much a flag speeds training up on this machine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.contestants import BATCH_SIZE, recipe_contestant
 from benchmarks.harness.materials import image_dataset
@@ -12,36 +12,42 @@ from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Suite
 from benchmarks.suites import bert, mnist, resnet
 
+Settings = dict[str, object]  # fields of a recipe's `Config`
 DEFAULT = "default settings"
+COMPILE: dict[str, Settings] = {"--compile": {"compile": True}}
 
 
 def mnist_flags(options: Options) -> Suite:
-    """The perceptron compiled, on an epoch of MNIST."""
-    task = {"dataset": image_dataset(options.data, "mnist")}
-    task["batch_size"] = load_recipe("mnist_mlp").Config().batch_size
-    flags = {"--compile": {"compile": True}}
-    return flag_suite("mnist_mlp", options, options.scaled(117), mnist.MLP_WARMUP, task, flags)
+    """Compile the perceptron, on an epoch of MNIST."""
+    settings: Settings = {
+        "dataset": image_dataset(options.data, "mnist"),
+        "batch_size": load_recipe("mnist_mlp").Config().batch_size,
+    }
+    steps = options.scaled(117)
+    return flag_suite("mnist_mlp", options, steps, mnist.MLP_WARMUP, settings, COMPILE)
 
 
 def resnet_flags(options: Options) -> Suite:
-    """ResNet-18 compiled, on CIFAR-10."""
-    task = {"dataset": image_dataset(options.data, "cifar10"), "batch_size": BATCH_SIZE}
+    """Compile ResNet-18, on CIFAR-10."""
+    settings: Settings = {
+        "dataset": image_dataset(options.data, "cifar10"),
+        "batch_size": BATCH_SIZE,
+    }
     steps = options.scaled(200 if options.on_gpu else 4)
-    flags = {"--compile": {"compile": True}}
-    return flag_suite("resnet", options, steps, resnet.RESNET_WARMUP, task, flags)
+    return flag_suite("resnet", options, steps, resnet.RESNET_WARMUP, settings, COMPILE)
 
 
 def bert_flags(options: Options) -> Suite:
-    """BERT compiled, and with its padding kept or left out, on an extract of SST-2."""
+    """Compile BERT, and switch `--padding-free`, on an extract of SST-2."""
     steps = options.scaled(256 if options.on_gpu else 24)
-    # It is off by default on a GPU, and on elsewhere.
-    other = "yes" if options.on_gpu else "no"
-    flags: dict[str, dict[str, Any]] = {
-        f"--padding-free {other}": {"padding_free": other},
-        "--compile": {"compile": True},
+    # By default, --padding-free is off on a GPU and on elsewhere.
+    not_the_default = "yes" if options.on_gpu else "no"
+    flags: dict[str, Settings] = {
+        f"--padding-free {not_the_default}": {"padding_free": not_the_default},
+        **COMPILE,
     }
-    task = bert.recipe_task(options, steps)
-    return flag_suite("bert", options, steps, bert.WARMUP, task, flags)
+    settings = bert.recipe_settings(options, steps)
+    return flag_suite("bert", options, steps, bert.WARMUP, settings, flags)
 
 
 def flag_suite(
@@ -49,13 +55,18 @@ def flag_suite(
     options: Options,
     steps: int,
     warmup_share: float,
-    task: dict[str, Any],
-    flags: dict[str, dict[str, Any]],
+    settings: Settings,
+    flags: Mapping[str, Settings],
 ) -> Suite:
-    """Compare a recipe with itself under each of `flags`, which are fields of its `Config`."""
+    """Compare a recipe with itself under each flag.
+
+    Args:
+        settings: fields of the recipe's `Config`, the same with and without the flags.
+        flags: fields that differ from the default settings, by the flag's name.
+    """
     contestants = {
         title: recipe_contestant(
-            recipe, options, warmup_share, None, **task, **flags.get(title, {})
+            recipe, options, warmup_share, None, **settings, **flags.get(title, {})
         )
         for title in (DEFAULT, *flags)
     }
@@ -64,12 +75,12 @@ def flag_suite(
         "samples/s",
         steps=steps,
         workload={
-            "data": Path(task["dataset"]).name,
-            "batch_size": task["batch_size"],
+            "data": Path(str(settings["dataset"])).name,
+            "batch_size": settings["batch_size"],
             "precision": options.precision,
         },
         contestants=contestants,
         comparisons=[Comparison(f"{recipe}: {flag} / default", flag, DEFAULT) for flag in flags],
-        notes=["the time that compiling took, as the recipe reports it, is left out"],
+        notes=["the time of compiling, as the recipe reports it, is left out"],
         warmup_steps=2,
     )

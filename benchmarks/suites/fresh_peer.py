@@ -1,4 +1,4 @@
-"""What a peer does in a process of its own; started by `benchmarks.suites.processes`.
+"""The work of a peer in a process of its own, which `benchmarks.suites.processes` starts.
 
 python benchmarks/suites/fresh_peer.py WORK '{"arguments": "in JSON"}'
 
@@ -13,51 +13,64 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class LazyImports(dict[str, Any]):
-    """A recipe's global names: what it imports is imported when it is first used."""
+    """A recipe's global names; each imported name is imported when it is first used."""
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__(__name__="model")
+        # Module and attribute by name; without an attribute, the name stands for the module.
         self.sources: dict[str, tuple[str, str | None]] = {}
         for node in tree.body:
             if isinstance(node, ast.Import):
-                self.sources |= {
-                    alias.asname or alias.name: (alias.name, None) for alias in node.names
-                }
+                for alias in node.names:
+                    self.sources[alias.asname or alias.name] = (alias.name, None)
             elif isinstance(node, ast.ImportFrom):
-                module = node.module or ""
-                self.sources |= {
-                    alias.asname or alias.name: (module, alias.name) for alias in node.names
-                }
+                for alias in node.names:
+                    self.sources[alias.asname or alias.name] = (node.module or "", alias.name)
 
     def __missing__(self, name: str) -> Any:
-        module, attribute = self.sources[name]  # a KeyError sends Python on to its built-in names
+        """Import a name; a KeyError makes Python look among its built-in names."""
+        module, attribute = self.sources[name]
         value = importlib.import_module(module)
         self[name] = getattr(value, attribute) if attribute else value
         return self[name]
 
 
-def build(path: str, class_name: str, arguments: dict[str, Any]) -> Any:
-    """Build a recipe's model from its classes, with only those imports that they need."""
+def build(path: str, class_name: str, arguments: dict[str, object]) -> nn.Module:
+    """Build a recipe's model from its classes, with only those imports that they need.
+
+    Args:
+        path: of the recipe.
+        class_name: of the model.
+        arguments: of the class.
+    """
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     names = LazyImports(tree)
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    tree.body = [
-        node
-        for node in tree.body
-        if isinstance(node, kinds) and not (isinstance(node, ast.ClassDef) and node.decorator_list)
-    ]
-    # Annotations may name what the model does not need, so they are not looked up.
+    tree.body = [node for node in tree.body if is_needed(node)]
+    # Annotations may have names that the model does not need, so they are not evaluated.
     flags = __future__.annotations.compiler_flag
     exec(compile(tree, path, "exec", flags), names)
     return names[class_name](**arguments)
 
 
-def update_once(model: Any, input_shape: list[int]) -> None:
-    """Do one plain update on random numbers: what no training can do without."""
+def is_needed(node: ast.stmt) -> bool:
+    """Whether a statement of a recipe may be part of its model: functions and plain classes.
+
+    The recipe's `Config` is a decorated class.
+    """
+    is_plain_class = isinstance(node, ast.ClassDef) and not node.decorator_list
+    return is_plain_class or isinstance(node, ast.FunctionDef)
+
+
+def update_once(model: nn.Module, input_shape: list[int]) -> None:
+    """Do one plain update on random numbers, which any training needs at least."""
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -69,22 +82,26 @@ def update_once(model: Any, input_shape: list[int]) -> None:
 
 
 def train_textbook(arguments: dict[str, Any]) -> None:
-    """Run a textbook loop on decoded arrays."""
+    """Run a textbook loop on decoded arrays: ResNet's if images are cropped, else the MLP's."""
     import torch
 
     from benchmarks.peer_loops import textbook
 
     arrays = textbook.ImageArrays.read(Path(arguments["folder"]))
-    crop = arguments["crop_padding"]
-    momentum: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
+    crop_padding = arguments["crop_padding"]
+
+    def build_model() -> nn.Module:
+        return build(arguments["path"], arguments["class"], arguments["arguments"])
+
+    def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        if crop_padding:
+            return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+
     task = textbook.Task(
-        lambda: build(arguments["path"], arguments["class"], arguments["arguments"]),
-        lambda model: (
-            torch.optim.SGD(model.parameters(), **momentum)
-            if crop
-            else torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
-        ),
-        textbook.TransformedImages(arrays, crop, flip=crop > 0),
+        build_model,
+        build_optimizer,
+        textbook.TransformedImages(arrays, crop_padding, flip=crop_padding > 0),
         arguments["batch_size"],
         warmup_share=0.1,
     )
@@ -93,9 +110,15 @@ def train_textbook(arguments: dict[str, Any]) -> None:
 
 
 def main(work: str, arguments: dict[str, Any]) -> None:
-    """Do one kind of work, and say when it is done."""
+    """Do the work, and print a marker when it is done.
+
+    Args:
+        work: "build" a model, build it and "update" it once, "load" a checkpoint, train with a
+            "textbook" loop, or train with HF "trainer".
+    """
     if work in ("build", "update"):
-        importlib.import_module("torch")  # part of what is timed
+        # The imports are part of the measured time.
+        importlib.import_module("torch")
         importlib.import_module("accelerate")
         model = build(arguments["path"], arguments["class"], arguments["arguments"])
         if work == "update":
@@ -121,4 +144,4 @@ def main(work: str, arguments: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]))
-    sys.stdin.read()  # stay, to be looked at, until whoever started this ends it
+    sys.stdin.read()  # stay until the parent has measured this process and ends it

@@ -1,4 +1,4 @@
-"""The suites that need processes of their own: start-up, memory, two ranks."""
+"""The suites whose contestants run in fresh processes: start-up, memory, two ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.contestants import BATCH_SIZE, decoded_folder, read_images
-from benchmarks.harness.fresh_process import peak_mebibytes, run_fresh, seconds_to_marker
+from benchmarks.harness.fresh_process import (
+    FreshProcess,
+    peak_mebibytes,
+    run_fresh,
+    seconds_to_marker,
+)
 from benchmarks.harness.materials import (
     bert_checkpoint,
     describe_checkpoint,
@@ -28,103 +33,90 @@ from common.data.images import ImageData
 
 TEXT_BATCH_SIZE = 32
 TEXT_SAMPLES = 384
+FIRST_STEP = "step 1/1 "  # what a recipe prints after its only update
 DATASET_OF = {"mnist_mlp": "mnist", "resnet": "cifar10"}
+CommandMaker = Callable[[Path], list[str]]  # from a folder for the files that the command writes
 
 
 def fresh_contestant(
-    command: Callable[[Path], list[str]], marker: str, measure: Callable[[Any], float]
+    command: CommandMaker, marker: str, measure: Callable[[FreshProcess], float]
 ) -> Contestant:
-    """Make a contestant of a process started anew each round.
+    """Make a contestant of a process that is started anew each round.
 
     Args:
-        command: makes the command line, from a folder for what it writes.
-        marker: in the line that says that the process has done what is measured.
+        marker: part of the line that the process prints when it has done the measured work.
+        measure: returns the figure of the finished process.
     """
 
-    def compete(asked: Round) -> Measurement:
+    def compete(turn: Round) -> Measurement:
         with tempfile.TemporaryDirectory() as folder:
             return Measurement(measure(run_fresh(command(Path(folder)), marker)))
 
     return compete
 
 
-def recipe_command(recipe: str, options: Options, steps: int, **flags: object) -> Any:
+def recipe_command(recipe: str, options: Options, steps: int, **flags: object) -> CommandMaker:
     """Return a function that makes the command line of a recipe."""
 
     def command(folder: Path) -> list[str]:
         words = [sys.executable, str(REPOSITORY / "recipes" / f"{recipe}.py")]
-        given = {"max_steps": steps, "tracker": options.tracker, "output_dir": folder / "run"}
-        for name, value in {**given, **flags}.items():
+        own_flags = {"max_steps": steps, "tracker": options.tracker, "output_dir": folder / "run"}
+        for name, value in {**own_flags, **flags}.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
         return words
 
     return command
 
 
-def peer_command(work: str, **arguments: object) -> Any:
+def peer_command(work: str, **arguments: object) -> CommandMaker:
     """Return a function that makes the command line of `fresh_peer.py`."""
     words = [sys.executable, str(Path(__file__).with_name("fresh_peer.py")), work]
     return lambda folder: [*words, json.dumps(arguments, default=str)]
 
 
-def model_arguments(recipe: str, data: ImageData) -> dict[str, Any]:
-    """Return what `fresh_peer.py` needs to build a recipe's model."""
+def model_arguments(recipe: str, data: ImageData) -> dict[str, object]:
+    """Return the arguments with which `fresh_peer.py` builds a recipe's model."""
     module = load_recipe(recipe)
     model, description = module.build_model(module.Config(), data)
     path = REPOSITORY / "recipes" / f"{recipe}.py"
     return {"path": path, "class": type(model).__name__, "arguments": description["arguments"]}
 
 
+@dataclass
+class Pairs:
+    """Contestants and their comparisons, collected pair by pair."""
+
+    contestants: dict[str, Contestant] = field(default_factory=dict)
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    def add(
+        self, title: str, ours: str, theirs: str, contestant: Contestant, goal: float | None = None
+    ) -> None:
+        """Add the contestant `theirs`, and its comparison with `ours`."""
+        self.contestants[theirs] = contestant
+        self.comparisons.append(Comparison(title, ours, theirs, at_most=goal))
+
+
 def start(options: Options) -> Suite:
     """Time from a process's start to the end of the first update, on data cached before."""
-    contestants: dict[str, Contestant] = {}
-    comparisons = []
-    folder = text_extract(options.data, TEXT_SAMPLES)
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
-    marker = "step 1/1 "
-    # The recipes' own choices on a CPU, with a goal; an update of CIFAR-10's first batch takes
-    # longer than all imports, so it says little about the start.
-    mnist, cifar10 = (image_dataset(options.data, name) for name in ("mnist", "cifar10"))
-    data_sets: dict[str, tuple[str, float | None]] = {
-        "mnist_mlp": (mnist, 1.5),
-        "resnet": ("digits", 1.5),
-    }
+    pairs = Pairs()
+    mnist = image_dataset(options.data, "mnist")
+    add_image_starts(pairs, options, "mnist_mlp", "mnist_mlp", mnist, goal=1.5)
+    add_image_starts(pairs, options, "resnet", "resnet", "digits", goal=1.5)
+    cifar10 = image_dataset(options.data, "cifar10")
     if cifar10 != "digits":
-        data_sets["resnet, CIFAR-10"] = (cifar10, None)
-    for title, (dataset, goal) in data_sets.items():
-        recipe = title.split(",")[0]
-        command = recipe_command(recipe, options, 1, dataset=dataset)
-        data = read_images(dataset)
-        model = model_arguments(recipe, data)
-        contestants[title] = fresh_contestant(command, marker, seconds_to_marker)
-        theirs = f"import and build {title}"
-        contestants[theirs] = fresh_contestant(
-            peer_command("build", **model), "built", seconds_to_marker
-        )
-        comparisons.append(Comparison(f"start of {title} / {theirs}", title, theirs, at_most=goal))
-        if options.on_gpu:
-            continue
-        shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
-        bare = f"the same and a bare update, {title}"
-        contestants[bare] = fresh_contestant(
-            peer_command("update", **model, input_shape=shape), "built", seconds_to_marker
-        )
-        comparisons.append(Comparison(f"start of {title} / {bare}", title, bare))
-    command = recipe_command("bert", options, 1, dataset=folder, model=checkpoint)
-    contestants["bert"] = fresh_contestant(command, marker, seconds_to_marker)
-    contestants["import and load bert"] = fresh_contestant(
-        peer_command("load", checkpoint=checkpoint), "built", seconds_to_marker
-    )
-    comparisons.append(
-        Comparison("start of bert / import and load", "bert", "import and load bert")
-    )
+        # An update of CIFAR-10's first batch takes longer than all imports, so that it says little
+        # about the start; there is no goal.
+        add_image_starts(pairs, options, "resnet, CIFAR-10", "resnet", cifar10, goal=None)
+    add_bert_start(pairs, options, checkpoint)
     return Suite(
         "start",
         "s",
         steps=1,
         workload={"tracker": options.tracker, "bert": describe_checkpoint(checkpoint)},
-        contestants=contestants,
-        comparisons=comparisons,
+        contestants=pairs.contestants,
+        comparisons=pairs.comparisons,
         notes=[
             "import and build: torch and accelerate are imported and the same model is built",
             "a bare update: plain torch on random numbers; the first step of any optimizer of "
@@ -134,70 +126,115 @@ def start(options: Options) -> Suite:
     )
 
 
+def add_image_starts(
+    pairs: Pairs, options: Options, title: str, recipe: str, dataset: str, goal: float | None
+) -> None:
+    """Add an image recipe's start, and the starts that it is compared with.
+
+    Args:
+        goal: for the ratio to importing the libraries and building the model.
+    """
+    data = read_images(dataset)
+    model = model_arguments(recipe, data)
+    command = recipe_command(recipe, options, 1, dataset=dataset)
+    pairs.contestants[title] = fresh_contestant(command, FIRST_STEP, seconds_to_marker)
+    build = f"import and build {title}"
+    command = peer_command("build", **model)
+    contestant = fresh_contestant(command, "built", seconds_to_marker)
+    pairs.add(f"start of {title} / {build}", title, build, contestant, goal)
+    if options.on_gpu:  # the bare update runs on the CPU
+        return
+    shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
+    update = f"the same and a bare update, {title}"
+    command = peer_command("update", **model, input_shape=shape)
+    contestant = fresh_contestant(command, "built", seconds_to_marker)
+    pairs.add(f"start of {title} / {update}", title, update, contestant)
+
+
+def add_bert_start(pairs: Pairs, options: Options, checkpoint: Path) -> None:
+    """Add the BERT recipe's start, and that of loading the checkpoint alone."""
+    folder = text_extract(options.data, TEXT_SAMPLES)
+    command = recipe_command("bert", options, 1, dataset=folder, model=checkpoint)
+    pairs.contestants["bert"] = fresh_contestant(command, FIRST_STEP, seconds_to_marker)
+    command = peer_command("load", checkpoint=checkpoint)
+    contestant = fresh_contestant(command, "built", seconds_to_marker)
+    pairs.add("start of bert / import and load", "bert", "import and load bert", contestant)
+
+
 def memory(options: Options) -> Suite:
     """Peak resident memory of a fresh process that trains, on data cached before."""
-    chosen = options.precision
-    contestants: dict[str, Contestant] = {}
-    comparisons = []
-    workload: dict[str, Any] = {}
-    peers = dict.fromkeys((("accelerate", chosen), ("pytorch", chosen), ("accelerate", "fp32")))
-    for recipe, name in DATASET_OF.items():
-        dataset = image_dataset(options.data, name)
-        data = read_images(dataset)
-        images = data.splits["train"].images
-        all_steps = len(images) // BATCH_SIZE
-        steps = options.scaled(all_steps if recipe == "mnist_mlp" else min(all_steps, 4))
-        workload[recipe] = {
-            "data": data.source.name,
-            "updates": steps,
-            "data_set_mebibytes": images.nbytes / 2**20,
-        }
-        ours = f"{recipe} recipe"
-        command = recipe_command(recipe, options, steps, dataset=dataset, batch_size=BATCH_SIZE)
-        contestants[ours] = fresh_contestant(command, f"step {steps}/{steps} ", peak_mebibytes)
-        for framework, precision in peers:
-            theirs = f"{recipe} {framework} {precision}"
-            command = peer_command(
-                "textbook",
-                **model_arguments(recipe, data),
-                framework=framework,
-                precision=precision,
-                steps=steps,
-                batch_size=BATCH_SIZE,
-                folder=decoded_folder(data),
-                crop_padding=data.image_size // 8 if recipe == "resnet" else 0,
-            )
-            contestants[theirs] = fresh_contestant(command, "trained", peak_mebibytes)
-            comparisons.append(
-                Comparison(f"peak memory: {ours} / {theirs}", ours, theirs, at_most=1.0)
-            )
-    folder = text_extract(options.data, TEXT_SAMPLES)
-    checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
-    steps = TEXT_SAMPLES // TEXT_BATCH_SIZE
-    command = recipe_command(
-        "bert", options, steps, dataset=folder, model=checkpoint, batch_size=TEXT_BATCH_SIZE
-    )
-    contestants["bert recipe"] = fresh_contestant(command, f"step {steps}/{steps} ", peak_mebibytes)
-    theirs = f"bert HF Trainer dynamic {chosen}"
-    task = {"folder": folder, "checkpoint": checkpoint, "padded": False, "precision": chosen}
-    contestants[theirs] = fresh_contestant(
-        peer_command("trainer", steps=steps, task=task), "trained", peak_mebibytes
-    )
-    comparisons.append(
-        Comparison(f"peak memory: bert recipe / {theirs}", "bert recipe", theirs, at_most=1.0)
-    )
+    pairs = Pairs()
+    workload = {recipe: add_image_memory(pairs, options, recipe) for recipe in DATASET_OF}
+    add_bert_memory(pairs, options)
     return Suite(
         "memory",
         "MiB",
         steps=1,
         workload=workload,
-        contestants=contestants,
-        comparisons=comparisons,
+        contestants=pairs.contestants,
+        comparisons=pairs.comparisons,
         notes=[
             "peak resident set of the whole process; the recipe maps its data set from disk, so "
-            "what was not touched in a short run is not counted: at most data_set_mebibytes more",
+            "that a short run does not count what it did not touch: at most data_set_mebibytes "
+            "more",
         ],
     )
+
+
+def add_image_memory(pairs: Pairs, options: Options, recipe: str) -> dict[str, object]:
+    """Add an image recipe's memory and that of textbook loops; return the recipe's workload."""
+    dataset = image_dataset(options.data, DATASET_OF[recipe])
+    data = read_images(dataset)
+    images = data.splits["train"].images
+    epoch = len(images) // BATCH_SIZE
+    steps = options.scaled(epoch if recipe == "mnist_mlp" else min(epoch, 4))
+    ours = f"{recipe} recipe"
+    command = recipe_command(recipe, options, steps, dataset=dataset, batch_size=BATCH_SIZE)
+    last_step = f"step {steps}/{steps} "
+    pairs.contestants[ours] = fresh_contestant(command, last_step, peak_mebibytes)
+    precision = options.precision
+    # Without duplicates: the chosen precision may be fp32.
+    peers = dict.fromkeys(
+        (("accelerate", precision), ("pytorch", precision), ("accelerate", "fp32"))
+    )
+    for framework, peer_precision in peers:
+        theirs = f"{recipe} {framework} {peer_precision}"
+        command = peer_command(
+            "textbook",
+            **model_arguments(recipe, data),
+            framework=framework,
+            precision=peer_precision,
+            steps=steps,
+            batch_size=BATCH_SIZE,
+            folder=decoded_folder(data),
+            crop_padding=data.image_size // 8 if recipe == "resnet" else 0,
+        )
+        contestant = fresh_contestant(command, "trained", peak_mebibytes)
+        pairs.add(f"peak memory: {ours} / {theirs}", ours, theirs, contestant, goal=1.0)
+    return {
+        "data": data.source.name,
+        "updates": steps,
+        "data_set_mebibytes": images.nbytes / 2**20,
+    }
+
+
+def add_bert_memory(pairs: Pairs, options: Options) -> None:
+    """Add the BERT recipe's memory and that of HF Trainer."""
+    folder = text_extract(options.data, TEXT_SAMPLES)
+    checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
+    steps = TEXT_SAMPLES // TEXT_BATCH_SIZE
+    ours = "bert recipe"
+    command = recipe_command(
+        "bert", options, steps, dataset=folder, model=checkpoint, batch_size=TEXT_BATCH_SIZE
+    )
+    last_step = f"step {steps}/{steps} "
+    pairs.contestants[ours] = fresh_contestant(command, last_step, peak_mebibytes)
+    precision = options.precision
+    theirs = f"bert HF Trainer dynamic {precision}"
+    task = {"folder": folder, "checkpoint": checkpoint, "padded": False, "precision": precision}
+    command = peer_command("trainer", steps=steps, task=task)
+    contestant = fresh_contestant(command, "trained", peak_mebibytes)
+    pairs.add(f"peak memory: {ours} / {theirs}", ours, theirs, contestant, goal=1.0)
 
 
 @dataclass
@@ -207,7 +244,7 @@ class DistributedSuite(Suite):
     request: dict[str, Any] = field(default_factory=dict)  # see `benchmarks.suites.two_ranks`
 
     def run(self, rounds: int, announce: Callable[[str], None]) -> None:
-        """Launch `two_ranks.py` with torchrun, and read what its first rank measured."""
+        """Launch `two_ranks.py` with torchrun, and read the measurements of its first rank."""
         began = time.perf_counter()
         announce(f"{self.name}: {rounds} rounds in two processes")
         with tempfile.TemporaryDirectory() as folder:
@@ -219,23 +256,24 @@ class DistributedSuite(Suite):
             subprocess.run(
                 [sys.executable, *launcher, "-m", "benchmarks.suites.two_ranks", arguments],
                 cwd=REPOSITORY,
-                # What torchrun would set, with a warning; the contestants share the cores out.
+                # torchrun would set this with a warning; the contestants then choose their threads.
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 check=True,
             )
             measured = json.loads(output.read_text(encoding="utf-8"))
         self.measurements = {
-            name: [Measurement(**one) for one in values] for name, values in measured.items()
+            name: [Measurement(**figures) for figures in rounds]
+            for name, rounds in measured.items()
         }
         self.seconds = time.perf_counter() - began
 
 
 def ddp(options: Options) -> Suite:
-    """Two gloo processes with accumulation 4 against a hand-written loop with `no_sync`."""
+    """Compare the recipe in two gloo processes with a loop by hand, both with accumulation 4."""
     dataset = image_dataset(options.data, "mnist")
-    data = read_images(dataset)  # decoded here once, before two processes want it
+    data = read_images(dataset)  # decodes the images before two processes need them
     workload = {
-        # An update takes batch × accumulation × processes samples, and the digits are few.
+        # An update takes batch × accumulation × processes samples, and there are few digits.
         "batch_size": BATCH_SIZE if dataset != "digits" else BATCH_SIZE // 4,
         "accumulation": 4,
         "precision": options.precision,
@@ -257,6 +295,9 @@ def ddp(options: Options) -> Suite:
     )
 
 
-def measurements_as_json(suite: Suite) -> dict[str, list[dict[str, Any]]]:
+def measurements_as_json(suite: Suite) -> dict[str, list[dict[str, float | None]]]:
     """Return a suite's measurements as plain values."""
-    return {name: [asdict(one) for one in values] for name, values in suite.measurements.items()}
+    return {
+        name: [asdict(measurement) for measurement in rounds]
+        for name, rounds in suite.measurements.items()
+    }
