@@ -1,7 +1,7 @@
-"""Makes a virtual environment that lacks some of this one's packages, to see what runs without.
+"""Makes a virtual environment that lacks some of this one's packages, to test without them.
 
-Nothing is installed or downloaded: the environment's `site-packages` holds links to this one's.
-The processes that its Python starts run in the same environment.
+Nothing is installed or downloaded: the environment's `site-packages` has links to this one's.
+Processes that its Python starts run in the same environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def make_bare_environment(folder: Path, missing: Iterable[str]) -> Path:
-    """Make an environment in `folder` with all distributions of this one but `missing`.
+    """Make an environment in `folder` with all distributions of this one except `missing`.
 
     Args:
         missing: names of distributions; those that this environment lacks are ignored.
@@ -45,12 +45,14 @@ def make_bare_environment(folder: Path, missing: Iterable[str]) -> Path:
 
 
 def entries_of_missing(missing: set[str]) -> set[str]:
-    """Return the names in `site-packages` that belong to no other distribution than `missing`."""
+    """Return the names in `site-packages` that belong to distributions of `missing` alone."""
     hidden: set[str] = set()
     kept: set[str] = set()
     for distribution in metadata.distributions():
-        is_missing = canonicalize_name(distribution.name) in missing
-        (hidden if is_missing else kept).update(entries_of(distribution))
+        if canonicalize_name(distribution.name) in missing:
+            hidden |= entries_of(distribution)
+        else:
+            kept |= entries_of(distribution)
     return hidden - kept
 
 

@@ -1,7 +1,7 @@
-"""Times a training loop after updates that are not counted.
+"""Times a training loop without its first updates.
 
 The first updates of a loop initialise libraries, choose kernels, record graphs and compile. All of
-that happens once, so a ratio of two loops must not contain it.
+that happens once, so it must not count in the ratio of two loops.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ class LoopClock:
     """Measures the wall time between two synchronised points of a loop."""
 
     def __init__(self, untimed: int) -> None:
-        """Leave the first `untimed` updates out."""
+        """Leave out the first `untimed` updates."""
         self.untimed = untimed
         self.began: float | None = None
 
     def start(self) -> None:
-        """Begin the loop; the clock starts here if every update is timed."""
+        """Mark the begin of the loop; the clock starts here if every update is timed."""
         if self.untimed == 0:
             self.began = now()
 
     def update(self) -> None:
-        """Note the end of an update."""
+        """Mark the end of an update."""
         if self.began is None:
             self.untimed -= 1
             self.start()
@@ -34,7 +34,7 @@ class LoopClock:
         """Return the seconds since the clock started.
 
         Raises:
-            RuntimeError: when the loop made fewer updates than it was to leave out.
+            RuntimeError: when the loop ended before the clock started.
         """
         if self.began is None:
             raise RuntimeError(f"the loop ended {self.untimed} updates before its clock started")
@@ -42,6 +42,6 @@ class LoopClock:
 
 
 def now() -> float:
-    """Return the time in seconds, once the device has done all work that it was given."""
+    """Wait until the device has finished its work, then return the time in seconds."""
     synchronize()
     return time.perf_counter()

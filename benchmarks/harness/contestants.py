@@ -1,4 +1,4 @@
-"""Makes contestants of training loops, recipes and roofs, and reads the images they train on."""
+"""Makes contestants of training loops, recipes and roofs, and reads the images to train on."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from benchmarks.harness.judging import Judge, throughput
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Training
-from common.data.images import ImageData, load_images
+from common.data.images import ImageData, ImageSamples, load_images
 from common.data.sources import find_named
 from common.system.machine import cpu_threads
 
 BATCH_SIZE = 128  # of the image suites
 
-# Of a number of timed updates, a seed, and a number of updates before the clock starts.
+# From a number of timed updates, a seed, and a number of updates before the clock starts.
 Train = Callable[[int, int, int], Training]
 
 
 def threads() -> int:
-    """Return how many threads each process of this job should use, so that all cores are used."""
+    """Return the number of threads with which each process of this job uses its share of cores."""
     return cpu_threads()
 
 
 def contestant(train: Train, judge: Judge | None = None) -> Contestant:
     """Make a contestant whose figure is samples/s of a training loop."""
 
-    def compete(asked: Round) -> Measurement:
+    def compete(turn: Round) -> Measurement:
         with isolated(threads()):
-            training = train(asked.steps, asked.seed, asked.untimed)
-        return throughput(training, judge, asked)
+            training = train(turn.steps, turn.seed, turn.untimed)
+        return throughput(training, judge, turn)
 
     return compete
 
@@ -44,11 +44,11 @@ def contestant(train: Train, judge: Judge | None = None) -> Contestant:
 def roof(work: Callable[[], object], batch_size: int) -> Contestant:
     """Make a contestant that does `work` once per update, and nothing else."""
 
-    def compete(asked: Round) -> Measurement:
+    def compete(turn: Round) -> Measurement:
         with isolated(threads()):
-            roofs.seconds_of(work, asked.untimed)
-            seconds = roofs.seconds_of(work, asked.steps)
-        return Measurement(asked.steps * batch_size / seconds)
+            roofs.seconds_of(work, turn.untimed)
+            seconds = roofs.seconds_of(work, turn.steps)
+        return Measurement(turn.steps * batch_size / seconds)
 
     return compete
 
@@ -56,7 +56,13 @@ def roof(work: Callable[[], object], batch_size: int) -> Contestant:
 def recipe_contestant(
     name: str, options: Options, warmup_share: float, judge: Judge | None, **settings: Any
 ) -> Contestant:
-    """Make a contestant of a recipe's own `main`; its warm-up is the peers', not the default."""
+    """Make a contestant of a recipe's own `main`.
+
+    Args:
+        warmup_share: share of the updates with a rising learning rate, the same as the peers'.
+        judge: evaluates the trained model; None: nobody does.
+        settings: fields of the recipe's `Config`.
+    """
     recipe = load_recipe(name)
     settings = {"batch_size": BATCH_SIZE, "tracker": options.tracker, **settings}
 
@@ -71,7 +77,7 @@ def recipe_contestant(
 
 
 def read_images(dataset: str, image_size: int | None = None) -> ImageData:
-    """Read an image data set as the recipes do, decoding it if this is the first time."""
+    """Read an image data set as the recipes do, and decode it at the first time."""
     return load_images(
         find_named(dataset, None),
         image_size=image_size,
@@ -82,12 +88,12 @@ def read_images(dataset: str, image_size: int | None = None) -> ImageData:
 
 
 def decoded_folder(data: ImageData) -> Path:
-    """Return the folder of the decoded arrays of `data`."""
+    """Return the folder of a data set's decoded arrays."""
     images = data.splits["train"].arrays["images"]
     assert isinstance(images, np.memmap)
     return Path(str(images.filename)).parent
 
 
-def held_out(data: ImageData) -> Any:
-    """Return the split to judge on."""
+def held_out(data: ImageData) -> ImageSamples:
+    """Return the split on which models are judged."""
     return data.splits["test" if "test" in data.splits else "validation"]

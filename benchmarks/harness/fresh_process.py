@@ -1,4 +1,4 @@
-"""Runs a command in a process of its own, until it says that it is done; times and weighs it."""
+"""Runs a command in a fresh process until it prints a marker, and measures its time and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.harness.recipe_side import REPOSITORY
 
 @dataclass(frozen=True)
 class FreshProcess:
-    """What a process took up to its marker."""
+    """The time and memory of a process up to its marker."""
 
     seconds: float  # from its start to the marker
     peak_mebibytes: float  # largest resident set
@@ -25,7 +25,7 @@ def run_fresh(command: Sequence[str], marker: str) -> FreshProcess:
     """Start `command`, wait until it prints a line with `marker`, and end it.
 
     Raises:
-        RuntimeError: with what it said, when it ends without the marker.
+        RuntimeError: when it ends without the marker; with its output.
     """
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with tempfile.TemporaryFile("w+") as errors:
@@ -39,26 +39,27 @@ def run_fresh(command: Sequence[str], marker: str) -> FreshProcess:
             env=environment,
         )
         assert process.stdout is not None
-        said = []
-        seconds, peak = None, float("nan")
+        lines: list[str] = []
+        result: FreshProcess | None = None
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if marker in line:
                 seconds = time.perf_counter() - began
-                peak = peak_of(process.pid)
+                result = FreshProcess(seconds, peak_of(process.pid))
                 break
         process.kill()
         process.communicate()
-        if seconds is None:
+        if result is None:
             errors.seek(0)
-            raise RuntimeError(f"{' '.join(command)} failed:\n{''.join(said)}{errors.read()}")
-    return FreshProcess(seconds, peak)
+            output = "".join(lines) + errors.read()
+            raise RuntimeError(f"{' '.join(command)} failed:\n{output}")
+    return result
 
 
 def peak_of(process_id: int) -> float:
-    """Return the largest resident set that a running process has had, in MiB; NaN if unknown.
+    """Return the largest resident set of a running process so far, in MiB; NaN if unknown.
 
-    Not `ru_maxrss`: that counts what this process held when it started the other.
+    `ru_maxrss` would not do: it counts the memory that this process had when it forked.
     """
     try:
         status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
@@ -68,10 +69,10 @@ def peak_of(process_id: int) -> float:
 
 
 def seconds_to_marker(process: FreshProcess) -> float:
-    """Return the time to the marker."""
+    """Return the time from the process's start to the marker, in seconds."""
     return process.seconds
 
 
 def peak_mebibytes(process: FreshProcess) -> float:
-    """Return the peak of the resident set."""
+    """Return the largest resident set, in MiB."""
     return process.peak_mebibytes

@@ -1,16 +1,16 @@
-"""Runs a recipe's loop so that a wait for the GPU in it is an error, wherever it is not meant.
+"""Runs a recipe's loop so that an unwanted wait for the GPU is an error.
 
-Logging, saving and looking at skipped updates wait for the device; forward, backward, clipping,
-the update and the next batch must not.
+Logging, saving and the check for skipped updates may wait for the device. Forward, backward,
+clipping, the update and the next batch must not.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -20,8 +20,11 @@ from common.run import Run
 from common.training.guard import GradientGuard
 from common.training.stop import StopAgreement
 
-# What may wait: it does so at the log interval, or once a checkpoint or an evaluation is due.
-MAY_WAIT: list[tuple[Any, str]] = [
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Batch = dict[str, torch.Tensor]
+# Methods that may wait: they do so at the log interval, or for a checkpoint or an evaluation.
+MAY_WAIT: list[tuple[type, str]] = [
     *((Run, name) for name in ("log_training", "save", "leave", "log")),
     *((Stopwatch, name) for name in ("start", "stop", "lap")),
     *((GradientGuard, "check"), (StopAgreement, "check")),
@@ -29,50 +32,63 @@ MAY_WAIT: list[tuple[Any, str]] = [
 
 
 def set_mode(mode: str) -> None:
-    """Say what a wait is to torch: "default" (nothing) or "error"; without a GPU there is none."""
+    """Set torch's reaction to a wait for the GPU: "default" (none) or "error"."""
     if torch.cuda.is_available():
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def allowed(function: Callable[..., Any], state: dict[str, str]) -> Callable[..., Any]:
-    """Return `function` with waiting allowed in it."""
+class SyncMode:
+    """The mode of the loop, which `allowed` restores."""
+
+    def __init__(self) -> None:
+        self.mode = "default"
+
+    def change(self, mode: str) -> None:
+        """Set the mode, for torch too."""
+        self.mode = mode
+        set_mode(mode)
+
+
+def allowed(
+    function: Callable[Arguments, Result], sync_mode: SyncMode
+) -> Callable[Arguments, Result]:
+    """Return `function` with waits allowed inside it."""
 
     @functools.wraps(function)
-    def waiting(*arguments: Any, **named: Any) -> Any:
+    def may_wait(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         set_mode("default")
         try:
             return function(*arguments, **named)
         finally:
-            set_mode(state["mode"])
+            set_mode(sync_mode.mode)
 
-    return waiting
+    return may_wait
 
 
 @contextmanager
 def without_waiting(recipe: ModuleType, settled: int) -> Iterator[None]:
-    """Make a wait in the loop of `recipe` a RuntimeError, after so many updates.
+    """Make a wait in the loop of `recipe` a RuntimeError.
 
-    In the first ones memory is measured, and kernels are compiled and chosen.
+    Args:
+        settled: updates before that. In these, memory is measured, and kernels are compiled and
+            chosen.
     """
-    state = {"mode": "default"}
-
-    def change(mode: str) -> None:
-        state["mode"] = mode
-        set_mode(mode)
+    sync_mode = SyncMode()
 
     class GuardedRun(recipe.Run):  # type: ignore[misc, name-defined]
-        def batches(self, loader: Any) -> Iterator[Any]:
+        def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
             try:
                 for batch in super().batches(loader):
                     if self.progress.global_step >= settled:
-                        change("error")
+                        sync_mode.change("error")
                     yield batch
             finally:
-                change("default")
+                sync_mode.change("default")
 
     with ExitStack() as stack:
         for owner, name in MAY_WAIT:
-            stack.enter_context(patch.object(owner, name, allowed(getattr(owner, name), state)))
+            may_wait = allowed(getattr(owner, name), sync_mode)
+            stack.enter_context(patch.object(owner, name, may_wait))
         stack.enter_context(patch.object(recipe, "Run", GuardedRun))
-        stack.callback(change, "default")
+        stack.callback(sync_mode.change, "default")
         yield

@@ -1,4 +1,4 @@
-"""Keeps contestants of one process apart: Accelerate's singletons, and torch's global settings."""
+"""Isolates the contestants of a process: Accelerate's singletons and torch's global settings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import gc
 import io
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import accelerate.optimizer
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
 # Objects and attributes that a contestant may set for the whole process.
-SETTINGS: list[tuple[Any, str]] = [
+SETTINGS: list[tuple[object, str]] = [
     (torch.backends.cudnn, "allow_tf32"),
     (torch.backends.cudnn, "benchmark"),
     (torch.backends.cudnn, "deterministic"),
@@ -24,10 +23,11 @@ SETTINGS: list[tuple[Any, str]] = [
 
 @contextlib.contextmanager
 def isolated(threads: int) -> Iterator[None]:
-    """Run one contestant: fresh Accelerate singletons, torch as it was, nothing printed.
+    """Run one contestant with fresh Accelerate singletons, and restore torch's settings after it.
 
-    What a contestant sets, another must neither profit nor suffer from. The allocator and the
-    caches of compiled and tuned kernels are shared: they are part of the machine's state.
+    The settings of a contestant must neither help nor harm another. Nothing is printed. All share
+    the allocator and the caches of compiled and tuned kernels, which are part of the machine's
+    state.
 
     Args:
         threads: of torch in this process, the same for all contestants.
@@ -44,7 +44,8 @@ def isolated(threads: int) -> Iterator[None]:
     finally:
         reset_accelerate()
         torch.set_float32_matmul_precision(precision)
-        vars(torch.optim.Optimizer.zero_grad).pop("__signature__", None)  # a look-up it spares
+        # A signature that one contestant cached would save others a look-up.
+        vars(torch.optim.Optimizer.zero_grad).pop("__signature__", None)
         for owner, name, value in saved:
             setattr(owner, name, value)
         torch.use_deterministic_algorithms(deterministic)
@@ -55,7 +56,7 @@ def isolated(threads: int) -> Iterator[None]:
 
 
 def reset_accelerate() -> None:
-    """Let the next Accelerator choose device and precision anew."""
+    """Let the next Accelerator choose its device and precision again."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -66,15 +67,15 @@ def default_device() -> torch.device:
 
 
 def synchronize() -> None:
-    """Wait for the accelerator, if there is one, so that a clock read next tells the truth."""
+    """Wait until the accelerator, if there is one, has finished its work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 def turn_off_cudnn_attention() -> None:
-    """Leave cuDNN's attention out, for all contestants of this process.
+    """Turn cuDNN's attention off for all contestants of this process.
 
-    On Hopper GPUs torch 2.11 prefers it, and it builds a plan for each new batch size and length,
-    about half a second each. That would be measured instead of attention.
+    On Hopper GPUs torch 2.11 prefers it. It builds a plan for each new batch size and length, which
+    takes about half a second, and that time would be measured instead of attention.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)

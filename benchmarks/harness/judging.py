@@ -1,11 +1,10 @@
-"""Judges all contestants' models by the same code on the same held-out samples."""
+"""Evaluates all contestants' models by the same code on the same held-out samples."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,14 +13,22 @@ from torch.nn import functional as F
 from benchmarks.harness.isolation import default_device
 from benchmarks.harness.rounds import Measurement, Round, Training
 from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
+from common.data.batch import Samples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 
 
 class Judge:
-    """Evaluates a model on the first samples of a split, in one precision for all."""
+    """Evaluates models on the first samples of a split, all in the same precision."""
 
-    def __init__(self, recipe: ModuleType, split: Any, precision: str, limit: int) -> None:
+    def __init__(self, recipe: ModuleType, split: Samples, precision: str, limit: int) -> None:
+        """Prepare the loader.
+
+        Args:
+            recipe: its `compute_loss` is used.
+            precision: "fp32", "bf16" or "fp16".
+            limit: largest number of samples.
+        """
         count = min(limit, len(split))
         lengths = getattr(split, "lengths", None)
         order = EvaluationOrder(
@@ -38,7 +45,9 @@ class Judge:
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""
         device = default_device()
-        loss_sum, right, count = 0.0, 0, 0
+        loss_sum = 0.0
+        correct = 0
+        count = 0
         model.to(device).eval()
         with (
             torch.inference_mode(),
@@ -48,25 +57,25 @@ class Judge:
                 _, logits = self.recipe.compute_loss(model, batch)
                 labels = batch["labels"]
                 loss_sum += F.cross_entropy(logits.float(), labels, reduction="sum").item()
-                right += int((logits.argmax(-1) == labels).sum())
+                correct += int((logits.argmax(-1) == labels).sum())
                 count += len(labels)
-        return loss_sum / count, right / count
+        return loss_sum / count, correct / count
 
 
-def throughput(training: Training, judge: Judge | None, asked: Round) -> Measurement:
-    """Return the samples/s of a training, and how good its model is where that is asked for."""
+def throughput(training: Training, judge: Judge | None, turn: Round) -> Measurement:
+    """Return the samples/s of a training, and the judge's figures if the turn is judged."""
     rate = training.samples / training.seconds
     measurement = Measurement(rate, training.train_loss, mfu=mfu_at(rate, training.summary))
-    if judge is None or training.model is None or not asked.judged:
+    if judge is None or training.model is None or not turn.judged:
         return measurement
     loss, accuracy = judge.evaluate(training.model)
     return dataclasses.replace(measurement, evaluation_loss=loss, accuracy=accuracy)
 
 
 def mfu_at(rate: float, summary: Mapping[str, float]) -> float | None:
-    """Return the MFU at a rate in samples/s, from that of a recipe's own summary.
+    """Return the MFU at a rate in samples/s, scaled from the MFU in a recipe's summary.
 
-    The summary's own figure may contain updates that the benchmark leaves out.
+    The summary's figure may include updates that the benchmark leaves out.
     """
     if "perf/mfu" not in summary:
         return None

@@ -1,7 +1,7 @@
-"""The share of an update in which a GPU runs kernels.
+"""Measures the time in which a GPU runs kernels.
 
-The profiler gives the begin and end of each kernel and copy. The driver's own utilisation counts
-cells of a second or so, in which a single kernel makes the GPU look busy.
+The profiler gives the begin and the end of each kernel and copy. The driver's utilisation would not
+do: it counts periods of about a second, and a single kernel makes the GPU look busy for a period.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class KernelTime:
-    """Adds up the time in which the GPU runs a kernel or a copy, in a `with` block."""
+    """Measures the time in which the GPU runs a kernel or a copy, during a `with` block."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -29,18 +29,22 @@ class KernelTime:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the profiler; keep the seconds of kernels."""
-        self.profile.__exit__(kind, error, traceback)
+        """Stop the profiler, and set `seconds`."""
+        self.profile.__exit__(error_type, error, traceback)
         if error is None:
             self.seconds = union_length(kernel_intervals(self.profile.events() or [])) / 1e6
 
 
 def kernel_intervals(events: Iterable[Any]) -> list[tuple[float, float]]:
-    """Return begin and end of the device's kernels and copies, in microseconds."""
+    """Return the begin and the end of each kernel and copy on the device, in microseconds.
+
+    Args:
+        events: of torch's profiler, which has no public type for them.
+    """
     return [
         (event.time_range.start, event.time_range.end)
         for event in events
@@ -49,7 +53,7 @@ def kernel_intervals(events: Iterable[Any]) -> list[tuple[float, float]]:
 
 
 def union_length(intervals: Sequence[tuple[float, float]]) -> float:
-    """Return how long at least one of the intervals lasts; streams may overlap."""
+    """Return the length of the union of the intervals; kernels of several streams overlap."""
     length = 0.0
     covered_until = float("-inf")
     for begin, end in sorted(intervals):

@@ -1,4 +1,4 @@
-"""Data sets and checkpoints that the contestants share, kept in a temporary folder between runs."""
+"""Makes data sets and checkpoints for the contestants, and keeps them in a temporary folder."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 import shutil
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-# Decoded and tokenised data of the recipes, extracts, and made-up checkpoints.
+# Decoded and tokenised data of the recipes, extracts, and checkpoints of random weights.
 CACHE = Path(tempfile.gettempdir(), "accelerate-recipes-benchmark")
+VALIDATION_ROWS = 1024  # of an extract
 
 
 def use_own_cache() -> None:
     """Keep the benchmark's data out of the user's cache, for this process and its children.
 
-    Must be called before anything of Hugging Face is imported.
+    Call it before the first import of a Hugging Face library.
     """
     CACHE.mkdir(exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(CACHE)
@@ -26,55 +30,80 @@ def use_own_cache() -> None:
 
 
 def image_dataset(data: Path | None, name: str) -> str:
-    """Return what `--dataset` of an image recipe should be: `data`/`name`, else the digits."""
-    folder = data / name if data is not None else None
-    return str(folder) if folder is not None and folder.is_dir() else "digits"
+    """Return the value of an image recipe's `--dataset`: the folder `data`/`name`, or "digits"."""
+    if data is not None and (data / name).is_dir():
+        return str(data / name)
+    return "digits"
 
 
 def text_extract(data: Path | None, rows: int) -> Path:
-    """Return a folder with `train.parquet` of `rows` random samples and `validation.parquet`.
+    """Return a folder with `train.parquet` of `rows` random samples, and `validation.parquet`.
 
-    All contestants see the same samples once: with a sample of the whole data set each, the
-    luck of drawing short sentences would decide. SST-2 where `data` has it, else the standard
-    library's docstrings.
+    The texts are those of SST-2 if `data` has it, else docstrings of the standard library. All
+    contestants train on the same samples once: if each drew its own, one could be faster because it
+    drew shorter sentences.
+
+    Raises:
+        SystemExit: when the data set has fewer samples.
     """
     from common.data.sources import find_named
     from common.data.tables import Tables
 
-    source_folder = data / "sst2" if data is not None else None
-    named = source_folder is not None and source_folder.is_dir()
-    source = find_named(str(source_folder) if named else "docstrings", None)
+    named = str(data / "sst2") if data is not None and (data / "sst2").is_dir() else "docstrings"
+    source = find_named(named, None)
     folder = CACHE / f"{source.name}-{rows}"
-    if not folder.is_dir():
-        import datasets
+    if folder.is_dir():
+        return folder
+    import datasets
 
-        datasets.disable_progress_bars()
-        raw = Tables(source, None)
-        if len(raw.splits["train"]) < rows:
-            raise SystemExit(
-                f"{source.name} has fewer than {rows:,} training samples: lower --steps"
-            )
-        unfinished = folder.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        for split, count in (("train", rows), ("validation", 1024)):
-            shuffled = raw.splits[split].shuffle(seed=0)
+    datasets.disable_progress_bars()
+    splits = Tables(source, None).splits
+    if len(splits["train"]) < rows:
+        raise SystemExit(f"{source.name} has fewer than {rows:,} training samples: lower --steps")
+    with making(folder) as unfinished:
+        for split, count in (("train", rows), ("validation", VALIDATION_ROWS)):
+            shuffled = splits[split].shuffle(seed=0)
             extract = shuffled.select(range(min(count, len(shuffled))))
             extract.to_parquet(unfinished / f"{split}.parquet")
-        unfinished.rename(folder)
     return folder
 
 
-# Width and layers.
-BERT_SIZES = {"tiny": (64, 2), "small": (384, 6), "base": (768, 12), "large": (1024, 24)}
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """Make a folder whole or not at all: fill the yielded one, which gets its name at the end."""
+    unfinished = folder.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    unfinished.rename(folder)
 
 
-def bert_checkpoint(asked: Path | None, large: bool) -> Path:
-    """Return a folder with a BERT checkpoint: `asked`, or one of random weights.
+@dataclass(frozen=True)
+class BertSize:
+    """The shape of a BERT."""
 
-    The latter has the shape of MiniLM-L6-H384, or that of BERT-base where `large`.
+    width: int
+    layers: int
+    heads: int
+
+
+BERT_SIZES = {
+    "tiny": BertSize(width=64, layers=2, heads=1),
+    "small": BertSize(width=384, layers=6, heads=12),  # MiniLM-L6-H384
+    "base": BertSize(width=768, layers=12, heads=12),
+    "large": BertSize(width=1024, layers=24, heads=16),
+}
+
+
+def bert_checkpoint(folder: Path | None, large: bool) -> Path:
+    """Return the folder of a BERT checkpoint: `folder`, or one of random weights if it is None.
+
+    Args:
+        large: whether random weights have the shape of BERT-base, and not of MiniLM-L6-H384.
     """
-    return asked.resolve() if asked is not None else random_bert("base" if large else "small")
+    if folder is not None:
+        return folder.resolve()
+    return random_bert("base" if large else "small")
 
 
 def random_bert(size: str, tokenizer: Path | None = None) -> Path:
@@ -82,59 +111,64 @@ def random_bert(size: str, tokenizer: Path | None = None) -> Path:
 
     Args:
         size: a name in `BERT_SIZES`.
-        tokenizer: folder with a tokenizer's files; else a vocabulary is trained on docstrings.
+        tokenizer: folder with a tokenizer's files; None: train a vocabulary on docstrings.
     """
     folder = CACHE / f"random-bert-{size}{'' if tokenizer is None else '-' + tokenizer.name}"
-    if not folder.is_dir():
-        from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
-        from transformers.utils import logging
+    if folder.is_dir():
+        return folder
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+    from transformers.utils import logging
 
-        from common.data.built_in import TOPICS, docstrings_of, files_of
-        from common.data.tokens import train_wordpiece
-
-        logging.disable_progress_bar()
-        width, layers = BERT_SIZES[size]
-        config = BertConfig(
-            vocab_size=30522,
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=12 if width == 384 else width // 64,
-            intermediate_size=4 * width,
-        )
-        unfinished = folder.with_suffix(".unfinished")
+    logging.disable_progress_bar()
+    shape = BERT_SIZES[size]
+    config = BertConfig(
+        vocab_size=30522,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.width,
+    )
+    with making(folder) as unfinished:
         BertForSequenceClassification(config).save_pretrained(unfinished)
         if tokenizer is not None:
             BertTokenizer.from_pretrained(tokenizer).save_pretrained(unfinished)
         else:
-            library = Path(sysconfig.get_path("stdlib"))
-            modules = " ".join(TOPICS.values()).split()
-            files = [file for name in modules for file in files_of(library, name)]
-            texts = [text for file in files for text in docstrings_of(file)]
-            train_wordpiece(texts).save_pretrained(unfinished)
-        unfinished.rename(folder)
+            train_vocabulary(unfinished)
     return folder
+
+
+def train_vocabulary(folder: Path) -> None:
+    """Train a WordPiece vocabulary on docstrings of the standard library, and save it."""
+    from common.data.built_in import TOPICS, docstrings_of, files_of
+    from common.data.tokens import train_wordpiece
+
+    library = Path(sysconfig.get_path("stdlib"))
+    texts: list[str] = []
+    for module in " ".join(TOPICS.values()).split():
+        for file in files_of(library, module):
+            texts += docstrings_of(file)
+    train_wordpiece(texts).save_pretrained(folder)
 
 
 def long_texts(rows: int) -> Path:
     """Return a folder with texts of random numbers, each longer than 128 tokens."""
     folder = CACHE / f"long-texts-{rows}"
-    if not folder.is_dir():
-        import numpy as np
-        import pyarrow
-        import pyarrow.parquet
+    if folder.is_dir():
+        return folder
+    import numpy as np
+    import pyarrow
+    import pyarrow.parquet
 
-        random = np.random.default_rng(0)
-        unfinished = folder.with_suffix(".unfinished")
-        unfinished.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    with making(folder) as unfinished:
         for split, count in (("train", rows), ("validation", 64)):
             numbers = random.integers(10, 100, (count, 200)).astype(str)
             columns = {"text": [" ".join(row) for row in numbers], "label": np.arange(count) % 2}
             pyarrow.parquet.write_table(pyarrow.table(columns), unfinished / f"{split}.parquet")
-        unfinished.rename(folder)
     return folder
 
 
 def describe_checkpoint(folder: Path) -> str:
-    """Return a checkpoint's size, for the results: its folder's name may say nothing."""
-    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return f"BERT, {facts['num_hidden_layers']} layers, {facts['hidden_size']} wide"
+    """Return a checkpoint's size in words, for the results."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return f"BERT, {config['num_hidden_layers']} layers, {config['hidden_size']} wide"

@@ -1,4 +1,4 @@
-"""What the benchmark can be asked for."""
+"""The flags of `peers.py`, and this machine's facts that the suites depend on."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from common.training.accelerator import choose_precision
 
 SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "flags", "quality"]
 
-# In these updates, libraries are initialised, kernels chosen, and graphs recorded.
+# In these updates, libraries are initialised, kernels are chosen and graphs are recorded.
 UNTIMED_ON_GPU = 20
 
 
 @dataclass(kw_only=True)
 class Options:
-    """Compare the recipes with their peers on this machine, and write what was measured."""
+    """Compare the recipes with their peers on this machine, and write the results."""
 
     suites: tuple[SuiteName, ...] = ("mnist", "resnet", "bert", "loop", "start", "ddp", "memory")
-    """What to measure; flags turns flags of the recipes on, quality compares accuracies."""
+    """Suites to run; flags compares flags of the recipes, quality compares accuracies."""
     rounds: int = 5
-    """Rounds in which all contestants take turns; each ratio is the median over rounds."""
+    """Rounds, in each of which all contestants take turns; each ratio is the median over rounds."""
     steps: float = 1.0
-    """Scale of the updates per round: 0.1 to try the script, more for calmer figures."""
+    """Scale of the updates per round: 0.1 to try the script, more for less noise."""
     data: Path | None = None
     """Folder with mnist/, cifar10/ and sst2/ as the Hub lays them out (default: built-in data)."""
     bert_checkpoint: Path | None = None
-    """Folder of a BERT checkpoint (default: one of random weights, for speed alone)."""
+    """Folder of a BERT checkpoint (default: random weights, which only show the speed)."""
     tracker: Literal["none", "wandb"] = "none"
-    """Tracker of the recipe, besides its metrics.jsonl, which is always on; W&B is offline."""
+    """Tracker of the recipe, besides its metrics.jsonl; wandb runs offline."""
     output: Path | None = None
     """JSON file to write (default: in benchmarks/results, named by the device)."""
 
@@ -43,22 +43,22 @@ class Options:
 
     @property
     def precision(self) -> str:
-        """What the recipes choose by themselves on this machine: fp16, bf16 or fp32."""
+        """The precision that the recipes choose on this machine: fp16, bf16 or fp32."""
         return precision_name(choose_precision("auto", not self.on_gpu))
 
     @property
     def has_goals(self) -> bool:
-        """Whether goals are for such a machine: a GPU, or a CPU with bf16 arithmetic."""
+        """Whether the goals are meant for this machine: a GPU, or a CPU with bf16 arithmetic."""
         return self.precision != "fp32"
 
     @property
     def untimed(self) -> int:
-        """Updates of each training before its clock starts.
+        """Number of updates of each training before its clock starts.
 
-        On a CPU there are none: nothing is tuned or recorded there, and updates are dear.
+        It is 0 on a CPU, where nothing is tuned or recorded and updates take long.
         """
         return self.scaled(UNTIMED_ON_GPU) if self.on_gpu else 0
 
     def scaled(self, steps: int) -> int:
-        """Return a number of updates, scaled; at least 2."""
+        """Return a number of updates scaled by `steps`, at least 2."""
         return max(2, round(self.steps * steps))

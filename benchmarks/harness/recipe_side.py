@@ -1,28 +1,29 @@
 """Runs a recipe's own `main`, and times its loop from outside.
 
-The recipe is imported from `recipes/` and its `main(config)` is called, unchanged. Two names of
-its module are replaced while it runs:
+The recipe is imported from `recipes/`, and its `main(config)` is called unchanged. While it runs,
+two names of its module are replaced:
 
-- `Run` by a subclass that reads the benchmark's clock when the loop asks for its first batch and
-  when the loop is over, and says that neither an evaluation nor a checkpoint is due. So the time
-  is that of the loop itself, with the data, clipping, logging and tracking, and without
-  evaluating and saving, which the peers don't do either;
-- `evaluate` by a function that keeps the model, to be judged by the same code as the peers'.
+- `Run` by a subclass that reads the clock when the loop requests its first batch and when the loop
+  is over. No evaluation or checkpoint is ever due in it. So the time includes data, clipping,
+  logging and tracking. It excludes evaluating and saving, which the peers don't do either;
+- `evaluate` by a function that keeps the model, so that the same code judges it and the peers'.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
@@ -32,11 +33,16 @@ from benchmarks.harness.isolation import synchronize
 from benchmarks.harness.rounds import Training
 from common.models.compile import compile_seconds
 
+if TYPE_CHECKING:
+    from common.run import Run
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+NO_LIMIT = 10**6  # epochs
+Batch = dict[str, torch.Tensor]
 
 
 def load_recipe(name: str) -> ModuleType:
-    """Import `recipes/NAME.py`, which is no package, once."""
+    """Import `recipes/NAME.py` from its file, once; `recipes` is no package."""
     module_name = f"recipe_{name}"
     if module_name not in sys.modules:
         path = REPOSITORY / "recipes" / f"{name}.py"
@@ -49,67 +55,89 @@ def load_recipe(name: str) -> ModuleType:
     return sys.modules[module_name]
 
 
+@dataclass
+class LoopTimer:
+    """Times the loop of a run, without its first micro-batches and without compilation."""
+
+    skipped: int  # micro-batches before the clock starts
+    observer: AbstractContextManager[object] | None  # entered and left with the clock
+    seconds: float | None = None  # None until the loop is over
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the loop's batches; when they are used up, set `seconds`."""
+        yield from islice(batches, self.skipped)
+        synchronize()
+        with self.observer or nullcontext():
+            compiled_before = compile_seconds()
+            began = time.perf_counter()
+            yield from batches
+            synchronize()
+            ended = time.perf_counter()
+            compiled_after = compile_seconds()
+        self.seconds = ended - began - (compiled_after - compiled_before)
+
+
 def train_recipe(
     recipe: ModuleType,
     steps: int,
     skipped: int = 0,
-    observer: AbstractContextManager[Any] | None = None,
-    **settings: Any,
+    observer: AbstractContextManager[object] | None = None,
+    **settings: object,
 ) -> Training:
-    """Run `main` of a recipe for `steps` updates; the time has no compilation in it.
+    """Run `main` of a recipe for `steps` updates; the time excludes compilation.
 
     Args:
-        skipped: micro-batches before the clock starts; the samples are those after them.
+        skipped: micro-batches before the clock starts; their samples do not count.
         observer: entered and left with the clock.
         settings: fields of the recipe's `Config`; the others keep their defaults.
+
+    Raises:
+        RuntimeError: when the recipe leaves its loop early, so that there is no time.
     """
-    times: list[float] = []
-    compiling: list[float] = []  # seconds spent compiling so far, at each of the times
+    timer = LoopTimer(skipped, observer)
     models: list[nn.Module] = []
 
     class TimedRun(recipe.Run):  # type: ignore[misc, name-defined]
         should_evaluate = False
         should_save = False
 
-        def batches(self, loader: Any) -> Iterator[dict[str, torch.Tensor]]:
-            batches = super().batches(loader)
-            yield from islice(batches, skipped)
-            synchronize()
-            with observer or nullcontext():
-                compiling.append(compile_seconds())
-                times.append(time.perf_counter())
-                yield from batches
-                synchronize()
-                times.append(time.perf_counter())
-                compiling.append(compile_seconds())
+        def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+            return timer.timed(super().batches(loader))
 
-    def evaluate(run: Any, model: nn.Module, loader: Any) -> dict[str, float]:
+    def evaluate(run: Run, model: nn.Module, loader: object) -> dict[str, float]:
         models.append(run.accelerator.unwrap_model(model))
         return {"loss": 0.0, "accuracy": 0.0, "count": 1}
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         output = Path(folder, "run")
-        limits = {"epochs": 10**6, "max_steps": steps, "output_dir": str(output)}
+        limits = {"epochs": NO_LIMIT, "max_steps": steps, "output_dir": str(output)}
         config = recipe.Config(**{"tracker": "none", **limits, **settings})
         stack.enter_context(patch.object(recipe, "Run", TimedRun))
         stack.enter_context(patch.object(recipe, "evaluate", evaluate))
-        # A process group belongs to the benchmark, and serves the next round too.
+        # The process group belongs to the benchmark, and the next round needs it too.
         stack.enter_context(patch("torch.distributed.destroy_process_group"))
         recipe.main(config)
-        seconds = times[1] - times[0] - (compiling[1] - compiling[0])
-        world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        micro_batches = steps * config.gradient_accumulation_steps - skipped
-        samples = micro_batches * config.batch_size * world_size
-        metrics = output / "metrics.jsonl"
-        loss = mean_training_loss(metrics) if metrics.exists() else float("nan")
-        file = output / "summary.json"  # of the first rank
-        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return Training(seconds, samples, loss, models[-1], summary)
+        loss = mean_training_loss(output / "metrics.jsonl")
+        summary = read_summary(output / "summary.json")
+    world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    micro_batches = steps * config.gradient_accumulation_steps - skipped
+    samples = micro_batches * config.batch_size * world_size
+    if timer.seconds is None:
+        raise RuntimeError("the recipe left its loop before its batches were used up")
+    return Training(timer.seconds, samples, loss, models[-1], summary)
+
+
+def read_summary(file: Path) -> dict[str, float]:
+    """Return a run's summary; an empty one on other ranks than the first, which write none."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def mean_training_loss(path: Path) -> float:
-    """Return the mean training loss of a whole run, from its `metrics.jsonl`."""
-    total, logged = 0.0, 0
+    """Return the mean training loss of a whole run, from its `metrics.jsonl`; NaN without it."""
+    if not path.exists():
+        return math.nan
+    total = 0.0
+    logged = 0
     for line in path.read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
         if "train/loss" in values:

@@ -1,4 +1,4 @@
-"""Shows and writes what was measured."""
+"""Prints and writes the results of suites, and describes this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -34,14 +34,15 @@ PACKAGES = (
     "wandb",
     "numpy",
 )
+OUTCOMES = {None: "", True: "yes", False: "no"}  # whether a goal is reached
 CONSOLE = Console(highlight=False, width=None if Console().is_terminal else 150)
 
 
 def describe_machine(rates: dict[str, float]) -> dict[str, Any]:
-    """Return what the figures depend on besides the code.
+    """Return the facts that the figures depend on: hardware, rates, versions, commit and time.
 
     Args:
-        rates: of this machine, measured in this run.
+        rates: of this machine; see `roofs.measure_machine`.
     """
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -65,50 +66,49 @@ def describe_machine(rates: dict[str, float]) -> dict[str, Any]:
 
 
 def default_file() -> Path:
-    """Return the file in `benchmarks/results` that is named by the device."""
+    """Return the file in `benchmarks/results` that is named after the device."""
     device = re.sub(r"[^a-z0-9]+", "-", device_name(default_device()).lower()).strip("-")
     return RESULTS / f"peers-{device}.json"
 
 
 def summarize(suite: Suite) -> dict[str, Any]:
     """Return a suite's figures as plain values."""
-    comparisons = []
-    for comparison in suite.comparisons:
-        low, median, high = spread(suite, comparison)
-        comparisons.append(
-            {
-                "title": comparison.title,
-                "ours": comparison.ours,
-                "theirs": comparison.theirs,
-                "goal": comparison.goal,
-                "ratio": {
-                    "median": round(median, 4),
-                    "least": round(low, 4),
-                    "most": round(high, 4),
-                },
-                "reached": comparison.is_reached(median),
-            }
-        )
-    contestants = {
-        name: {
-            **{
-                figure: suite.median(name, figure)
-                for figure in ("value", "train_loss", "evaluation_loss", "accuracy", "mfu")
-            },
-            "rounds": [known_values(one) for one in measurements],
-        }
-        for name, measurements in suite.measurements.items()
-    }
     return {
         "unit": suite.unit,
         "steps": suite.steps,
         "workload": suite.workload,
-        "comparisons": comparisons,
-        "contestants": contestants,
+        "comparisons": [
+            summarize_comparison(suite, comparison) for comparison in suite.comparisons
+        ],
+        "contestants": {name: summarize_contestant(suite, name) for name in suite.measurements},
         "quoted": suite.quoted,
         "notes": suite.notes,
         "seconds": round(suite.seconds, 1),
     }
+
+
+def summarize_comparison(suite: Suite, comparison: Comparison) -> dict[str, object]:
+    """Return a comparison's ratio over the rounds, and whether it reached the goal."""
+    least, median, most = spread(suite, comparison)
+    return {
+        "title": comparison.title,
+        "ours": comparison.ours,
+        "theirs": comparison.theirs,
+        "goal": comparison.goal,
+        "ratio": {
+            "median": round(median, 4),
+            "least": round(least, 4),
+            "most": round(most, 4),
+        },
+        "reached": comparison.is_reached(median),
+    }
+
+
+def summarize_contestant(suite: Suite, name: str) -> dict[str, object]:
+    """Return the medians of a contestant's figures, and the figures of each round."""
+    medians = {figure.name: suite.median(name, figure.name) for figure in fields(Measurement)}
+    rounds = [known_values(measurement) for measurement in suite.measurements[name]]
+    return {**medians, "rounds": rounds}
 
 
 def known_values(measurement: Measurement) -> dict[str, float]:
@@ -127,58 +127,64 @@ def spread(suite: Suite, comparison: Comparison) -> tuple[float, float, float]:
 
 
 def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Suite]) -> None:
-    """Write all suites so far, each with the machine's state as of its run, and without a path.
+    """Write all suites so far, each with the machine's facts and the options, without any path.
 
-    What the file holds of other suites stays, if it was measured with the same versions.
+    Other suites in the file stay if they were measured with the same versions and options.
     """
-    asked = {
+    recorded_options = {
         name: value.name if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if name not in ("output", "suites")
     }
-    origin = {**machine, "options": asked}
-    kept: dict[str, Any] = {}
-    if file.exists():
-        earlier = json.loads(file.read_text(encoding="utf-8"))["suites"]
-        same = ("versions", "options")
-        kept = {n: one for n, one in earlier.items() if all(one[k] == origin[k] for k in same)}
+    origin = {**machine, "options": recorded_options}
     measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
+    content = {"suites": comparable_suites(file, origin) | measured}
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"suites": kept | measured}
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def comparable_suites(file: Path, origin: dict[str, Any]) -> dict[str, Any]:
+    """Return the suites in a file that have the versions and the options of `origin`."""
+    if not file.exists():
+        return {}
+    suites = json.loads(file.read_text(encoding="utf-8"))["suites"]
+    return {
+        name: suite
+        for name, suite in suites.items()
+        if suite["versions"] == origin["versions"] and suite["options"] == origin["options"]
+    }
+
+
 def show(suite: Suite) -> None:
-    """Print a suite's table."""
+    """Print a suite's table, the rates that peers should reach, and the notes."""
     table = Table(title=f"{suite.name}: {suite.steps} updates a round", title_justify="left")
     for column in ("ratio of", "goal", "median (least … most)", "", suite.unit):
         table.add_column(column, no_wrap=column != "ratio of")
-    judged = any(suite.median(name, "train_loss") is not None for name in suite.measurements)
-    if judged:
+    has_loss = any(suite.median(name, "train_loss") is not None for name in suite.measurements)
+    if has_loss:
         table.add_column("training loss")
         table.add_column("accuracy")
     for comparison in suite.comparisons:
-        low, median, high = spread(suite, comparison)
-        reached = comparison.is_reached(median)
+        least, median, most = spread(suite, comparison)
         row = [
             comparison.title,
             comparison.goal,
-            f"{median:.3g} ({low:.3g} … {high:.3g})",
-            "" if reached is None else "yes" if reached else "no",
+            f"{median:.3g} ({least:.3g} … {most:.3g})",
+            OUTCOMES[comparison.is_reached(median)],
             pair(suite, comparison, "value", ",.4g" if suite.unit == "s" else ",.0f"),
         ]
-        if judged:
+        if has_loss:
             row += [
                 pair(suite, comparison, "train_loss", ".4f"),
                 pair(suite, comparison, "accuracy", ".4f"),
             ]
         table.add_row(*row)
     CONSOLE.print(table, markup=False)
-    for name, rate in suite.quoted.items():
-        measured = suite.median(name) or float("nan")
+    for name, quoted_rate in suite.quoted.items():
+        rate = suite.median(name) or float("nan")
         CONSOLE.print(
-            f"  {name}: {measured:,.1f} {suite.unit}, {measured / rate:.0%} of the {rate:,g} that "
-            "such a loop was seen to reach on two cores of this kind",
+            f"  {name}: {rate:,.1f} {suite.unit}, {rate / quoted_rate:.0%} of the "
+            f"{quoted_rate:,g} that such a loop reached on two cores of this kind",
             markup=False,
         )
     for note in suite.notes:
@@ -186,7 +192,6 @@ def show(suite: Suite) -> None:
 
 
 def pair(suite: Suite, comparison: Comparison, figure: str, form: str) -> str:
-    """Return the medians of a figure of both sides, for people."""
-    ours, theirs = (suite.median(name, figure) for name in (comparison.ours, comparison.theirs))
-    known = [format(value, form) for value in (ours, theirs) if value is not None]
-    return " : ".join(known)
+    """Return the medians of a figure of both sides, as far as they are known, for people."""
+    medians = (suite.median(comparison.ours, figure), suite.median(comparison.theirs, figure))
+    return " : ".join(format(median, form) for median in medians if median is not None)

@@ -1,19 +1,18 @@
-"""Interleaved rounds, and the ratios that they give."""
+"""Rounds in which contestants take turns, and the ratios of their figures."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
 
 @dataclass(frozen=True)
 class Round:
-    """What every contestant is asked to do in one round."""
+    """The work of every contestant in one round."""
 
     steps: int  # optimizer updates that are timed
     seed: int
@@ -23,13 +22,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Training:
-    """What one contestant did: its loop's time, and how good the result is."""
+    """A finished training of one contestant: the time of its loop, and the quality of the model."""
 
     seconds: float  # from asking for the first timed batch to the end of the last update
-    samples: int  # of the timed updates
+    samples: int  # in the timed updates
     train_loss: float  # mean over all samples of the loop
     model: nn.Module | None = None
-    summary: dict[str, float] = field(default_factory=dict)  # a recipe's own
+    summary: dict[str, float] = field(default_factory=dict)  # a recipe's summary.json
 
 
 @dataclass(frozen=True)
@@ -55,52 +54,60 @@ class Comparison:
     theirs: str
     at_least: float | None = None
     at_most: float | None = None
-    inverted: bool = False  # theirs by ours: turns rates into a ratio of times
+    inverted: bool = False  # divide theirs by ours, which turns rates into a ratio of times
 
     def ratios(self, measurements: dict[str, list[Measurement]]) -> list[float]:
         """Return the ratio of each round."""
-        pairs = zip(measurements[self.ours], measurements[self.theirs], strict=True)
-        values = [(ours.value, theirs.value) for ours, theirs in pairs]
-        return [theirs / ours if self.inverted else ours / theirs for ours, theirs in values]
+        numerators = measurements[self.theirs if self.inverted else self.ours]
+        denominators = measurements[self.ours if self.inverted else self.theirs]
+        pairs = zip(numerators, denominators, strict=True)
+        return [numerator.value / denominator.value for numerator, denominator in pairs]
 
     def is_reached(self, ratio: float) -> bool | None:
-        """Whether `ratio` meets the goal; None where there is none."""
+        """Whether `ratio` meets the goal; None if there is no goal."""
         if self.at_least is not None:
             return ratio >= self.at_least
-        return ratio <= self.at_most if self.at_most is not None else None
+        if self.at_most is not None:
+            return ratio <= self.at_most
+        return None
 
     @property
     def goal(self) -> str:
-        """The goal, for people."""
+        """The goal, for people; empty if there is none."""
         if self.at_least is not None:
             return f"≥ {self.at_least:g}"
-        return f"≤ {self.at_most:g}" if self.at_most is not None else ""
+        if self.at_most is not None:
+            return f"≤ {self.at_most:g}"
+        return ""
 
 
 @dataclass
 class Suite:
-    """Contestants that do the same work, and what they are compared for."""
+    """Contestants that do the same work, and the comparisons between them."""
 
     name: str
     unit: str  # of every `Measurement.value`
     steps: int
-    workload: dict[str, Any]
+    workload: Mapping[str, object]  # facts for the file of results
     contestants: dict[str, Contestant]
     comparisons: list[Comparison]
     notes: list[str] = field(default_factory=list)
-    quoted: dict[str, float] = field(default_factory=dict)  # what peers should reach, see results
-    warmup_steps: int = 0  # of a training before the first round
+    # Rates that such loops reached on two cores of this kind, by contestant; shown beside theirs.
+    quoted: dict[str, float] = field(default_factory=dict)
+    warmup_steps: int = 0  # of each contestant's training before the first round
     untimed_steps: int = 0  # in each training, before its clock starts
-    rounds_for_one: int = (
-        1  # that are made for each asked for: shorter ones average out a busy host
-    )
-    measurements: dict[str, list[Measurement]] = field(default_factory=dict)
-    seconds: float = 0.0  # that measuring took
+    # Rounds that count as one round of `--rounds`. Many short rounds average out a busy host.
+    rounds_for_one: int = 1
+    measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by contestant
+    seconds: float = 0.0  # that the whole suite took
 
     def run(self, rounds: int, announce: Callable[[str], None]) -> None:
-        """Warm every contestant up once, then let all take turns: A B C, B C A, and so on.
+        """Warm up every contestant once, then let all take turns: A B C, B C A, and so on.
 
         The seed of a round is its number, the same for all contestants.
+
+        Args:
+            announce: takes a line about the current turn.
         """
         began = time.perf_counter()
         if self.warmup_steps:
@@ -120,7 +127,11 @@ class Suite:
         self.seconds = time.perf_counter() - began
 
     def median(self, contestant: str, figure: str = "value") -> float | None:
-        """Return the median of a figure over the rounds that have it."""
-        values = [getattr(one, figure) for one in self.measurements[contestant]]
+        """Return the median of a figure over the rounds that have it; None if none has.
+
+        Args:
+            figure: a field of `Measurement`.
+        """
+        values = [getattr(measurement, figure) for measurement in self.measurements[contestant]]
         known = [value for value in values if value is not None]
         return statistics.median(known) if known else None

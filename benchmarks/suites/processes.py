@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.contestants import BATCH_SIZE, decoded_folder, read_images
 from benchmarks.harness.fresh_process import (
@@ -241,7 +240,7 @@ def add_bert_memory(pairs: Pairs, options: Options) -> None:
 class DistributedSuite(Suite):
     """A suite whose rounds run in two processes, both contestants in one process group."""
 
-    request: dict[str, Any] = field(default_factory=dict)  # see `benchmarks.suites.two_ranks`
+    request: dict[str, object] = field(default_factory=dict)  # see `two_ranks.Request`
 
     def run(self, rounds: int, announce: Callable[[str], None]) -> None:
         """Launch `two_ranks.py` with torchrun, and read the measurements of its first rank."""

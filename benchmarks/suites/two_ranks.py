@@ -1,6 +1,6 @@
-"""The recipe and a hand-written DDP loop in two processes; started by torchrun, see `ddp`.
+"""Trains the recipe and a hand-written DDP loop in two processes; `processes.ddp` launches it.
 
-Both contestants run in the same two processes and the same gloo process group, in turns.
+Both contestants take turns in the same two processes and the same gloo process group.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed
@@ -33,119 +34,151 @@ from benchmarks.peer_loops.textbook import (
 from benchmarks.suites.mnist import MLP_WARMUP, adamw, mlp_builder
 from benchmarks.suites.processes import measurements_as_json
 
+MAX_GRADIENT_NORM = 1.0  # the recipes' default
 
-def train_by_hand(
-    task: Task,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    request: dict[str, Any],
-    steps: int,
-    seed: int,
-    untimed: int,
-) -> Training:
-    """Train with DDP and `no_sync`, as its documentation shows, over tensors in memory."""
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    accumulation, batch_size = request["accumulation"], request["batch_size"]
-    set_seed(seed)
-    model = DistributedDataParallel(task.build_model(), gradient_as_bucket_view=True)
-    optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, untimed + steps)
-    dtype = AUTOCAST_TYPES.get(request["precision"])
-    model.train()
-    total_loss = torch.zeros(())
-    clock = LoopClock(untimed)
-    clock.start()
-    generator = torch.Generator().manual_seed(seed)
-    waiting: list[torch.Tensor] = []
-    for _ in range(untimed + steps):
-        for micro_batch in range(accumulation):
-            if not waiting:
-                order = torch.randperm(len(labels), generator=generator)[rank::world_size]
-                whole = len(order) // batch_size * batch_size
-                waiting = list(order[:whole].split(batch_size))
-            chosen = waiting.pop()
-            is_last = micro_batch == accumulation - 1
-            with contextlib.nullcontext() if is_last else model.no_sync():
-                with torch.autocast("cpu", dtype, enabled=dtype is not None):
-                    loss = F.cross_entropy(model(images[chosen]), labels[chosen])
-                (loss / accumulation).backward()
-            total_loss += loss.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        clock.update()
-    seconds = clock.stop()
-    torch.distributed.all_reduce(total_loss)
-    micro_batches = steps * accumulation * world_size
-    mean_loss = total_loss.item() / ((untimed + steps) * accumulation * world_size)
-    return Training(seconds, micro_batches * batch_size, mean_loss, model.module)
+
+@dataclass(frozen=True)
+class Request:
+    """The training that both contestants run, and how often."""
+
+    dataset: str
+    batch_size: int  # of each process
+    accumulation: int
+    precision: str
+    tracker: str  # of the recipe
+    steps: int
+    warmup_steps: int
+    rounds: int
+    output: str  # file for the measurements
+
+
+@dataclass(frozen=True)
+class HandWrittenLoop:
+    """DDP and `no_sync` as their documentation shows them, over tensors in memory.
+
+    Args:
+        images: [samples, channels, height, width].
+        labels: int64 [samples].
+    """
+
+    task: Task
+    images: torch.Tensor
+    labels: torch.Tensor
+    request: Request
+
+    def train(self, steps: int, seed: int, untimed: int) -> Training:
+        """Train for `untimed` updates, then for `steps` updates that are timed."""
+        accumulation = self.request.accumulation
+        set_seed(seed)
+        model = DistributedDataParallel(self.task.build_model(), gradient_as_bucket_view=True)
+        optimizer = self.task.build_optimizer(model)
+        scheduler = self.task.build_schedule(optimizer, untimed + steps)
+        dtype = AUTOCAST_TYPES.get(self.request.precision)
+        model.train()
+        total_loss = torch.zeros(())
+        clock = LoopClock(untimed)
+        clock.start()
+        batches = self.batches(seed)
+        for _ in range(untimed + steps):
+            for micro_batch in range(accumulation):
+                batch = next(batches)
+                is_last = micro_batch == accumulation - 1
+                with contextlib.nullcontext() if is_last else model.no_sync():
+                    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                        loss = F.cross_entropy(model(self.images[batch]), self.labels[batch])
+                    (loss / accumulation).backward()
+                total_loss += loss.detach()
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            clock.update()
+        seconds = clock.stop()
+        torch.distributed.all_reduce(total_loss)
+        micro_batches_per_step = accumulation * torch.distributed.get_world_size()
+        samples = steps * micro_batches_per_step * self.request.batch_size
+        mean_loss = total_loss.item() / ((untimed + steps) * micro_batches_per_step)
+        return Training(seconds, samples, mean_loss, model.module)
+
+    def batches(self, seed: int) -> Iterator[torch.Tensor]:
+        """Yield the sample indices of this rank's batches, epoch after epoch, without an end."""
+        rank = torch.distributed.get_rank()
+        world_size = torch.distributed.get_world_size()
+        batch_size = self.request.batch_size
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(self.labels), generator=generator)[rank::world_size]
+            whole_batches = len(order) // batch_size * batch_size
+            yield from reversed(order[:whole_batches].split(batch_size))
+
+
+def train_the_recipe(request: Request, steps: int, seed: int, untimed: int) -> Training:
+    """Train the MNIST recipe for `untimed` updates, then for `steps` updates that are timed."""
+    return train_recipe(
+        load_recipe("mnist_mlp"),
+        untimed + steps,
+        untimed * request.accumulation,
+        dataset=request.dataset,
+        batch_size=request.batch_size,
+        gradient_accumulation_steps=request.accumulation,
+        mixed_precision=ACCELERATE_PRECISIONS.get(request.precision, request.precision),
+        warmup_steps=int(MLP_WARMUP * (untimed + steps)),
+        tracker=request.tracker,
+        seed=seed,
+    )
 
 
 def started_together(compete: Contestant) -> Contestant:
-    """Let a contestant begin when both ranks are there."""
+    """Let a contestant begin when both ranks are ready."""
 
-    def wait_and_compete(asked: Round) -> Measurement:
+    def wait_and_compete(turn: Round) -> Measurement:
         torch.distributed.barrier()
-        return compete(asked)
+        return compete(turn)
 
     return wait_and_compete
 
 
-def main(request: dict[str, Any]) -> None:
+def hand_written_loop(request: Request) -> HandWrittenLoop:
+    """Return the loop by hand on the recipe's data and model."""
+    data = read_images(request.dataset)
+    split = data.splits["train"]
+    arrays = ImageArrays(
+        torch.from_numpy(split.images.copy()).permute(0, 3, 1, 2),
+        torch.from_numpy(split.labels.copy()),
+        data.mean,
+        data.std,
+    )
+    dataset = ready_tensors(arrays)
+    task = Task(mlp_builder(data), adamw(fused=True), dataset, request.batch_size, MLP_WARMUP)
+    images, labels = dataset.tensors
+    images = images.to(AUTOCAST_TYPES.get(request.precision, torch.float32))
+    return HandWrittenLoop(task, images, labels, request)
+
+
+def main(request: Request) -> None:
     """Run all rounds, and write the first rank's measurements."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
     torch.distributed.init_process_group("gloo")
-    data = read_images(request["dataset"])
-    arrays = ready_tensors(
-        ImageArrays(
-            torch.from_numpy(data.splits["train"].images.copy()).permute(0, 3, 1, 2),
-            torch.from_numpy(data.splits["train"].labels.copy()),
-            data.mean,
-            data.std,
-        )
-    )
-    images, labels = arrays.tensors
-    task = Task(mlp_builder(data), adamw(fused=True), arrays, request["batch_size"], MLP_WARMUP)
-    images = images.to(AUTOCAST_TYPES.get(request["precision"], torch.float32))
-
-    def recipe(steps: int, seed: int, untimed: int) -> Training:
-        return train_recipe(
-            load_recipe("mnist_mlp"),
-            untimed + steps,
-            untimed * request["accumulation"],
-            dataset=request["dataset"],
-            batch_size=request["batch_size"],
-            gradient_accumulation_steps=request["accumulation"],
-            mixed_precision=ACCELERATE_PRECISIONS.get(request["precision"], request["precision"]),
-            warmup_steps=int(MLP_WARMUP * (untimed + steps)),
-            tracker=request["tracker"],
-            seed=seed,
-        )
-
-    def by_hand(steps: int, seed: int, untimed: int) -> Training:
-        return train_by_hand(task, images, labels, request, steps, seed, untimed)
-
+    by_hand = hand_written_loop(request)
     suite = Suite(
         "ddp",
         "samples/s",
-        request["steps"],
+        request.steps,
         workload={},
         contestants={
-            "recipe": started_together(contestant(recipe)),
-            "DDP by hand": started_together(contestant(by_hand)),
+            "recipe": started_together(contestant(lambda *turn: train_the_recipe(request, *turn))),
+            "DDP by hand": started_together(contestant(by_hand.train)),
         },
         comparisons=[],
-        warmup_steps=request["warmup_steps"],
+        warmup_steps=request.warmup_steps,
     )
-    suite.run(request["rounds"], announce=lambda line: None)
+    suite.run(request.rounds, announce=lambda line: None)
     if torch.distributed.get_rank() == 0:
-        Path(request["output"]).write_text(
-            json.dumps(measurements_as_json(suite)), encoding="utf-8"
-        )
+        measurements = json.dumps(measurements_as_json(suite))
+        Path(request.output).write_text(measurements, encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Request(**json.loads(sys.argv[1])))
