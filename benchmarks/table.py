@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+Results = dict[str, Any]  # a JSON object that `benchmarks.harness.results` wrote
 TITLES = {
     "mnist": "MNIST MLP",
     "mnist_128": "MNIST MLP",
@@ -19,7 +20,7 @@ TITLES = {
 }
 
 
-def markdown(results: dict[str, Any]) -> str:
+def markdown(results: Results) -> str:
     """Return a table of rates and a table of all other ratios.
 
     Args:
@@ -35,7 +36,7 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([*rates, "", *others])
 
 
-def rate_rows(title: str, suite: dict[str, Any]) -> list[str]:
+def rate_rows(title: str, suite: Results) -> list[str]:
     """Return the rows of a suite whose contestants train at a rate: the recipe, then its peers."""
     contestants = suite["contestants"]
     batch_size = suite["workload"]["batch_size"]
@@ -50,7 +51,7 @@ def rate_rows(title: str, suite: dict[str, Any]) -> list[str]:
     return rows
 
 
-def ratio_rows(suite: dict[str, Any]) -> list[str]:
+def ratio_rows(suite: Results) -> list[str]:
     """Return the rows of a suite that is shown by its ratios; memory also by its amounts."""
     rows = []
     for comparison in suite["comparisons"]:

@@ -90,18 +90,18 @@ def copy_kinds(device: torch.device) -> list[CopyKind]:
     ]
 
 
-def measure(kind: CopyKind, size: int, repeats: int, device: torch.device) -> Row:
+def measure(copy: CopyKind, size: int, repeats: int, device: torch.device) -> Row:
     """Return the rate of a copy of `size` bytes, and the time after which the call returns."""
-    on_host = torch.ones(size, dtype=torch.uint8, pin_memory=kind.is_pinned)
+    on_host = torch.ones(size, dtype=torch.uint8, pin_memory=copy.is_pinned)
     on_device = torch.ones(size, dtype=torch.uint8, device=device)
-    source = on_device if kind.direction == "device to host" else on_host
-    target = on_host if kind.direction == "device to host" else on_device
+    source = on_device if copy.direction == "device to host" else on_host
+    target = on_host if copy.direction == "device to host" else on_device
     returned: list[float] = []
     finished: list[float] = []
     for _ in range(repeats + 1):
         synchronize()
         began = time.perf_counter()
-        target.copy_(source, non_blocking=not kind.blocks)
+        target.copy_(source, non_blocking=not copy.blocks)
         returned.append(time.perf_counter() - began)
         synchronize()
         finished.append(time.perf_counter() - began)
@@ -119,8 +119,8 @@ def measure_all(largest: int, repeats: int) -> dict[str, list[Row]]:
     while sizes[-1] < largest:
         sizes.append(min(4 * sizes[-1], largest))
     return {
-        kind.name: [measure(kind, size * MEGABYTE, repeats, device) for size in sizes]
-        for kind in copy_kinds(device)
+        copy.name: [measure(copy, size * MEGABYTE, repeats, device) for size in sizes]
+        for copy in copy_kinds(device)
     }
 
 

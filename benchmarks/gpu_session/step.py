@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ class Cell:
 
     name: str
     recipe: str
-    settings: dict[str, Any]
+    settings: Mapping[str, object]  # fields of the recipe's `Config`
     compiled: bool = False
     rates: list[float] = field(default_factory=list)  # samples/s of each round
     figures: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Step:
         insist_on_device(name, config["environment"]["device_type"])
         return directory, seconds
 
-    def data_settings(self, recipe: str) -> dict[str, Any]:
+    def data_settings(self, recipe: str) -> dict[str, object]:
         """Return the settings that name a recipe's data: public data if `--data` has them."""
         if recipe == "bert":
             rows = 64 if self.tiny else 20_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +53,7 @@ def roof(work: Callable[[], object], batch_size: int) -> Contestant:
 
 
 def recipe_contestant(
-    name: str, options: Options, warmup_share: float, judge: Judge | None, **settings: Any
+    name: str, options: Options, warmup_share: float, judge: Judge | None, **settings: object
 ) -> Contestant:
     """Make a contestant of a recipe's own `main`.
 
@@ -65,12 +64,20 @@ def recipe_contestant(
     """
     recipe = load_recipe(name)
     settings = {"batch_size": BATCH_SIZE, "tracker": options.tracker, **settings}
+    accumulation = settings.get("gradient_accumulation_steps", 1)
+    assert isinstance(accumulation, int)
 
     def train(steps: int, seed: int, untimed: int) -> Training:
         warmup = int(warmup_share * (untimed + steps))
-        skipped = untimed * settings.get("gradient_accumulation_steps", 1)
+        skipped = untimed * accumulation
         return train_recipe(
-            recipe, untimed + steps, skipped, seed=seed, warmup_steps=warmup, **settings
+            recipe,
+            untimed + steps,
+            skipped,
+            observer=None,
+            seed=seed,
+            warmup_steps=warmup,
+            **settings,
         )
 
     return contestant(train, judge)

@@ -23,6 +23,7 @@ from benchmarks.harness.rounds import Comparison, Measurement, Suite
 from common.system.devices import device_name
 from common.track.facts import git_commit
 
+Facts = dict[str, Any]  # a JSON object of the file of results
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = (
     "torch",
@@ -38,7 +39,7 @@ OUTCOMES = {None: "", True: "yes", False: "no"}  # whether a goal is reached
 CONSOLE = Console(highlight=False, width=None if Console().is_terminal else 150)
 
 
-def describe_machine(rates: dict[str, float]) -> dict[str, Any]:
+def describe_machine(rates: dict[str, float]) -> Facts:
     """Return the facts that the figures depend on: hardware, rates, versions, commit and time.
 
     Args:
@@ -71,7 +72,7 @@ def default_file() -> Path:
     return RESULTS / f"peers-{device}.json"
 
 
-def summarize(suite: Suite) -> dict[str, Any]:
+def summarize(suite: Suite) -> Facts:
     """Return a suite's figures as plain values."""
     return {
         "unit": suite.unit,
@@ -126,7 +127,7 @@ def spread(suite: Suite, comparison: Comparison) -> tuple[float, float, float]:
     return ratios[0], median, ratios[-1]
 
 
-def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Suite]) -> None:
+def write(file: Path, machine: Facts, options: Options, suites: list[Suite]) -> None:
     """Write all suites so far, each with the machine's facts and the options, without any path.
 
     Other suites in the file stay if they were measured with the same versions and options.
@@ -143,7 +144,7 @@ def write(file: Path, machine: dict[str, Any], options: Options, suites: list[Su
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def comparable_suites(file: Path, origin: dict[str, Any]) -> dict[str, Any]:
+def comparable_suites(file: Path, origin: Facts) -> Facts:
     """Return the suites in a file that have the versions and the options of `origin`."""
     if not file.exists():
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ from benchmarks.peer_loops.textbook import (
     train_fabric,
     train_pytorch,
 )
-from common.data.images import ImageData, ImageSamples
+from common.data.images import ImageData
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 
@@ -216,82 +216,98 @@ def mnist_comparisons(
     ]
 
 
-class LoopBatches:
-    """The batches of the bare loops, from the recipe's own loader."""
+@dataclass
+class LoopContestants:
+    """Makes the contestants of the suite `loop`, which train MLPs of two equal layers.
 
-    def __init__(self, split: ImageSamples) -> None:
-        self.split = split
-        self.ready: list[Batch] = []  # the batches of an epoch, once they are needed
+    Bare loops take their batches from the recipe's own loader.
+    """
+
+    options: Options
+    dataset: str
+    data: ImageData
+    ready_batches: list[Batch] = field(default_factory=list)  # of an epoch, once they are needed
 
     def made_in_the_loop(self, seed: int) -> Iterator[Batch]:
         """Yield the batches of one epoch after the other; each is made when the loop needs it."""
+        split = self.data.splits["train"]
         order = TrainingOrder(
-            num_samples=len(self.split),
+            num_samples=len(split),
             batch_size=BATCH_SIZE,
             accumulation=1,
             world_size=1,
             rank=0,
             seed=seed,
         )
-        loader = Loader(self.split, order, default_device(), "device")
+        loader = Loader(split, order, default_device(), "device")
         for epoch in itertools.count():
             for batch, *_ in loader.epoch(epoch):
                 yield batch
 
     def made_before(self, seed: int) -> Iterator[Batch]:
         """Return an endless iterator over the batches of one epoch, which lie on the device."""
-        if not self.ready:
-            batches = len(self.split) // BATCH_SIZE
-            self.ready = list(itertools.islice(self.made_in_the_loop(0), batches))
-        return itertools.cycle(self.ready)
+        if not self.ready_batches:
+            batches = len(self.data.splits["train"]) // BATCH_SIZE
+            self.ready_batches = list(itertools.islice(self.made_in_the_loop(0), batches))
+        return itertools.cycle(self.ready_batches)
+
+    def bare(self, width: int, make_batches: BatchMaker, same_work: bool) -> BareLoop:
+        """Return a bare loop; see `BareLoop`."""
+        task = Task(
+            mlp_builder(self.data, hidden_sizes=(width, width)),
+            adamw(fused=True),
+            self.data.splits["train"],  # type: ignore[arg-type]
+            BATCH_SIZE,
+            MLP_WARMUP,
+        )
+        return BareLoop(task, make_batches, self.options.precision, same_work)
+
+    def recipe(self, width: int, tracker: str) -> Contestant:
+        """Make a contestant of the recipe."""
+        return recipe_contestant(
+            "mnist_mlp",
+            self.options,
+            MLP_WARMUP,
+            None,
+            dataset=self.dataset,
+            hidden_sizes=(width, width),
+            tracker=tracker,
+        )
+
+    def seconds_per_step(self, width: int) -> float:
+        """Return the seconds of a bare step on Accelerate, after a short training to warm up."""
+        bare_loop = self.bare(width, self.made_before, False)
+        for steps in (20, 100):
+            with isolated(threads()):
+                seconds = bare_loop.with_accelerate(steps, 0).seconds
+        return seconds / steps
+
+    def make_all(self, width: int) -> dict[str, Contestant]:
+        """Return all contestants by name."""
+        plain = self.bare(width, self.made_in_the_loop, False)
+        same_work = self.bare(width, self.made_in_the_loop, True)
+        ready = self.bare(width, self.made_before, False)
+        return {
+            "recipe": self.recipe(width, self.options.tracker),
+            "recipe, W&B offline": self.recipe(width, "wandb"),
+            "bare Accelerate": contestant(plain.with_accelerate),
+            "bare Accelerate, clip and schedule": contestant(same_work.with_accelerate),
+            "bare Accelerate, ready batches": contestant(ready.with_accelerate),
+            "bare PyTorch": contestant(plain.without_accelerate),
+            "bare PyTorch, clip and schedule": contestant(same_work.without_accelerate),
+            "bare PyTorch, ready batches": contestant(ready.without_accelerate),
+        }
 
 
 def loop(options: Options) -> Suite:
     """Compare the MNIST recipe's loop, with logging, with bare loops of about 1 ms a step."""
     dataset = image_dataset(options.data, "mnist")
     data = read_images(dataset)
-    split = data.splits["train"]
-    split.dtype = roofs.DTYPES[options.precision]
-    batches = LoopBatches(split)
-
-    def bare(width: int, make_batches: BatchMaker, same_work: bool) -> BareLoop:
-        task = Task(
-            mlp_builder(data, hidden_sizes=(width, width)),
-            adamw(fused=True),
-            split,  # type: ignore[arg-type]
-            BATCH_SIZE,
-            MLP_WARMUP,
-        )
-        return BareLoop(task, make_batches, options.precision, same_work)
-
-    def recipe(width: int, tracker: str) -> Contestant:
-        return recipe_contestant(
-            "mnist_mlp",
-            options,
-            MLP_WARMUP,
-            None,
-            dataset=dataset,
-            hidden_sizes=(width, width),
-            tracker=tracker,
-        )
-
-    step_seconds = {
-        width: seconds_per_step(bare(width, batches.made_before, False)) for width in LOOP_WIDTHS
-    }
+    data.splits["train"].dtype = roofs.DTYPES[options.precision]
+    maker = LoopContestants(options, dataset, data)
+    step_seconds = {width: maker.seconds_per_step(width) for width in LOOP_WIDTHS}
     width = min(step_seconds, key=lambda width: abs(step_seconds[width] - LOOP_STEP_SECONDS))
-    plain = bare(width, batches.made_in_the_loop, False)
-    same_work = bare(width, batches.made_in_the_loop, True)
-    ready = bare(width, batches.made_before, False)
-    contestants = {
-        "recipe": recipe(width, options.tracker),
-        "recipe, W&B offline": recipe(width, "wandb"),
-        "bare Accelerate": contestant(plain.with_accelerate),
-        "bare Accelerate, clip and schedule": contestant(same_work.with_accelerate),
-        "bare Accelerate, ready batches": contestant(ready.with_accelerate),
-        "bare PyTorch": contestant(plain.without_accelerate),
-        "bare PyTorch, clip and schedule": contestant(same_work.without_accelerate),
-        "bare PyTorch, ready batches": contestant(ready.without_accelerate),
-    }
+    contestants = maker.make_all(width)
     return Suite(
         "loop",
         "samples/s",
@@ -316,14 +332,6 @@ def loop(options: Options) -> Suite:
         warmup_steps=options.scaled(100),
         rounds_for_one=3,
     )
-
-
-def seconds_per_step(bare_loop: BareLoop) -> float:
-    """Return the seconds of a step on Accelerate, after a short training to warm up."""
-    for steps in (20, 100):
-        with isolated(threads()):
-            seconds = bare_loop.with_accelerate(steps, 0).seconds
-    return seconds / steps
 
 
 def loop_comparisons(contestants: Iterable[str]) -> list[Comparison]:
