@@ -29,7 +29,7 @@ def settings_of_torch() -> Iterator[None]:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", ["no", "tf32", "fp16"])
 def test_products_are_as_exact_as_their_precision(precision: str, compiled: bool) -> None:
-    """TF32 keeps 10 of 23 bits, so its error is large; other precisions have exact fp32 products."""
+    """TF32 keeps 10 of 23 bits, so its error is large; other precisions leave fp32 exact."""
     accelerator.set_kernels(precision, deterministic=False)
     random = torch.Generator().manual_seed(0)
     device = default_device()
