@@ -76,13 +76,17 @@ class Cuda:
         self.replace(devices, "new_stream", self.new_stream)
         self.replace(devices, "on_stream", self.on_stream)
         self.answer_trials(monkeypatch)
+        self.replace_accelerator_functions()
+        for method in (self.record_stream, self.copy_, self.pin_memory):
+            self.replace(torch.Tensor, method.__name__, partialmethod_of(method))
+        self.replace(torch, "empty_like", self.empty_like)
+
+    def replace_accelerator_functions(self) -> None:
+        """Let `torch.accelerator` name the GPU."""
         self.replace(torch.accelerator, "is_available", lambda: True)
         self.replace(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
         self.replace(torch.accelerator, "current_device_index", lambda: 0)
         self.replace(torch.accelerator, "current_stream", lambda device=None: self.current)
-        for method in (self.record_stream, self.copy_, self.pin_memory):
-            self.replace(torch.Tensor, method.__name__, partialmethod_of(method))
-        self.replace(torch, "empty_like", self.empty_like)
 
     def answer_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Answer the questions for which `common.system.devices` would try a tensor on the GPU."""

@@ -1,4 +1,4 @@
-"""Several starts of one run: `status.json` is the present start's, and the run stays the same one."""
+"""Several starts of one run: `status.json` is the present start's; the run stays the same one."""
 
 from __future__ import annotations
 
