@@ -3,7 +3,7 @@
     python examples/denoiser.py
 
 A copy of recipes/resnet.py. It shows an image-to-image task, a `Dataset` that draws new noise in
-each epoch, and a figure of image quality (PSNR, in dB) as the objective.
+each epoch, and image quality (PSNR, in dB) as the objective.
 
 Result: 17.1 dB on test data (with the noise: 10.5).
 One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.

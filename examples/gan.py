@@ -6,7 +6,7 @@ A copy of recipes/mnist_mlp.py. It shows several networks in one checkpoint, a l
 optimizers, and an objective that compares distributions: the Fréchet distance between the pixels
 of generated and of real images.
 
-Result: Fréchet distance of about 18 on test data (untrained: 60).
+Result: Fréchet distance 18.0 on test data (untrained: 60).
 One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 

@@ -2,7 +2,7 @@
 
     python examples/multi_label.py
 
-A copy of recipes/mnist_mlp.py. It shows a loss of one's own (binary cross-entropy) and an F1 score
+A copy of recipes/mnist_mlp.py. It shows a custom loss (binary cross-entropy) and an F1 score
 for each label, computed from counts over all samples of all processes.
 
 Result: macro F1 0.919 on test data.

@@ -3,7 +3,7 @@
     python examples/regression.py
 
 A copy of recipes/mnist_mlp.py. It shows data made in memory (`TensorSamples`), an objective to
-minimise, and an evaluation whose figures are no means: RMSE and R² from sums over all samples.
+minimise, and metrics that are not means: RMSE and R², from sums over all samples.
 
 Result: RMSE 1.18 on test data (noise alone: 1.0).
 One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.

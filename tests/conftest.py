@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, a launcher, and runs that several tests look at."""
+"""Shared by all tests: a clean environment, a launcher, and runs that several tests look at."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from tests.launch import (
 if TYPE_CHECKING:
     from tests.cuda_stand_in import Cuda, Nvml
 
-# Now, before a test module imports a library that reads its settings when it is imported. The
-# folder is made by the process that pytest is, and handed down to its workers.
+# Set the environment now, before a test module imports a library that reads its settings on import.
+# The main process of pytest makes the folder and passes its path to its workers.
 HANDED_DOWN = "RECIPE_TESTS_FOLDER"
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-MADE = None if IS_WORKER else tempfile.TemporaryDirectory(prefix="recipe-tests-")
-FOLDER = Path(os.environ[HANDED_DOWN] if MADE is None else MADE.name)
+TEMPORARY = None if IS_WORKER else tempfile.TemporaryDirectory(prefix="recipe-tests-")
+FOLDER = Path(os.environ[HANDED_DOWN] if TEMPORARY is None else TEMPORARY.name)
 for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
     del os.environ[_name]
 os.environ.update({**clean_environment(FOLDER), HANDED_DOWN: str(FOLDER)})
 
-# About what only POSIX has: terminals, process groups, limits, file systems that are mounted.
+# Tests of features that only POSIX has: terminals, process groups, limits, mounted file systems.
 OF_POSIX = (
     *("runs/test_faults.py", "runs/test_machines.py", "runs/test_slurm.py"),
     *("runs/test_template.py", "runs/test_benchmarks.py", "runs/test_streaming.py"),
@@ -47,7 +47,8 @@ OF_POSIX = (
     *("platforms/test_pretended.py", "unit/training/test_signals.py"),
 )
 collect_ignore = [*OF_POSIX] if os.name == "nt" else []
-# Single tests that send signals of POSIX, make pipes, or make links without asking for the right.
+# Single tests that send POSIX signals, make named pipes, or make links, for which Windows may ask
+# for a permission.
 NEED_POSIX = {
     *("test_texts_are_not_read_from_what_never_ends", "test_mistakes_are_sentences"),
     *("test_pipe_in_the_place_of_a_file", "test_killed_worker_is_a_lost_process"),
@@ -56,20 +57,20 @@ NEED_POSIX = {
 }
 
 HUB_TOKEN = "hf_TokenOfTheEnvironment"
-# Updates of a learning rate that rises over the first three, 64 samples each, fp32, no dropout:
-# what is left to differ between two ways of making the same update is rounding.
+# Updates of 64 samples in fp32 without dropout, whose learning rate rises over the first three. Two
+# ways of making the same update then differ only by rounding.
 SAME_UPDATES = (
     *("--epochs", 3, "--warmup-steps", 3, "--log-every", 1, "--learning-rate", 3e-3),
     *("--mixed-precision", "no", "--dropout", 0),
 )
 
-# The longest of the fixtures below.
+# The slowest fixtures below.
 SHARED_RUNS = {"learned_mlp", "learned_resnet", "learned_bert", "whole_mlp", "whole_bert"}
 SHARED_RUNS |= {"accumulated_bert", "distributed_bert", "distributed_mlp", "distributed_resnet"}
 
 
 def first(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return values for tests of which the first ones run by default, the others as slow ones."""
+    """Return parameters for a test: the first `count` run by default, the others are slow tests."""
     return [
         value if number < count else pytest.param(value, marks=pytest.mark.slow)
         for number, value in enumerate(values)
@@ -77,10 +78,10 @@ def first(count: int, values: Iterable[Any]) -> list[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the runs that others share, lest a worker waits for them, and with slow tests.
+    """Order the tests: first those that make shared runs, then slow ones, so that no worker waits.
 
-    Each worker: at first, it gets an equal part of what follows here, and what is left of another's
-    only when it is done with that.
+    pytest-xdist cuts the list into equal parts, one for each worker. A worker that has finished its
+    part takes tests from the others. So each part gets its share of shared, slow and other tests.
     """
     for item in items:
         if os.name == "nt" and getattr(item, "originalname", "") in NEED_POSIX:
@@ -94,25 +95,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_slow = item.get_closest_marker("slow") is not None
         (shared if names - known else slow if is_slow else rest).append(item)
         known.update(names)
-    long, workers = [*shared, *slow], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    ends = [number * len(rest) // workers for number in range(workers + 1)]
-    items[:] = [
-        item
-        for number in range(workers)
-        for item in (*long[number::workers], *rest[ends[number] : ends[number + 1]])
-    ]
+    long = [*shared, *slow]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        first_short = worker * len(rest) // workers
+        end_of_short = (worker + 1) * len(rest) // workers
+        ordered += long[worker::workers]
+        ordered += rest[first_short:end_of_short]
+    items[:] = ordered
 
 
 def is_plain(spec: execnet.XSpec) -> bool:
-    """Whether a worker is to be started as ``-n`` does it: here, with this interpreter."""
+    """Whether a worker would be started as by ``-n``: on this machine, with this interpreter."""
     return bool(spec.popen) and not (spec.python or spec.via or spec.chdir)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -> None:
-    """Let the workers be forks of the template, which has imported the libraries once for all.
+    """Start the workers as forks of the template, which has already imported the libraries.
 
-    This process stays connected to the template, so that it lasts as long as the workers.
+    This process stays connected to the template, so the template lasts as long as the workers.
     """
     if not hasattr(os, "pidfd_open") or not all(is_plain(spec) for spec in specs):
         return
@@ -125,30 +128,31 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many processes the tests launched; with ``--durations``, for each module."""
+    """Print how many processes the tests launched; with ``--durations``, also for each module."""
     path = FOLDER / "launches.jsonl"
     if IS_WORKER or not path.exists():
         return
     seconds = defaultdict[str, list[float]](list)
     for line in path.read_text().splitlines():
-        test, _, _, taken = json.loads(line)
-        seconds[test.partition("::")[0]].append(taken)
+        test, _, _, launch_seconds = json.loads(line)
+        seconds[test.partition("::")[0]].append(launch_seconds)
     if terminalreporter.config.option.durations is not None:
-        for module, taken in sorted(seconds.items(), key=lambda pair: -sum(pair[1])):
-            terminalreporter.line(f"{len(taken):4} launches {sum(taken):7.1f} s  {module}")
-    every = [one for taken in seconds.values() for one in taken]
-    terminalreporter.line(f"{len(every)} launches that took {sum(every):.0f} s")
+        for module, launches in sorted(seconds.items(), key=lambda pair: -sum(pair[1])):
+            terminalreporter.line(f"{len(launches):4} launches {sum(launches):7.1f} s  {module}")
+    count = sum(map(len, seconds.values()))
+    total = sum(map(sum, seconds.values()))
+    terminalreporter.line(f"{count} launches that took {total:.0f} s")
 
 
 def pytest_unconfigure() -> None:
-    """Remove what the tests have left, once all of pytest's workers are done."""
-    if MADE is not None:
-        MADE.cleanup()
+    """Remove the folder of the tests, once all of pytest's workers have ended."""
+    if TEMPORARY is not None:
+        TEMPORARY.cleanup()
 
 
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether slow tests run, too: a test that makes its cases then tries all, else some."""
+    """Whether slow tests run, too. A test that generates its cases then tries all of them."""
     return "not slow" not in request.config.option.markexpr
 
 
@@ -162,7 +166,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
-    """Pretend that there is a GPU, and its driver."""
+    """Pretend that there is a GPU with its driver."""
     from tests.cuda_stand_in import Nvml
 
     return Nvml(monkeypatch)
@@ -170,7 +174,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[Runner]:
-    """Launch recipes with caches, and with runs, that all workers share."""
+    """Launches recipes, with caches and shared runs that all workers use."""
     runner = Runner(FOLDER)
     yield runner
     runner.close()
@@ -178,7 +182,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.fixture
 def forking_python(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the code that a test calls start Python processes as forks that have the libraries.
+    """Let the code under test start Python processes as forks that have the libraries imported.
 
     See `Runner.python`.
     """
@@ -205,11 +209,12 @@ def odd_text() -> Path:
 
 @pytest.fixture
 def own_accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a test build an Accelerator, and leave none, nor its settings, to other tests."""
+    """Let a test build an Accelerator; remove it and its settings afterwards."""
     import torch
     from accelerate.state import AcceleratorState
 
-    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    threads = torch.get_num_threads()
+    benchmark = torch.backends.cudnn.benchmark
     for name in ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in without_accelerator().items():
@@ -222,12 +227,12 @@ def own_accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cudnn.benchmark = benchmark
 
 
-# Runs that learn.
+# Runs that train until the loss has fallen.
 
 
 @pytest.fixture(scope="session")
 def learned_mlp(runner: Runner) -> Finished:
-    """The bare command where the Hub does not answer, without a W&B key; shorter than default.
+    """A run of the plain command without a Hub and without a W&B key, shorter than the default.
 
     The token is for `test_secrets`.
     """
@@ -253,12 +258,12 @@ def learned_resnet(runner: Runner) -> Finished:
 
 @pytest.fixture(scope="session")
 def learned_bert(runner: Runner) -> Finished:
-    """A small BERT from scratch on the beginnings of docstrings, for few epochs at a high rate."""
+    """A small BERT from scratch on the first words of docstrings, for two epochs at a high rate."""
     flags = ("--epochs", 2, "--learning-rate", 2e-3, "--dropout", 0, "--max-length", 16)
     return runner.shared("bert", *flags, "--log-every", 40, "--dataset", "docstrings")
 
 
-# One update made in different ways.
+# The same updates, made in different ways.
 
 
 @pytest.fixture(scope="session")
@@ -270,7 +275,7 @@ def whole_mlp(runner: Runner, odd_images: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """Twice 32 accumulated on one process."""
+    """Two accumulated batches of 32 on one process."""
     flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 32, "--gradient-accumulation-steps", 2)
     return runner.shared("mnist_mlp", *flags, *accumulation)
@@ -278,7 +283,7 @@ def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def distributed_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """32 on each of two processes."""
+    """Batches of 32 on each of two processes."""
     flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
     return runner.shared("mnist_mlp", *flags, "--batch-size", 32, launcher="two")
 
@@ -292,7 +297,7 @@ def whole_bert(runner: Runner, odd_text: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
-    """Twice 16 accumulated on one process."""
+    """Two accumulated batches of 16 on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 16, "--gradient-accumulation-steps", 2)
     return runner.shared("bert", *flags, *accumulation)
@@ -300,14 +305,14 @@ def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def distributed_bert(runner: Runner, odd_text: Path) -> Finished:
-    """16 on each of two processes."""
+    """Batches of 16 on each of two processes."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     return runner.shared("bert", *flags, "--batch-size", 16, launcher="two")
 
 
 @pytest.fixture(scope="session")
 def accumulated_resnet(runner: Runner, odd_images: Path) -> Finished:
-    """Twice 16 accumulated on one process, three updates."""
+    """Two accumulated batches of 16 on one process, three updates."""
     return runner.shared(
         *("resnet", "--dataset", odd_images, "--max-steps", 3, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),
@@ -317,7 +322,7 @@ def accumulated_resnet(runner: Runner, odd_images: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def distributed_resnet(runner: Runner, odd_images: Path) -> Finished:
-    """16 on each of two processes, three updates."""
+    """Batches of 16 on each of two processes, three updates."""
     return runner.shared(
         *("resnet", "--dataset", odd_images, "--max-steps", 3, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),

@@ -1,7 +1,8 @@
-"""A GPU that is none: torch's and NVML's functions with their own signatures, on the CPU.
+"""A pretended GPU: torch's CUDA functions and NVML's, replaced by ones that work on the CPU.
 
-What a stream is given to copy happens when something waits for that stream, and not before, so
-that a wait that is missing is seen in the values.
+The replacements have the original signatures. A copy on a stream other than that of training
+happens only when something waits for that stream. If the code under test forgets to wait, the
+values are wrong.
 """
 
 from __future__ import annotations
@@ -25,21 +26,27 @@ NVML = (
     *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"),
     *("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"),
 )
-EMPTY_LIKE, COPY = torch.empty_like, torch.Tensor.copy_
-STREAM, EVENT = torch.cuda.Stream, torch.cuda.Event
+# The originals, before a test replaces them.
+EMPTY_LIKE = torch.empty_like
+COPY = torch.Tensor.copy_
+STREAM = torch.cuda.Stream
+EVENT = torch.cuda.Event
 
 
 def partialmethod_of(stand_in: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is a method of whatever class it is put into."""
+    """Return a plain function, which becomes a method of the class whose attribute it is."""
     return lambda tensor, *arguments, **named: stand_in(tensor, *arguments, **named)
 
 
 class Cuda:
-    """What happened on the device, in order, and what is still to happen on its streams."""
+    """The pretended GPU: records events in order, and delays the work of its streams."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[Any] = []
-        self.free, self.total, self.allocated = 10 * 2**30, 16 * 2**30, 2**30  # bytes
+        # Memory, in bytes.
+        self.free = 10 * 2**30
+        self.total = 16 * 2**30
+        self.allocated = 2**30
         self.random = torch.arange(16, dtype=torch.uint8)
         self.streams: list[Any] = []
         self.active: list[Any] = []  # the innermost `with torch.cuda.stream(...)` is the last
@@ -69,16 +76,20 @@ class Cuda:
         self.replace(devices, "new_stream", self.new_stream)
         self.replace(devices, "on_stream", self.on_stream)
         self.answer_trials(monkeypatch)
-        self.replace(torch.accelerator, "is_available", lambda: True)
-        self.replace(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
-        self.replace(torch.accelerator, "current_device_index", lambda: 0)
-        self.replace(torch.accelerator, "current_stream", lambda device=None: self.current)
+        self.replace_accelerator_functions()
         for method in (self.record_stream, self.copy_, self.pin_memory):
             self.replace(torch.Tensor, method.__name__, partialmethod_of(method))
         self.replace(torch, "empty_like", self.empty_like)
 
+    def replace_accelerator_functions(self) -> None:
+        """Let `torch.accelerator` name the GPU."""
+        self.replace(torch.accelerator, "is_available", lambda: True)
+        self.replace(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+        self.replace(torch.accelerator, "current_device_index", lambda: 0)
+        self.replace(torch.accelerator, "current_stream", lambda device=None: self.current)
+
     def answer_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Answer what `common.system.devices` would try on a tensor of the device."""
+        """Answer the questions for which `common.system.devices` would try a tensor on the GPU."""
         tried = ("has_float64", "has_generator", "has_pinned_memory", "has_streams")
         for name in tried:
             for device in (torch.device("cuda"), torch.device("cuda", 0)):
@@ -86,19 +97,19 @@ class Cuda:
 
     @property
     def current(self) -> Any:
-        """The stream that work goes to."""
+        """The current stream."""
         return self.active[-1] if self.active else self.training
 
     def stream(self) -> Any:
-        """Make a stream, whose methods take what those of torch's take."""
-        made = create_autospec(STREAM, instance=True)
-        made.late = []
-        made.wait_stream.side_effect = lambda other: self.run(other)
-        made.wait_event.side_effect = lambda event: self.run(event.of)
-        made.record_event.side_effect = lambda event=None: self.new_event(of=made)
-        made.synchronize.side_effect = lambda: self.run(made)
-        self.streams.append(made)
-        return made
+        """Return a new stream, whose methods have the signatures of torch's."""
+        stream = create_autospec(STREAM, instance=True)
+        stream.late = []  # work that waits until something waits for the stream
+        stream.wait_stream.side_effect = lambda other: self.run(other)
+        stream.wait_event.side_effect = lambda event: self.run(event.of)
+        stream.record_event.side_effect = lambda event=None: self.new_event(of=stream)
+        stream.synchronize.side_effect = lambda: self.run(stream)
+        self.streams.append(stream)
+        return stream
 
     def new_stream(self, device: Any = None, priority: int = 0) -> Any:
         """Stand for `torch.cuda.Stream(...)`."""
@@ -106,13 +117,13 @@ class Cuda:
         return self.stream()
 
     def new_event(self, of: Any = None, **options: Any) -> Any:
-        """Stand for `torch.cuda.Event(...)`, and for what a stream records."""
-        made = create_autospec(EVENT, instance=True)
-        made.of = of
-        made.record.side_effect = lambda stream=None: setattr(made, "of", stream or self.current)
-        made.synchronize.side_effect = lambda: self.run(made.of)
-        made.wait.side_effect = lambda stream=None: self.run(made.of)
-        return made
+        """Stand for `torch.cuda.Event(...)`, and for the events that a stream records."""
+        event = create_autospec(EVENT, instance=True)
+        event.of = of  # the stream that it was recorded on
+        event.record.side_effect = lambda stream=None: setattr(event, "of", stream or self.current)
+        event.synchronize.side_effect = lambda: self.run(event.of)
+        event.wait.side_effect = lambda stream=None: self.run(event.of)
+        return event
 
     @contextmanager
     def on_stream(self, stream: Any) -> Iterator[None]:
@@ -124,14 +135,15 @@ class Cuda:
             self.active.pop()
 
     def run(self, stream: Any) -> None:
-        """Do what a stream was given, now that something has waited for it."""
+        """Do the delayed work of a stream, now that something waits for it."""
         self.events.append(("waited", self.streams.index(stream)))
-        late, stream.late = stream.late, []
-        for work in late:
+        delayed = stream.late
+        stream.late = []
+        for work in delayed:
             work()
 
     def later(self, work: Callable[[], Any]) -> None:
-        """Do it now on the stream of training, and elsewhere when it is waited for."""
+        """Do work at once on the stream of training; on other streams, once something waits."""
         if self.current is self.training:
             work()
         else:
@@ -154,7 +166,7 @@ class Cuda:
         return tensor
 
     def empty_like(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Stand for `torch.empty_like`: pinned memory is memory that holds something else."""
+        """Stand for `torch.empty_like`; pinned memory is filled with 77, as if used before."""
         if options.pop("pin_memory", False):
             self.events.append(("pinned", tuple(tensor.shape)))
             options["device"] = "cpu"
@@ -162,16 +174,16 @@ class Cuda:
         return EMPTY_LIKE(tensor, **options)
 
     def send(self, module: ModuleType) -> None:
-        """Let a module's `send_to_device` copy on the stream that is current."""
+        """Replace a module's `send_to_device` by one that copies on the current stream."""
 
         def send(batch: Any, device: Any, non_blocking: bool = False, skip_keys: Any = None) -> Any:
             assert device.type == "cuda"
             assert non_blocking
 
             def sent(tensor: torch.Tensor) -> torch.Tensor:
-                made = torch.zeros_like(tensor)
-                self.later(lambda: COPY(made, tensor))
-                return made
+                on_device = torch.zeros_like(tensor)
+                self.later(lambda: COPY(on_device, tensor))
+                return on_device
 
             return recursively_apply(sent, batch)
 
@@ -180,10 +192,11 @@ class Cuda:
 
 
 class Nvml:
-    """A driver that says what a test lets it say, in its units, by pynvml's signatures."""
+    """A driver whose answers a test sets, in NVML's units and with pynvml's signatures."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.millijoules, self.latest = 1000, 90
+        self.millijoules = 1000
+        self.latest = 90  # percent: the present utilisation
         self.samples: list[tuple[int, int]] = []  # microseconds, percent
         self.is_broken = False
         answers: dict[str, Callable[..., Any]] = {
@@ -199,7 +212,7 @@ class Nvml:
         monkeypatch.setitem(sys.modules, "pynvml", driver)
 
     def unless_broken(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what raises NVML's error once the driver is broken."""
+        """Return a function that answers, or raises NVML's error once the driver is broken."""
 
         def call(*arguments: Any) -> Any:
             if self.is_broken:

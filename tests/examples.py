@@ -1,4 +1,4 @@
-"""Recipes copied for other tasks and edited in the copy alone: `COPIES` says how each is tested."""
+"""The examples, which are edited copies of recipes: `COPIES` says how each of them is tested."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tests.launch import REPOSITORY
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy, and what is expected of it: `tests/runs/test_copies.py` holds it to that."""
+    """An example and what is expected of it; `tests/runs/test_copies.py` checks this."""
 
     name: str  # of the file here, without .py
     origin: str  # the recipe that it was copied from
-    flags: tuple[object, ...]  # of a run of some seconds, with several checkpoints an epoch
-    target: float  # that the objective reaches with these flags
-    # Of a few updates whose samples are shared out; none where two processes can't equal one.
+    flags: tuple[object, ...]  # of a run of some seconds, with several checkpoints in each epoch
+    target: float  # the objective reaches it with these flags
+    # The flags of a few updates that two processes make as one does; None if they can't be equal.
     same_on_two: tuple[object, ...] | None = ("--max-steps", 2, "--batch-size", 16)
-    # Whether that holds for evaluations, too: batch norm's running statistics are averaged over
-    # processes, and on one process updated in each micro-batch.
+    # Whether evaluations are equal, too. With batch norm they are not: its running statistics are
+    # averaged over processes, but one process updates them in each micro-batch.
     evaluated_same_on_two: bool = True
-    # What one process takes for that. A loss that compares the samples of a batch with each other
-    # needs the batches of two processes at once.
+    # The further flags of the one process. A loss that compares the samples of a batch with each
+    # other needs a larger batch instead of accumulation.
     same_on_one: tuple[object, ...] = ("--gradient-accumulation-steps", 2)
-    # Whether its kill is tried on two processes, too.
+    # Whether it is killed and resumed on two processes, too.
     is_killed_on_two: bool = False
     searched: str = "--learning-rate"
     space: str = "1e-4:1e-2:log"
-    dataset: str | None = None  # the fixture that writes its data, where they are not built in
+    dataset: str | None = None  # the fixture that writes its data, unless they are built in
     most_lines: int = 210
-    most_changed: int = 120  # lines that its origin has not
+    most_changed: int = 120  # lines that its origin does not have
 
     @property
     def path(self) -> Path:

@@ -3,12 +3,12 @@
 `tests/launch.py` installs a copy of this file as `python`, `accelerate` and `torchrun` in a folder
 of the tests, and `tests/template.py` is the process that forks. A start costs 20 ms of processor
 time instead of the seconds that the imports of torch and the other libraries take. Everything
-else is as with the interpreter: words, environment, folder, cores, standard files, the network
+else is as with the interpreter: arguments, environment, folder, cores, standard files, the network
 namespace, signals and the exit status. A launcher that runs this way starts its own workers
 this way too, because its `sys.executable` is this command.
 
-The real interpreter runs what a fork cannot do in the same way: `python -c`, options of the
-interpreter, and variables that the libraries read while they are imported.
+This command starts the real interpreter for `python -c`, for options of the interpreter, and if
+variables are set that the libraries read while they are imported.
 
 These differences remain:
 
@@ -16,7 +16,7 @@ These differences remain:
   command dies. It ends when this command is killed.
 - Torch uses one thread until the script sets their number, as recipes do, because the template
   has one core.
-- Whoever changes the cores of this command afterwards does not change those of the fork.
+- A later change of this command's cores (`taskset`) does not change those of the fork.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ import signal
 import socket
 import sys
 
-# Variables that no library reads while it is imported: a fork may have other values than the
-# template has.
+# Variables that no library reads while it is imported, so they may differ between the fork and the
+# template.
 READ_LATE = ("WANDB_", "COLUMNS", "LINES", "TQDM_", "PYTEST_", "TMPDIR")
-# What shells, launchers and Slurm set. `multi_cpu.yaml` sets them for the forks of two ranks, too.
+# Variables of shells, launchers and Slurm. Forks of two ranks get those of `multi_cpu.yaml`, too.
 SET_BY_LAUNCHERS = (
     *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "XDG_CACHE_HOME", "RECIPE_TESTS_FOLDER"),
     *("ACCELERATE_", "FSDP_", "MASTER_", "SLURM_", "TORCHELASTIC_", "GROUP_", "LOCAL_", "ROLE_"),
@@ -43,7 +43,7 @@ FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
 def has_same_imports(
     environment: dict[str, str], clean: dict[str, str], read_late: tuple[str, ...]
 ) -> bool:
-    """Whether libraries imported with the variables of `clean` are as with `environment`."""
+    """Whether libraries imported with the variables `clean` behave as with `environment`."""
     names = {*environment, *clean}
     changed = [name for name in names if environment.get(name) != clean.get(name)]
     return all(name.startswith(read_late) for name in changed)
@@ -73,10 +73,10 @@ def main() -> None:
 
 
 def run_in_fork(words: list[str], unbuffered: bool, executable: str, path: str) -> int:
-    """Have the template at the socket `path` run a command line; return the status of its end."""
+    """Let the template at the socket `path` run a command line in a fork; return its status."""
     signals = [getattr(signal, name) for name in FORWARDED]
     ignored = [number for number in signals if signal.getsignal(number) == signal.SIG_IGN]
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is somebody to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is a fork to pass them on to
     request = {
         "words": words,
         "environment": dict(os.environ),
@@ -102,13 +102,13 @@ def run_in_fork(words: list[str], unbuffered: bool, executable: str, path: str) 
 
 
 def send(process: int, number: int) -> None:
-    """Pass a signal on, unless the process has ended."""
+    """Send a signal to the process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
 
 
 def end_as(status: int) -> None:
-    """End with a status; below 0 it is the signal that ended the fork."""
+    """End with the status of the fork; a signal that ended the fork is below 0."""
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)

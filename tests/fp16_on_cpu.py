@@ -1,4 +1,4 @@
-"""Train in fp16 on a CPU, where the recipes refuse to, with a loss scale as asked: no test itself.
+"""Run a recipe in fp16 on a CPU, where recipes refuse it, with a chosen loss scale. Not a test.
 
 python tests/fp16_on_cpu.py INITIAL_SCALE GROWTH_INTERVAL RECIPE [--FLAG VALUE ...]
 """
@@ -9,7 +9,8 @@ import sys
 
 from common.training import accelerator
 
-SCALE, INTERVAL = float(sys.argv[1]), int(sys.argv[2])
+SCALE = float(sys.argv[1])
+INTERVAL = int(sys.argv[2])
 accelerator.is_offered = lambda precision, use_cpu: True
 accelerator.SharedScaler = functools.partial(  # type: ignore[assignment,misc]
     accelerator.SharedScaler, init_scale=SCALE, growth_interval=INTERVAL

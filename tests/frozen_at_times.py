@@ -1,9 +1,10 @@
-"""Two ranks train networks whose layers are frozen and unfrozen at random: not a test itself.
+"""Two ranks train networks whose layers are frozen and unfrozen at random: a script, not a test.
 
-Each case is drawn from its number, alike on both ranks. The gradients of each update
-must be those of one process that trains on all samples, and the same bits on both ranks.
+Each case is drawn from its number, in the same way on both ranks. Each update must have the
+gradients of one process that trains on all samples, and both ranks must end with the same bits.
 
-Then a weight is changed on one rank alone, and a layer is left out of the loss: both must be told.
+Then a weight is changed on one rank only, and a layer is left out of the loss. Both must end in a
+sentence that names the parameter.
 
 python tests/frozen_at_times.py FIRST LAST
 """
@@ -33,13 +34,13 @@ def build() -> nn.Sequential:
 
 
 def freeze(model: Any, pattern: list[bool]) -> None:
-    """Have each layer require gradients or not."""
+    """Set for each layer whether it requires gradients."""
     for layer, is_trainable in zip(model, pattern, strict=True):
         layer.requires_grad_(is_trainable)
 
 
 def draw_patterns(drawn: random.Random, count: int) -> list[list[bool]]:
-    """Return which layers train in each micro-batch; in all of them, some layer does."""
+    """Return which layers train in each micro-batch; at least one layer always does."""
     patterns: list[list[bool]] = []
     for _ in range(count):
         if patterns and drawn.random() < 0.6:
@@ -51,15 +52,16 @@ def draw_patterns(drawn: random.Random, count: int) -> list[list[bool]]:
 
 
 def check(number: int, accelerator: Any) -> None:
-    """Train one drawn case, and raise an `AssertionError` where it differs."""
+    """Train one drawn case, and raise an `AssertionError` if it differs from one process."""
     drawn = random.Random(number)
     accumulation = drawn.choice([1, 1, 2, 3])
     accelerator.gradient_accumulation_steps = accumulation
-    accelerator.step = 0  # of the micro-batches that it counts
+    accelerator.step = 0  # the number of micro-batches so far
     is_frozen_at_first = [drawn.random() < 0.4 for _ in WIDTHS[1:]]
     patterns = draw_patterns(drawn, UPDATES * accumulation)
     torch.manual_seed(number)
-    bare, reference = build(), build()
+    bare = build()
+    reference = build()
     reference.load_state_dict(bare.state_dict())
     samples = torch.randn(UPDATES * accumulation, 2, 4, WIDTHS[0])  # micro-batch, rank, sample
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (bare, reference)]
@@ -87,7 +89,7 @@ def check(number: int, accelerator: Any) -> None:
 
 
 def check_drift(accelerator: Any) -> None:
-    """Change one weight on rank 1, and look for the sentence."""
+    """Change one weight on rank 1, and expect the sentence that names it."""
     model = build()
     torch.nn.init.ones_(model[1].weight)
     with torch.no_grad():
@@ -105,7 +107,7 @@ def check_drift(accelerator: Any) -> None:
 
 
 def check_unused(accelerator: Any) -> None:
-    """Leave a layer out of the loss, which DDP notices in the next forward pass."""
+    """Leave a layer out of the loss; DDP notices it in the next forward pass."""
     model = build()
     wrapper = accelerator.prepare(model)
     model.forward = lambda samples: model[0](samples)  # type: ignore[assignment]
@@ -117,7 +119,7 @@ def check_unused(accelerator: Any) -> None:
 
 
 def main() -> None:
-    """Check all cases, and say which one failed."""
+    """Check all cases; an error names the case that failed."""
     accelerator = build_accelerator(TrainingConfig(mixed_precision="no"))
     first, last = map(int, sys.argv[1:3])
     for number in range(first, last):

@@ -1,12 +1,13 @@
-"""Run a script as if its CPU were a device whose collectives refuse the host's tensors.
+"""Run a script as if its CPU were a device whose collectives refuse tensors of the host.
 
 python tests/host_and_device.py SCRIPT FLAGS...
 
-NCCL takes tensors of its device alone, and gloo, which runs on a CPU, takes all that a CPU has. So
-this script keeps apart what a recipe has put on its device and what it has not. The Accelerator's
-device is "cpu:0", and a tensor is on it if it was made or moved there by that name, or was computed
-from such a tensor. "cpu" without a number is the host. Collectives that are called from outside of
-torch raise for the host's tensors. Those that torch itself calls, as DDP does, are not looked at.
+NCCL takes only tensors on its device. Gloo, which works on a CPU, takes all tensors there. To find
+tensors that NCCL would refuse, this script tells the tensors of the device and of the host apart.
+The Accelerator's device is "cpu:0". A tensor is on it if it was made or moved there by that name,
+or was computed from such a tensor. "cpu" without a number is the host. A collective that is called
+from outside of torch raises for a tensor of the host. Collectives that torch itself calls, as DDP
+does, are not checked.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ COLLECTIVES = (
 
 
 class HostAndDevice(TorchFunctionMode):
-    """Remembers which memory is the device's."""
+    """Keeps track of which memory belongs to the device."""
 
     def __init__(self) -> None:
         super().__init__()
-        # By address. The weak reference keeps an address from being used again.
+        # By address. The weak reference prevents that an address is used again.
         self.storages: dict[int, StorageWeakRef] = {}
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -50,7 +51,7 @@ class HostAndDevice(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        """Call a function of torch, and note where its results are."""
+        """Call a function of torch, and note whether its results are on the device."""
         named = named or {}
         result = function(*arguments, **named)
         inputs = [*tensors_in((arguments, named))]

@@ -1,4 +1,4 @@
-"""Jobs that a test stops, kills or waits for while they run."""
+"""Runs in the background, which a test can wait for, stop and kill; and what a run has learned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from tests.launch import FORKED, REPOSITORY, Launcher, Runner, clean_environment
 
 EVERY = 3
-# Dropout, accumulation, several epochs, checkpoints in the middle of each (11 updates).
+# Dropout, accumulation, and several epochs of 11 updates with checkpoints in the middle of each.
 MLP = (
     *("--dataset", "digits", "--epochs", 8, "--batch-size", 64, "--dropout", 0.2),
     *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),
@@ -53,23 +53,23 @@ class Job:
             )
 
     def said(self) -> str:
-        """Return what was printed so far."""
+        """Return all output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that train, by rank: the recipe itself under plain Python."""
         parent = psutil.Process(self.process.pid)
         children = sorted(parent.children(), key=lambda child: child.pid)
-        if self.launcher in FORKED:  # made in the order of their ranks
+        if self.launcher in FORKED:  # they were forked in the order of their ranks
             return children if FORKED[self.launcher] > 1 else [parent]
-        found = []
+        child_by_rank = {}
         for child in children:
             if self.script in child.cmdline():
-                found.append((int(child.environ().get("RANK", "0")), child))
-        return [child for _, child in sorted(found, key=lambda pair: pair[0])] or [parent]
+                child_by_rank[int(child.environ().get("RANK", "0"))] = child
+        return [child_by_rank[rank] for rank in sorted(child_by_rank)] or [parent]
 
     def all_started(self) -> list[psutil.Process]:
-        """Return what the job has started, also what outlives it but was seen before."""
+        """Return all processes of the job seen so far, also those that outlived their parent."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(True):
                 self.started[child.pid] = child
@@ -84,7 +84,7 @@ class Job:
             time.sleep(0.002)
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until a checkpoint of `step` or later is there."""
+        """Wait until a checkpoint of `step` or later is complete."""
         self.wait_until(lambda: newest_step(self.directory) >= step)
 
     def kill(self) -> None:
@@ -96,7 +96,7 @@ class Job:
         self.process.wait(30)
 
     def end(self, timeout: float = 120) -> int:
-        """Wait for the launcher's end, then that of all it started; return its status."""
+        """Wait until the launcher and all that it started have ended; return its status."""
         children = self.all_started()
         try:
             status = self.process.wait(timeout)
@@ -121,10 +121,13 @@ def newest_step(directory: Path) -> int:
 
 
 def learned(directory: Path) -> list[dict[str, Any]]:
-    """Return what `metrics.jsonl` says of the learning, without what depends on the clock."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    kinds = ("train/", "val/", "test/", "progress/")
-    return [{k: v for k, v in line.items() if k.startswith(kinds)} for line in lines]
+    """Return the rows of `metrics.jsonl` with the metrics that do not depend on the clock."""
+    prefixes = ("train/", "val/", "test/", "progress/")
+    rows = []
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        rows.append({name: metrics[name] for name in metrics if name.startswith(prefixes)})
+    return rows
 
 
 def final_weights(directory: Path) -> bytes:
@@ -138,15 +141,18 @@ Record = dict[tuple[int, int, int, int], list[int]]
 
 
 def recorded(folder: Path) -> tuple[Record, list[tuple[int, int]], int]:
-    """Return what `tests/recorded.py` wrote down, of one run that may have been resumed.
+    """Read what `tests/recorded.py` wrote down about a run, which may have been resumed.
 
     Returns:
-        The samples of each micro-batch, which must be the same whenever it was made again; the
-        epoch and update that each process of rank 0 began with, in order; and how many updates
-        rank 0 made or began in all.
+        The samples of each micro-batch; the epoch and update at which each start of rank 0 began,
+        in order; and how many updates rank 0 made or began in all starts together.
+
+    Raises:
+        AssertionError: a micro-batch that was made twice had other samples the second time.
     """
     record: Record = {}
-    beginnings, updates = [], 0
+    beginnings = []
+    updates = 0
     for path in sorted(folder.glob("*-rank-*.jsonl")):
         rank = int(path.stem.rpartition("-")[2])
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]

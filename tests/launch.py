@@ -1,4 +1,4 @@
-"""Run the real scripts in processes of their own, as a user does, and read what they leave."""
+"""Runs the real scripts in processes of their own, as a user does, and reads their results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from tests.forking_python import READ_LATE, has_same_imports
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = ("mnist_mlp", "resnet", "bert")
 CONFIGS = REPOSITORY / "accelerate_configs"
-INTERPRETER = sys.executable  # also while a test has another command in its place
-# Nothing listens there: a connection is refused at once.
+INTERPRETER = sys.executable  # the real one, also while a test replaces `sys.executable`
+# Nothing listens at this address, so a connection is refused at once.
 UNREACHABLE = "http://127.0.0.1:9"
 
-# "python" and "two" fork a process that has the libraries: they are as "fresh" and "multi_cpu" in
-# all but the seconds of the imports (see `template.py`). The others really are what they say:
-# plain Python, `accelerate launch` bare, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun.
-# "shards" and "four shards" are asked for FSDP2, as by `fsdp2_bf16.yaml`.
+# How a script is launched. "python", "two" and "four" are forks of a process that has the libraries
+# imported, with one, two or four ranks. They behave as "fresh" and "multi_cpu" do, but save the
+# seconds of the imports (see `template.py`). "shards" and "four shards" are such forks with FSDP2,
+# as `fsdp2_bf16.yaml` asks for it. The others start real interpreters: plain Python, `accelerate
+# launch` without a file, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun.
 Launcher = Literal[
     "python",
     "two",
@@ -52,7 +53,7 @@ ONE_PROCESS = ("python", "fresh", "accelerate", "cpu")
 FORKED = {"python": 1, "two": 2, "four": 4, "shards": 2, "four shards": 4}
 SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
-# What a developer's shell may hold, and a user's fresh machine does not.
+# Beginnings of variables that a developer's shell may hold, and a user's fresh machine does not.
 FOREIGN = (
     *("WANDB_", "HF_", "HUGGING", "TRANSFORMERS_", "ACCELERATE_", "OMP_", "MKL_", "GOMP_"),
     *("FORCE_COLOR", "TORCHELASTIC", "PYTHONPATH", "PYTHONWARNINGS", "TTY_", "NETRC"),
@@ -62,16 +63,16 @@ FOREIGN = (
 
 
 def without_accelerator() -> dict[str, str]:
-    """Return the variables that hide accelerators: these tests are about CPUs.
+    """Return the variables that hide accelerators, because these tests are for CPUs.
 
-    Apple's GPU can't be hidden, so recipes are asked to take the CPU there.
+    Apple's GPU can't be hidden, so there a variable tells recipes to use the CPU.
     """
     asks_for_cpu = {"ACCELERATE_USE_CPU": "true"} if sys.platform == "darwin" else {}
     return {"CUDA_VISIBLE_DEVICES": "", **asks_for_cpu}
 
 
 def clean_environment(folder: Path) -> dict[str, str]:
-    """Return an environment for a launch: nobody's settings or keys, caches under `folder`."""
+    """Return the environment of a launch: no personal settings or keys, caches under `folder`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     return (
         kept
@@ -83,9 +84,9 @@ def clean_environment(folder: Path) -> dict[str, str]:
             "WANDB_CONFIG_DIR": str(folder / "wandb-config"),
             "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
             "WANDB_DATA_DIR": str(folder / "wandb-data"),
-            "NETRC": str(folder / "netrc"),  # of a user without keys: there is no such file
+            "NETRC": str(folder / "netrc"),  # a file that does not exist: a user without keys
             "COLUMNS": "200",  # messages in boxes stay on one line
-            # Threads that spin while others want their core make a step many times slower.
+            # Threads that spin while other programs need their core make an update far slower.
             "OMP_WAIT_POLICY": "PASSIVE",
         }
     )
@@ -93,7 +94,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that ended: what it said, and the directory of its run."""
+    """A launch that has ended: its status, its output, and the directory of its run."""
 
     command: list[str]
     returncode: int
@@ -128,7 +129,7 @@ class Finished:
         return [json.loads(line) for line in lines]
 
     def series(self, name: str) -> dict[int, float]:
-        """Return one metric by global step, where it was logged."""
+        """Return the values of one metric by global step."""
         return {line["progress/global_step"]: line[name] for line in self.metrics if name in line}
 
     def weights(self) -> dict[str, Any]:
@@ -138,31 +139,31 @@ class Finished:
         return load_file(self.directory / "model" / "model.safetensors")
 
     def insist_on_success(self) -> None:
-        """Raise an `AssertionError` unless the process and `status.json` say that all was well."""
+        """Raise an `AssertionError` unless the process and its run succeeded."""
         assert self.returncode == 0, self.explain()
         if str(self.directory) in self.command:
             assert self.status["status"] == "finished", self.explain()
 
     def write_to(self, path: Path) -> None:
-        """Keep what a launch was, for other processes."""
+        """Write this to a file, for other processes."""
         temporary = path.with_suffix(".part")
         temporary.write_text(json.dumps(dataclasses.asdict(self), default=str))
         temporary.rename(path)
 
     @classmethod
     def read_from(cls, path: Path) -> Finished:
-        """Return what `write_to` kept."""
+        """Read what `write_to` wrote."""
         values = json.loads(path.read_text())
         folders = {name: Path(values[name]) for name in ("directory", "wandb_folder")}
         return cls(**{**values, **folders})
 
     def said(self) -> str:
-        """Return all that was printed, without what the launcher adds after a failure."""
+        """Return the output and errors, without the traceback that a launcher adds."""
         launcher = "Traceback (most recent call last)"
         return self.output + self.errors.split(launcher)[0]
 
     def explain(self) -> str:
-        """Return what a person needs to see what went wrong."""
+        """Return the command, its status and its last output, for the message of a failed test."""
         return (
             f"{' '.join(self.command)}\nended with {self.returncode}\n"
             f"{self.output[-4000:]}\n{self.errors[-6000:]}"
@@ -180,14 +181,14 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self, timeout: float | None = 0) -> int | None:
-        """Return the status if the process has ended; below 0 it is the signal that ended it."""
+        """Return the status if the process has ended; a signal that ended it is below 0."""
         if self.returncode is None and select.select([self.answers], [], [], timeout)[0]:
             self.returncode = int(self.answers.readline())
             self.answers.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; raise `subprocess.TimeoutExpired` if it does not come in time."""
+        """Wait until the process has ended; raise `subprocess.TimeoutExpired` after `timeout`."""
         status = self.poll(timeout)
         if status is None:
             assert timeout is not None
@@ -195,7 +196,7 @@ class Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -206,7 +207,7 @@ class Forked:
 
 
 class Template:
-    """A connection to the process that has the libraries, which pytest's workers share."""
+    """A connection to the template process, which has the libraries and which workers share."""
 
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
         """Connect to the socket at `path`, or start the process that listens there.
@@ -222,7 +223,8 @@ class Template:
                 with socket.socket(*socket_type) as listener, log_path.open("a") as log:
                     listener.bind(str(path))
                     listener.listen()
-                    number, script = listener.fileno(), REPOSITORY / "tests" / "template.py"
+                    number = listener.fileno()
+                    script = REPOSITORY / "tests" / "template.py"
                     subprocess.Popen(
                         [INTERPRETER, str(script), str(number), str(path)],
                         env=dict(environment),
@@ -246,7 +248,7 @@ class Template:
         processes: int = 1,
         cores: set[int],
     ) -> Forked:
-        """Run a script and its flags in a fork, or in several with a launcher above them."""
+        """Run a script with its flags in a fork, or as several ranks under a launcher."""
         reader, writer = os.pipe()
         request = {
             "words": words,
@@ -280,13 +282,13 @@ class Template:
             "environment": dict(environment),
             "interpreter": INTERPRETER,
         }
-        # In one step, as a command that was started earlier may be reading them.
+        # Replaced in one step, because a command that is running may be reading the file.
         (folder / "settings.part").write_text(json.dumps(settings))
         (folder / "settings.part").rename(folder / "settings.json")
         return folder / "python"
 
     def close(self) -> None:
-        """End what still runs of this connection's forks, and wait for that."""
+        """End the forks of this connection that still run, and wait for them."""
         self.control.shutdown(socket.SHUT_WR)
         self.control.settimeout(60)
         self.control.recv(1)
@@ -296,12 +298,13 @@ class Template:
 class Runner:
     """Launches recipes in a clean environment, with caches that all launches share.
 
-    Also those of pytest's other workers: what one has run with `shared`, the others read.
+    Pytest's workers use the same caches. If one of them has made a run with `shared`, the others
+    read its results.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.numbers = itertools.count(1)  # of launches, also from several threads
+        self.numbers = itertools.count(1)  # numbers the launches, also from several threads
         self.worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
         self._template: Template | None = None
 
@@ -316,8 +319,8 @@ class Runner:
     def python(self) -> Path:
         """A `python` command that runs scripts and modules as forks of the template.
 
-        For what starts processes itself: put it in the place of `sys.executable`, or its folder
-        in front of PATH. `accelerate` and `torchrun` lie beside it.
+        For code that starts processes itself: put it in the place of `sys.executable`, or its
+        folder first in PATH. `accelerate` and `torchrun` are in the same folder.
         """
         if not hasattr(os, "pidfd_open"):
             return Path(sys.executable)
@@ -326,7 +329,7 @@ class Runner:
         return self.template.install_python(folder, clean_environment(self.folder))
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes that still run."""
         if self._template is not None:
             self._template.close()
 
@@ -365,18 +368,17 @@ class Runner:
     def shared(self, recipe: str | Path, *flags: object, **arguments: Any) -> Finished:
         """Return a run of this command that any of pytest's workers has made, or make it now.
 
-        The arguments are those of `run`. Nobody may change what such a run has left.
+        The arguments are those of `run`. No test may change the files of such a run.
         """
-        asked = [str(recipe), [str(flag) for flag in flags], arguments]
-        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        command = [str(recipe), [str(flag) for flag in flags], arguments]
+        key = hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()[:16]
         path = self.folder / "shared" / f"{key}.json"
         path.parent.mkdir(exist_ok=True)
         with FileLock(f"{path}.lock"):
             if path.exists():
                 finished = Finished.read_from(path)
             else:
-                again = {**arguments, "succeeds": False}
-                finished = self.run(recipe, *flags, **again)
+                finished = self.run(recipe, *flags, **{**arguments, "succeeds": False})
                 finished.write_to(path)
         if arguments.get("succeeds", True):
             finished.insist_on_success()
@@ -399,14 +401,16 @@ class Runner:
         Args:
             recipe: its name, or the path of a script.
             environment: variables to set, or to remove where the value is None.
-            output_directory: whether to name one for the run.
-            succeeds: whether to insist on status 0 and on `status.json` saying so.
-            all_cores: whether a single process may use every core, as a user's does.
+            output_directory: whether to pass `--output-dir`.
+            succeeds: whether to fail unless the status is 0 and `status.json` says "finished".
+            all_cores: whether a single process may use every core, as for a user.
+            timeout: seconds after which the launch is killed and fails.
         """
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
         folder = self.folder / f"{self.worker}-{next(self.numbers):03d}-{script.stem}"
         folder.mkdir()
-        directory, wandb_folder = folder / "run", folder / "wandb-parent"
+        directory = folder / "run"
+        wandb_folder = folder / "wandb-parent"
         words = [str(script), *map(str, flags)]
         if output_directory:
             words += ["--output-dir", str(directory)]
@@ -415,43 +419,44 @@ class Runner:
             "WANDB_DIR": str(wandb_folder),
             **(environment or {}),
         }
-        kept = {name: value for name, value in variables.items() if value is not None}
+        kept_variables = {name: value for name, value in variables.items() if value is not None}
         with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
             began = time.monotonic()
             process = self.start(
-                *(words, launcher, kept, working_directory or folder, output, errors),
+                *(words, launcher, kept_variables, working_directory or folder, output, errors),
                 all_cores=all_cores,
             )
             status = wait_or_kill(process, timeout)
             note(self.folder, launcher, words, time.monotonic() - began)
-            # Files may end in the middle of a character where a process was killed.
-            said = [
+            # If a process was killed, its output may end in the middle of a character.
+            texts = [
                 (folder / name).read_text(errors="replace").replace("\r\n", "\n")
                 for name in ("output", "errors")
             ]
         (folder / "output").unlink()
         (folder / "errors").unlink()
         assert status is not None, f"{words}\ntook longer than {timeout} s\n" + "\n".join(
-            text[-4000:] for text in said
+            text[-4000:] for text in texts
         )
         command = [*launch_command(launcher), *words]
-        finished = Finished(command, status, said[0], said[1], directory, wandb_folder)
+        finished = Finished(command, status, texts[0], texts[1], directory, wandb_folder)
         if succeeds:
             finished.insist_on_success()
         return finished
 
 
 def can_fork(environment: Mapping[str, str], clean: Mapping[str, str]) -> bool:
-    """Whether a fork of the template, which has `clean`, sees what a fresh interpreter would.
+    """Whether a fork of the template behaves as a fresh interpreter in this environment would.
 
-    The template's libraries have read their variables while they were imported.
+    The template has imported its libraries in the environment `clean`, and these may have read
+    variables then.
     """
     same_imports = has_same_imports(dict(environment), dict(clean), READ_LATE)
     return hasattr(os, "pidfd_open") and same_imports
 
 
 def wait_or_kill(process: Forked | subprocess.Popen[str], timeout: float) -> int | None:
-    """Wait for an end; where it does not come in time, end the whole session and return None."""
+    """Return the status of a process; after `timeout`, kill its session and return None."""
     try:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -461,19 +466,19 @@ def wait_or_kill(process: Forked | subprocess.Popen[str], timeout: float) -> int
 
 
 def end_session(process: int) -> None:
-    """Kill a process that began a session, and all in it; without sessions, what it started."""
+    """Kill a process and all others of its session, or its children if there are no sessions."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
         return
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process)
-        for each in (*parent.children(recursive=True), parent):
-            each.kill()
+        for child in (*parent.children(recursive=True), parent):
+            child.kill()
 
 
 def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
-    """Write down what was launched by which test and how long it took."""
+    """Write down which test launched what, and how long it took."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
     with (folder / "launches.jsonl").open("a") as file:
         file.write(json.dumps([test, launcher, words, round(seconds, 2)]) + "\n")
@@ -486,7 +491,7 @@ def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable))
     if launcher in ("python", "fresh"):
         return [python]
     if launcher == "accelerate":
-        # It sets the variable of `without_accelerator` anew.
+        # The launcher overwrites the variable of `without_accelerator`.
         return [*accelerate, "--cpu"] if sys.platform == "darwin" else accelerate
     if launcher == "cpu":
         return [*accelerate, "--config_file", str(CONFIGS / "cpu.yaml")]
@@ -499,7 +504,7 @@ def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable))
 
 
 def free_port() -> int:
-    """Return a port that nothing uses now."""
+    """Return a port that no process uses now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -515,7 +520,7 @@ def run_command(
 ) -> tuple[int, str, str]:
     """Run a command with standard input closed; return its status, output and errors.
 
-    Its whole process group is ended when it takes too long, since launchers have children.
+    If the command takes too long, its whole session is killed, because launchers have children.
     """
     process = subprocess.Popen(
         command,
@@ -549,8 +554,8 @@ def usable_cores() -> set[int]:
 def own_core() -> set[int]:
     """Return the core of this worker of pytest, or one that is idle now.
 
-    Where other programs use the cores too, threads that wait for each other after each operation
-    are many times slower than one.
+    If other programs use the cores, threads that wait for each other after each operation are many
+    times slower than one thread.
     """
     cores = sorted(usable_cores())
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -561,11 +566,10 @@ def own_core() -> set[int]:
 
 
 def staying_on_one_core() -> Callable[[], None] | None:
-    """Return what lets a process, once it is forked, and its children run on one core alone.
+    """Return a `preexec_fn` that keeps a process and its children on one core.
 
-    None where the system lets no process choose its cores, or knows no forks.
-
-    The core is chosen by the parent: between fork and exec little may be done.
+    Returns None on a system where a process can't choose its cores. The parent chooses the core,
+    because little may be done between fork and exec.
     """
     if not hasattr(os, "sched_setaffinity"):
         return None

@@ -43,7 +43,7 @@ def grey_images(count: int, seed: int, classes: int = 3, size: int = 8) -> dict[
 
 
 def write_parquet(path: Path, columns: dict[str, Any], features: Any = None) -> None:
-    """Write columns as a parquet file; with the types of `datasets` where given."""
+    """Write columns as a parquet file, with the types of `features` (of `datasets`) if passed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if features is None:
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
@@ -117,7 +117,7 @@ def write_odd_text(folder: Path) -> Path:
 
 
 def cache_glue(hub_home: Path) -> None:
-    """Fill a Hub cache with two configurations of `nyu-mll/glue`, as downloads would leave them."""
+    """Fill a Hub cache with two configurations of `nyu-mll/glue`, as if downloaded."""
     import json
     import shutil
 
@@ -138,9 +138,9 @@ def cache_glue(hub_home: Path) -> None:
             values["label"] = [index % 2 for index in range(count)]
             write_parquet(folder / f"{split}.parquet", values, features)
         datasets.load_dataset(str(folder), cache_dir=str(hub_home / "built"))
-        (built,) = (path.parent for path in (hub_home / "built" / name).rglob("dataset_info.json"))
+        (info,) = (hub_home / "built" / name).rglob("dataset_info.json")
         target = hub_home / "datasets" / "nyu-mll___glue" / name / "0.0.0" / "0123abcd"
-        shutil.copytree(built, target)
+        shutil.copytree(info.parent, target)
         for path in target.glob("*.arrow"):
             path.rename(path.with_name(path.name.replace(f"{name}-", "glue-", 1)))
         facts = json.loads((target / "dataset_info.json").read_text())
@@ -149,7 +149,7 @@ def cache_glue(hub_home: Path) -> None:
 
 
 def write_tiny_bert(folder: Path) -> Path:
-    """Write a tiny BERT without a head, and its tokenizer, as `save_pretrained` leaves them."""
+    """Write a tiny BERT without a head, and its tokenizer, by `save_pretrained`."""
     import torch
     from transformers import BertConfig, BertModel
 

@@ -1,4 +1,4 @@
-"""How tests drive fp16's loss scale, and what they check of it.
+"""Loss scales of fp16 for tests, and a check of how the scale follows overflows.
 
 Tests on CPUs and on GPUs share this module, so it must not import `tests/conftest.py`, which hides
 GPUs from the process.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from tests.launch import REPOSITORY, Finished
 
 SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
-# A scale that nothing overflows under; and one that overflows at once, and grows soon.
-STEADY, WILD = (1024, 10**6), (2**24, 4)
+# The initial scale, and after how many updates without an overflow it doubles. The first never
+# overflows; the second overflows at once and grows soon.
+STEADY = (1024, 10**6)
+WILD = (2**24, 4)
 
 
 def assert_scale_follows_overflows(run: Finished) -> None:

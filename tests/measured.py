@@ -1,4 +1,4 @@
-"""A small recipe that measures in each way a recipe can: tests/runs/test_figures.py reads it."""
+"""A small recipe that uses every way of recording metrics, for tests/runs/test_figures.py."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Config(TrainingConfig):
     batch_size: int = 8
     learning_rate: float = 0.01
     rehearse: bool = True  # Whether the evaluation is rehearsed.
-    mistake: str = "none"  # What is wrong with the evaluation.
+    mistake: str = "none"  # The mistake that the evaluation makes.
 
 
 class Points:
-    """Points with a mask, and the number of the sample, from 1."""
+    """Samples of random points with a mask, and the number of each sample, from 1."""
 
     def __init__(self, split: str) -> None:
         generator = torch.Generator().manual_seed(len(split))
@@ -44,12 +44,13 @@ class Points:
         return len(self.x)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        x, number = self.x[index], torch.tensor(index + 1.0)
+        x = self.x[index]
+        number = torch.tensor(index + 1.0)
         return {"x": x, "mask": self.mask[index], "labels": (x[:, 0] > 0).long(), "number": number}
 
 
 class Classifier(nn.Module):
-    """Tells the sign of a point's first coordinate; it has buffers and dropout."""
+    """Classifies points by the sign of their first coordinate; has buffers and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,24 +59,24 @@ class Classifier(nn.Module):
         self.head = nn.Linear(16, 2)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return logits [points that the mask has, 2]."""
+        """Return the logits [points in the mask, 2]."""
         return self.head(self.norm(self.body(x)[mask]))
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss of the points that the mask has, and their logits."""
+    """Return the mean loss of the points in the mask, and their logits."""
     logits = model(batch["x"], batch["mask"])
     return F.cross_entropy(logits, batch["labels"][batch["mask"]]), logits
 
 
 def figures(totals: Totals) -> dict[str, Any]:
-    """Return totals as they are."""
+    """Return the totals unchanged."""
     names = ("bank", "real", "gathered", "equal_batches")
     return {name: totals[name] for name in names if name in totals}
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
-    """Return means, totals, and the means of what is drawn."""
+    """Return means, totals, and the means of random numbers."""
     mistake = run.config.mistake
     if mistake in ("loss as total", "metric as total"):
         return evaluate_with_mean(run, model, loader)
@@ -101,7 +102,7 @@ def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
 
 
 def evaluate_with_mean(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
-    """Do what is wrong: give means as totals."""
+    """Make a mistake: pass means as totals."""
     sums = Sums(run.accelerator)
     with run.evaluating(model) as bare_model:
         for batch in loader:

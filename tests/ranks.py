@@ -1,4 +1,4 @@
-"""Several ranks in threads of one process, whose collectives combine what each gives."""
+"""Several ranks as threads of one process, with collectives that combine their values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 class Exchange:
-    """A place where ranks leave a value each, and from which each takes all of them."""
+    """Lets each rank pass a value and get the values of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         self.barrier = Barrier(world_size, timeout=60)
         self.values: list[Any] = [None] * world_size
 
     def all_values(self, rank: int, value: Any) -> list[Any]:
-        """Return the value of each rank, once all have given theirs."""
+        """Return the values of all ranks, once each rank has called this."""
         self.values[rank] = value
         self.barrier.wait()
         values = list(self.values)
@@ -27,25 +27,26 @@ class Exchange:
 
 
 class RankAccelerator:
-    """What measuring needs of an Accelerator."""
+    """The attributes and methods of an Accelerator that measuring needs."""
 
     device = torch.device("cpu")
 
     def __init__(self, rank: int, world_size: int, exchange: Exchange) -> None:
-        self.process_index, self.num_processes = rank, world_size
+        self.process_index = rank
+        self.num_processes = world_size
         self.is_main_process = rank == 0
         self.exchange = exchange
-        self.exchanges = 0  # of objects
+        self.exchanges = 0  # how often objects were gathered
 
     def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-        """Return the sum or the mean over ranks; all must give tensors of one shape."""
+        """Return the sum or the mean over ranks; all tensors must have the same shape."""
         tensors = self.exchange.all_values(self.process_index, tensor)
         assert len({value.shape for value in tensors}) == 1
         total = torch.stack(tensors).sum(0)
         return total / self.num_processes if reduction == "mean" else total
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all ranks; all must give tensors of one shape."""
+        """Return the rows of all ranks; all tensors must have the same shape."""
         tensors = self.exchange.all_values(self.process_index, tensor)
         assert len({value.shape for value in tensors}) == 1
         return torch.cat(tensors)
@@ -58,14 +59,14 @@ def gather_from_ranks(accelerator: Any, value: Any) -> list[Any]:
 
 
 def on_ranks(world_size: int, work: Callable[[Any], Any]) -> list[Any]:
-    """Call `work(accelerator)` on each rank at the same time, and return what each returns."""
+    """Call `work(accelerator)` on each rank at the same time, and return the results by rank."""
     exchange = Exchange(world_size)
     accelerators = [RankAccelerator(rank, world_size, exchange) for rank in range(world_size)]
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(work, accelerator) for accelerator in accelerators]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors and not all(future.exception() for future in futures):
-            raise AssertionError(f"not all ranks ended alike: {errors}")
+            raise AssertionError(f"only some ranks failed: {errors}")
         if errors:
             raise errors[0]
         return [future.result() for future in futures]

@@ -1,4 +1,4 @@
-"""Run a recipe and write down which samples each process trains on: not a test itself.
+"""Run a recipe and write down which samples each process trains on. Not a test.
 
 python tests/recorded.py FOLDER RECIPE FLAGS...
 """
@@ -22,7 +22,7 @@ ORIGINAL = loader.Loader.make_batches
 def make_batches(
     self: loader.Loader, micro_batches: Any, epoch: int | None, first: int = 0
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield what the loader yields, and write down each micro-batch before it is used."""
+    """Yield the batches of the loader, and write down each one's samples before it is used."""
     batches = ORIGINAL(self, micro_batches, epoch, first)
     if epoch is None:
         yield from batches
@@ -31,12 +31,12 @@ def make_batches(
     per_epoch = self.order.updates_per_epoch * self.order.accumulation
     first_number = per_epoch - len(micro_batches) + first
     with FILE.open("a") as file:
-        for number, made in enumerate(batches, first_number):
+        for number, batch in enumerate(batches, first_number):
             samples = micro_batches[number - per_epoch + len(micro_batches)]
             update, micro_batch = divmod(number, self.order.accumulation)
             file.write(json.dumps([epoch, update, micro_batch, samples.tolist()]) + "\n")
             file.flush()
-            yield made
+            yield batch
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run a recipe whose transform of images is slow: not a test itself.
+"""Run a recipe whose images take long to read. Not a test.
 
 python tests/slow_data.py MILLISECONDS_PER_SAMPLE RECIPE FLAGS...
 """
@@ -15,7 +15,7 @@ from common.data.images import ImageSamples
 
 
 def slowed(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Return a method that takes so much longer for each sample of its first argument."""
+    """Return the method, but slower by `seconds` for each sample of its first argument."""
 
     def slow(self: ImageSamples, samples: Any, *others: Any) -> Any:
         time.sleep(seconds * len(samples))

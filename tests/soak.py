@@ -1,14 +1,14 @@
-"""Stop runs at random moments, over and over: a script, not collected by pytest.
+"""Stops runs at random moments, over and over. A script, not collected by pytest.
 
 python tests/soak.py --minutes 15
 python tests/soak.py --minutes 1 --seed 7
 
-Each run has a random recipe, number of processes, of loader workers and of accumulated batches.
-It is killed, terminated, interrupted or frozen and killed, at random moments and during saves,
-and resumed with ``--resume auto`` until it is done. Then each sample of each micro-batch, each
-row of `metrics.jsonl` and the final weights must be, bit for bit, those of the same run without
-a stop, which is made once. The first difference ends the script with status 1; it names the seed
-and leaves the files.
+For each run, the recipe and the numbers of processes, loader workers and accumulated batches are
+random. The script kills, terminates, interrupts or freezes the run at random moments and during
+saves, and resumes it with ``--resume auto`` until it is finished. Then each sample of each
+micro-batch, each row of `metrics.jsonl` and the final weights must equal, bit for bit, those of the
+same run without a stop, which is made once. On the first difference, the script prints the seed,
+keeps the files, and ends with status 1.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ RECIPES: dict[str, tuple[object, ...]] = {
         *("--checkpoint-every", 3),
     ),
 }
-MOST_STARTS = 30  # of one run: if it is not done by then, it goes round in circles
+MOST_STARTS = 30  # of one run; a run that is not finished by then makes no progress
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run is made of: what may change how it is stored, not only what it learns."""
+    """The random choices of a run."""
 
     recipe: str
     launcher: Launcher
@@ -71,18 +71,18 @@ class Setting:
 
 @dataclass
 class Soak:
-    """The runs made so far, and what they must be compared with."""
+    """Counts of what happened so far, and the runs without a stop to compare with."""
 
     folder: Path
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
-    whole: dict[Setting, float] = field(default_factory=dict)  # seconds that it took
+    whole: dict[Setting, float] = field(default_factory=dict)  # seconds of the run without a stop
 
     def __post_init__(self) -> None:
         self.runner = Runner(self.folder)
 
     def start(self, setting: Setting, directory: Path) -> Job:
-        """Start a run, or go on with it, as a supervisor does: by the same command."""
+        """Start or resume a run by the same command, as a supervisor does."""
         recipe = REPOSITORY / "recipes" / f"{setting.recipe}.py"
         flags = (*setting.flags(), "--output-dir", directory, "--resume", "auto")
         record = directory.with_name(f"{directory.name}-samples")
@@ -99,7 +99,7 @@ class Soak:
         )
 
     def unbroken(self, setting: Setting) -> Path:
-        """Return the directory of the run without a stop, made the first time."""
+        """Return the directory of the run without a stop; the first call makes it."""
         names = (setting.recipe, setting.launcher, setting.workers, setting.accumulation)
         directory = self.folder / "-".join(["whole", *map(str, names)])
         if setting not in self.whole:
@@ -110,7 +110,7 @@ class Soak:
         return directory
 
     def broken(self, setting: Setting, directory: Path, deadline: float) -> bool:
-        """Make a run that is stopped again and again; return whether it was done in time."""
+        """Make a run that is stopped again and again; return whether it finished in time."""
         for _ in range(MOST_STARTS):
             if time.monotonic() > deadline:
                 return False
@@ -121,40 +121,39 @@ class Soak:
                 return True
             self.counts["stops"] += 1
             self.counts["starts that saved nothing"] += newest_step(directory) <= before
-        raise AssertionError(f"not done after {MOST_STARTS} starts:\n{job.said()[-4000:]}")
+        raise AssertionError(f"not finished after {MOST_STARTS} starts:\n{job.said()[-4000:]}")
 
     def stop(self, job: Job, setting: Setting) -> bool:
-        """Stop a job in some way at some moment; return whether it was done before."""
+        """Stop a job in a random way at a random moment; return whether it had finished before."""
         name = self.chance.choice(STOPS)
         saves = self.chance.random() < 0.3
         # Most of a start is imports: wait for the training, and then a part of its time.
         first = newest_step(job.directory)
-        training = (lambda: newest_step(job.directory) > first, lambda: True)
-        ready = training[self.chance.random() < 0.1]
+        is_early = self.chance.random() < 0.1  # perhaps a stop during the imports
         pause = self.chance.random() ** 2 * 0.5 * self.whole[setting]
         unfinished = job.directory / "checkpoints"
-        while not ready() and job.process.poll() is None:
+        while not is_early and newest_step(job.directory) <= first and job.process.poll() is None:
             time.sleep(0.002)
         until = time.monotonic() + pause
         while time.monotonic() < until and job.process.poll() is None:
             time.sleep(0.002)
         while saves and job.process.poll() is None and not any(unfinished.glob("*.unfinished/*")):
             time.sleep(0.0005)
-        job.all_started()  # so that what outlives its launcher is known
+        job.all_started()  # remembers processes that may outlive the launcher
         with contextlib.suppress(psutil.NoSuchProcess):
             self.send(job, name)
         job.end(90)
-        said: dict[str, object] = {"status": "running"}
+        status: dict[str, object] = {"status": "running"}
         if (job.directory / "status.json").exists():
-            said = job.read("status.json")
-        if said["status"] == "finished":  # a launcher may have been stopped all the same
+            status = job.read("status.json")
+        if status["status"] == "finished":  # even if the signal then stopped the launcher
             return True
-        assert said.get("resumable", True), f"{said}\n{job.said()[-4000:]}"
+        assert status.get("resumable", True), f"{status}\n{job.said()[-4000:]}"
         self.counts[f"{name}{' during a save' if saves else ''}"] += 1
         return False
 
     def send(self, job: Job, name: str) -> None:
-        """Send a signal: to all processes, to the launcher, or to one rank, which then freezes."""
+        """Stop the whole job, one rank, or the launcher, in the way that is named."""
         workers = job.workers()
         if not workers:  # all ranks have just ended
             return
@@ -170,7 +169,7 @@ class Soak:
             psutil.Process(job.process.pid).send_signal(signal.Signals[name])
 
     def compare(self, setting: Setting, directory: Path) -> None:
-        """Raise an `AssertionError` unless a run is the same as the one without a stop."""
+        """Raise an `AssertionError` unless a run equals the one without a stop."""
         whole = self.unbroken(setting)
         expected, _, updates = recorded(whole.with_name(f"{whole.name}-samples"))
         record, beginnings, total = recorded(directory.with_name(f"{directory.name}-samples"))
@@ -187,30 +186,31 @@ class Soak:
 
 
 def main() -> int:
-    """Soak for some minutes, and print what was done."""
+    """Make runs for the stated minutes, and print counts."""
     parser = argparse.ArgumentParser(description="Stop runs at random moments, over and over.")
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seed", type=int, default=None)
-    asked = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     soak = Soak(folder, random.Random(seed))
-    deadline = time.monotonic() + 60 * asked.minutes
+    deadline = time.monotonic() + 60 * options.minutes
     print(f"seed {seed}, files in {folder}", flush=True)
     number = 0
     while time.monotonic() < deadline:
         number += 1
-        setting, directory = soak.choose(), folder / f"run-{number:04d}"
+        setting = soak.choose()
+        directory = folder / f"run-{number:04d}"
         try:
             soak.unbroken(setting)
-            done = soak.broken(setting, directory, deadline)
-            if done:
+            is_finished = soak.broken(setting, directory, deadline)
+            if is_finished:
                 soak.compare(setting, directory)
         except AssertionError as difference:
             print(f"run {number}, {setting}: {difference}\nseed {seed}; kept: {directory}")
             print_counts(soak)
             return 1
-        if done:
+        if is_finished:
             print(f"run {number}: {setting}: the same", flush=True)
         for path in folder.glob(f"{directory.name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -220,7 +220,7 @@ def main() -> int:
 
 
 def print_counts(soak: Soak) -> None:
-    """Print what was done so far."""
+    """Print what happened so far."""
     print(f"{len(soak.whole):6} runs without a stop, to compare with")
     for name, count in soak.counts.items():
         print(f"{count:6} {name}")

@@ -1,11 +1,11 @@
-"""Run a recipe with known delays, and write down when its updates were made: not a test itself.
+"""Run a recipe with known delays, and write down when its updates happened. Not a test.
 
 python tests/stamped.py FOLDER RANK SECONDS_OF_DATA SECONDS_OF_WORK RECIPE FLAGS...
 
-On one rank the loop waits so long for each micro-batch, and works so much longer on it. Each rank
-writes, for each update, when the loop was done with it, when its logging was over, how long
-the delays really were until then, and how long all batches together took to come: what the meters
-say can be compared with that.
+On the rank RANK, each micro-batch comes SECONDS_OF_DATA later, and the loop works on it for
+SECONDS_OF_WORK longer. Each rank writes for each update: its number, when the loop had finished it,
+when its logging had finished, how long the delays of data really were so far, and how long the loop
+has waited for batches so far. Tests compare the meters with these times.
 """
 
 from __future__ import annotations
@@ -23,43 +23,46 @@ from common import run
 from common.data import loader
 
 RANK = os.environ.get("RANK", "0")
-MAKE_BATCHES, RECORD = loader.Loader.make_batches, run.Run.record
+MAKE_BATCHES = loader.Loader.make_batches
+RECORD = run.Run.record
 
 
 class Delays:
-    """Sleeps on one rank, and adds up how long."""
+    """The delays of this rank, in seconds, and how long they really took."""
 
     def __init__(self, data: float, work: float) -> None:
-        self.data, self.work = data, work
+        self.data = data
+        self.work = work
         self.waited = 0.0
         self.came = 0.0  # seconds between asking for a batch and having it
 
     def wait(self) -> None:
-        """Be slow with data."""
+        """Delay a batch."""
         began = time.perf_counter()
         time.sleep(self.data)
         self.waited += time.perf_counter() - began
 
 
 def make_batches(self: Any, micro_batches: Any, epoch: int | None, first: int = 0) -> Iterator[Any]:
-    """Yield what the loader yields, late."""
+    """Yield the batches of the loader, each with a delay."""
     batches = MAKE_BATCHES(self, micro_batches, epoch, first)
     began = time.perf_counter()
-    for made in batches:
+    for batch in batches:
         if epoch is not None:
             DELAYS.wait()
             DELAYS.came += time.perf_counter() - began
-        yield made
+        yield batch
         began = time.perf_counter()
 
 
 def record(self: Any, *tensors: Any) -> None:
-    """Work longer, and stamp the update."""
+    """Record an update after a delay, and write down when."""
     time.sleep(DELAYS.work)
     before = time.perf_counter()
     RECORD(self, *tensors)
     with FILE.open("a") as file:
-        stamp = [self.progress.global_step, before, time.perf_counter(), DELAYS.waited, DELAYS.came]
+        step = self.progress.global_step
+        stamp = [step, before, time.perf_counter(), DELAYS.waited, DELAYS.came]
         file.write(json.dumps(stamp) + "\n")
 
 

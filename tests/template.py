@@ -1,7 +1,7 @@
-"""A Python process that has the libraries imported and forks to run scripts. It is not a test.
+"""A Python process that has imported the libraries and forks to run scripts. Not a test.
 
-Most of a short run's time goes into the imports of torch. A fork has them already. In all else it
-is a process of its own: session, signals, environment, files, and a `__main__` that is the script.
+A short run spends most of its time on importing torch. A fork has it already. Otherwise a fork is a
+process of its own, with its own session, signals, environment, files, and the script as `__main__`.
 Two things differ from a fresh interpreter:
 
 - All forks share the seed of Python's hashes, so the order of a set is the same in each. Tests of
@@ -41,14 +41,14 @@ from typing import NotRequired, TypedDict
 
 from filelock import FileLock
 
-# What every recipe imports, and what the optimizer does. Nothing of `common`, nor what reads
-# variables that tests set.
+# The libraries that every recipe imports, and that the first update imports. Neither modules of
+# `common`, nor libraries that read variables which tests set.
 LIBRARIES = ("torch", "torch._dynamo", "accelerate", "tyro", "datasets", "sklearn.datasets")
 LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard")
 LIBRARIES += ("PIL.ImageOps", "sklearn.model_selection", "torch.utils.flop_counter")
-# What test modules import besides: in the forks that are pytest's workers.
+# Further libraries that test modules import, for the forks that are pytest's workers.
 LIBRARIES_OF_TESTS = ("transformers.models.bert.modeling_bert", "optuna", "pydantic")
-# As `accelerate launch` and torchrun set them for two processes with `multi_cpu.yaml`.
+# The variables that `accelerate launch` and torchrun set for two processes with `multi_cpu.yaml`.
 OF_TWO = {
     "ACCELERATE_MIXED_PRECISION": "no",
     "ACCELERATE_DYNAMO_BACKEND": "NO",
@@ -58,12 +58,12 @@ OF_TWO = {
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
     "OMP_NUM_THREADS": "1",
 }
-GRACE = 30  # seconds that torchrun leaves the other ranks, once one has failed
+GRACE = 30  # seconds after which torchrun kills the other ranks, once one has failed
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET, which `os` knows from Python 3.12 on
 
 
 class Request(TypedDict):
-    """What a fork is to run, and in which surroundings."""
+    """A command line that a fork is to run, and its environment."""
 
     words: list[str]  # a script or `-m MODULE`, and its arguments
     environment: dict[str, str]
@@ -71,33 +71,33 @@ class Request(TypedDict):
     cores: list[int]
     processes: NotRequired[int]  # ranks, if more than one, with a launcher above them
     port: NotRequired[int]  # where the ranks meet
-    executable: NotRequired[str]  # what the fork takes for the Python interpreter
+    executable: NotRequired[str]  # `sys.executable` in the fork
     ignored_signals: NotRequired[list[int]]
     unbuffered: NotRequired[bool]  # as with `python -u`
 
 
 class Children:
-    """The forks that run, and whom to tell of their ends."""
+    """The forks that run; reports the status of each one that ends."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
 
-    def add(self, process: int, told: int, asked_by: socket.socket) -> None:
-        """Watch a process, whose status is written to the file `told`."""
+    def add(self, process: int, answers: int, control: socket.socket) -> None:
+        """Watch a process that a connection asked for; its status goes to the file `answers`."""
         descriptor = os.pidfd_open(process)
-        self.selector.register(descriptor, selectors.EVENT_READ, (process, told, asked_by))
+        self.selector.register(descriptor, selectors.EVENT_READ, (process, answers, control))
 
     def tell(self, descriptor: int) -> None:
-        """Tell the status of a process that ended."""
-        process, told, _ = self.selector.unregister(descriptor).data
+        """Report the status of a process that has ended."""
+        process, answers, _ = self.selector.unregister(descriptor).data
         os.close(descriptor)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         with contextlib.suppress(BrokenPipeError):
-            os.write(told, f"{status}\n".encode())
-        os.close(told)
+            os.write(answers, f"{status}\n".encode())
+        os.close(answers)
 
     def end(self, control: socket.socket) -> None:
-        """Kill what was asked for by a connection and still runs, and close it."""
+        """Kill the processes of a connection that still run, and close the connection."""
         self.selector.unregister(control)
         for key in [*self.selector.get_map().values()]:
             if key.data is not None and key.data[2] is control:
@@ -107,17 +107,17 @@ class Children:
         control.close()
 
     def sockets(self) -> list[socket.socket]:
-        """Return the listener, and the connections."""
-        found = [key.fileobj for key in self.selector.get_map().values()]
-        return [one for one in found if isinstance(one, socket.socket)]
+        """Return the listener and all connections."""
+        watched = [key.fileobj for key in self.selector.get_map().values()]
+        return [file for file in watched if isinstance(file, socket.socket)]
 
 
 def serve(listener: socket.socket, path: str) -> Request:
-    """Fork for each request until nobody is connected; in the fork, return the request."""
+    """Fork for each request until no connection is left; in a fork, return its request."""
     children = Children()
     children.selector.register(listener, selectors.EVENT_READ, None)
     while True:
-        key, _ = children.selector.select()[0]  # only one, as handling it may close others
+        key, _ = children.selector.select()[0]  # only the first: handling it may close others
         if key.data is not None:
             children.tell(key.fd)
             continue
@@ -158,7 +158,7 @@ def libraries_of(words: list[str]) -> Iterator[str]:
     if any(Path(word).name == "bert.py" for word in words):
         yield "transformers.models.bert.modeling_bert"
     if words[0] == "-m":
-        # Launchers and tools leave W&B to what they start.
+        # Launchers and tools do not need W&B; the processes that they start do.
         if words[1].startswith(("accelerate.", "torch.", "wandb")):
             yield words[1]
     elif "none" not in words and "--help" not in words:
@@ -166,7 +166,7 @@ def libraries_of(words: list[str]) -> Iterator[str]:
 
 
 def end_unless_asked(listener: socket.socket, path: str) -> None:
-    """End, but for somebody who has connected by now; who comes later starts another one."""
+    """End, unless a client has just connected. A later client starts another template."""
     with FileLock(f"{path}.lock"):
         if not select.select([listener], [], [], 0)[0]:
             os.unlink(path)
@@ -174,7 +174,7 @@ def end_unless_asked(listener: socket.socket, path: str) -> None:
 
 
 def become(request: Request, standard_files: list[int], network: list[int]) -> None:
-    """Make this fork what a shell would have started."""
+    """Give this fork the files, environment and signals that a shell would have given it."""
     os.setsid()
     for standard, descriptor in enumerate(standard_files):
         os.dup2(descriptor, standard)
@@ -193,15 +193,15 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
     processes = request.get("processes", 1)
     if processes > 1:
         launch(processes, request["port"])
-    # As in a process of its own, generators that nobody seeds differ. Python's own is seeded anew
-    # by every fork.
+    # Random generators that nobody seeds differ between processes. Every fork seeds Python's own
+    # anew.
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
     renew_folders_of_wandb()
 
 
 def open_standard_files(unbuffered: bool) -> None:
-    """Open Python's standard files anew: they remember whether the template's could seek."""
+    """Open Python's standard files anew: the old objects remember properties of the template's."""
     standard_input = io.TextIOWrapper(
         io.BufferedReader(io.FileIO(0, closefd=False)), encoding=sys.stdin.encoding
     )
@@ -244,9 +244,10 @@ def renew_folders_of_wandb() -> None:
 
 
 def launch(processes: int, port: int) -> None:
-    """Fork into ranks, which return; stay behind as their launcher, which does what torchrun does.
+    """Fork into ranks, which return; the original process stays and acts as torchrun does.
 
-    It ends the others when one fails, passes on SIGTERM and Ctrl-C, and ends with 1 then.
+    If a rank fails, it ends the others. It passes on SIGTERM and Ctrl-C. In both cases it ends with
+    status 1.
     """
     os.environ.update(OF_TWO)
     names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -260,30 +261,32 @@ def launch(processes: int, port: int) -> None:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             return
         ranks.append(process)
-    asked: list[int] = []
+    received_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: asked.append(received))
-    os._exit(watch(ranks, asked))
+        signal.signal(number, lambda received, _: received_signals.append(received))
+    os._exit(watch(ranks, received_signals))
 
 
-def watch(ranks: list[int], asked: list[int]) -> int:
-    """Wait for the ranks' ends, and bring them about where one fails; return the status."""
-    left, failed, deadline = [*ranks], False, float("inf")
+def watch(ranks: list[int], received_signals: list[int]) -> int:
+    """Wait until all ranks have ended; if one fails, end the others. Return the status."""
+    left = [*ranks]
+    failed = False
+    deadline = float("inf")
     while left:
         for process in [*left]:
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
                 left.remove(process)
                 failed |= status != 0
-        if (failed or asked) and deadline == float("inf"):
+        if (failed or received_signals) and deadline == float("inf"):
             deadline = time.monotonic() + GRACE
             for process in left:
-                os.kill(process, asked[0] if asked else signal.SIGTERM)
+                os.kill(process, received_signals[0] if received_signals else signal.SIGTERM)
         if time.monotonic() > deadline:
             for process in left:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
-    return int(failed or bool(asked))
+    return int(failed or bool(received_signals))
 
 
 def main() -> Request:
@@ -299,7 +302,7 @@ def main() -> Request:
 
 
 def module_runner(words: list[str]) -> Callable[[], object]:
-    """Return what runs `-m MODULE ARGUMENTS...`, as the interpreter does."""
+    """Return a function that runs `-m MODULE ARGUMENTS...`, as the interpreter does."""
     module = words[1]
     sys.modules.pop(module, None)  # the template may have imported it, under its own name
     sys.argv = [module, *words[2:]]
@@ -308,11 +311,11 @@ def module_runner(words: list[str]) -> Callable[[], object]:
 
 
 def script_runner(words: list[str]) -> Callable[[], object]:
-    """Return what runs `SCRIPT ARGUMENTS...` as `__main__`, as the interpreter does."""
+    """Return a function that runs `SCRIPT ARGUMENTS...` as `__main__`, as the interpreter does."""
     path = os.path.abspath(words[0])
     sys.argv = words
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    # The names of this module would be lost if nothing kept it.
+    # Keep this module alive: functions of it are still needed.
     template = sys.modules["__main__"]
     script = ModuleType("__main__")
     script.__dict__.update(__file__=path, __builtins__=__builtins__, template=template)
@@ -323,9 +326,9 @@ def script_runner(words: list[str]) -> Callable[[], object]:
 
 
 def run(work: Callable[[], object]) -> int:
-    """Do the work and what it has left for the exit; return the status that Python would return.
+    """Do the work and the functions registered for the exit; return the status of Python.
 
-    Python would also free all objects, one by one. Here these are shared with other forks.
+    Python would also free all objects, which would copy memory that the forks share.
     """
     status = 0
     try:

@@ -1,4 +1,4 @@
-"""A server in the place of W&B's that never answers as it should."""
+"""A server that takes the place of W&B's and never answers as W&B's would."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Unusable(BaseHTTPRequestHandler):
-    """Answers each question in the way that its server is called by."""
+    """Answers each request as the `kind` of its server says."""
 
     server: UnusableServer
 
     def do_GET(self) -> None:
-        """Take a visit, as a server does that is up."""
+        """Answer a visit, as a server that is up does."""
         self.send("200", b"")
 
     def do_POST(self) -> None:
-        """Take the question, and give no answer to it."""
+        """Read the request, and answer wrongly or not at all."""
         question = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append(self.path)
         if self.server.kind == "hang":
@@ -31,30 +31,35 @@ class Unusable(BaseHTTPRequestHandler):
             self.send(self.server.kind, b"no")
 
     def send(self, status: str, body: bytes) -> None:
-        """Answer."""
+        """Send an answer."""
         self.send_response(int(status))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Be silent."""
+        """Print nothing."""
 
 
 class UnusableServer(ThreadingHTTPServer):
-    """Remembers what it was asked."""
+    """Serves one kind of wrong answers, and remembers the paths of all requests."""
 
     daemon_threads = True
 
     def __init__(self, kind: str) -> None:
         super().__init__(("127.0.0.1", 0), Unusable)
-        self.kind, self.released = kind, threading.Event()
+        self.kind = kind
+        self.released = threading.Event()
         self.asked: list[str] = []
 
 
 @contextmanager
 def unusable_server(kind: str) -> Iterator[tuple[str, list[str]]]:
-    """Serve a kind: a status, rubbish, hang or known key; give its address and what was asked."""
+    """Run such a server; yield its address and the list of the paths that were requested.
+
+    Args:
+        kind: an HTTP status such as "401", "rubbish", "hang", or "known key".
+    """
     with UnusableServer(kind) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -1,4 +1,4 @@
-"""Becomes one of pytest's workers, in a fork that has the libraries imported. It is not a test.
+"""Starts one of pytest's workers, in a fork that has the libraries imported. Not a test.
 
 `conftest.py` gives pytest-xdist this command in place of `python`:
 

@@ -1,1 +1,1 @@
-"""Runs made to meet what no test lists one by one: failing disks, edited files."""
+"""Tests with generated inputs and faults: odd flags, failing disks, damaged and edited files."""

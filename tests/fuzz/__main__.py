@@ -1,4 +1,4 @@
-"""Search for inputs that end in anything but success or one sentence.
+"""Search for inputs on which the code neither succeeds nor ends with one sentence.
 
 python -m tests.fuzz --inputs 1000 --seed 0 [TARGET ...]
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 
 def search(name: str, inputs: int, seed: int, folder: Path) -> int:
-    """Give a target so many inputs, all in one folder; return how many it took.
+    """Try a target with `inputs` inputs, all in one folder; return how many were tried.
 
     Raises:
-        Exception: the smallest input that was found is in its notes.
+        Exception: the target failed. The notes of the exception have the smallest such input.
     """
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
@@ -36,7 +36,7 @@ def search(name: str, inputs: int, seed: int, folder: Path) -> int:
         suppress_health_check=[*HealthCheck],
     )
     @given(st.data())
-    def tried(data: st.DataObject) -> None:
+    def try_target(data: st.DataObject) -> None:
         nonlocal count
         count += 1
         TARGETS[name](data, folder)
@@ -44,7 +44,7 @@ def search(name: str, inputs: int, seed: int, folder: Path) -> int:
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     try:
-        tried()
+        try_target()
     finally:
         os.environ.pop("XDG_CACHE_HOME")
         os.environ |= {} if before is None else {"XDG_CACHE_HOME": before}
@@ -60,20 +60,22 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--inputs", type=int, default=1000, help="for each target (default: 1000)")
     parser.add_argument("--seed", type=int, default=0)
-    asked, found = parser.parse_args(), 0
-    for name in asked.targets or TARGETS:
+    options = parser.parse_args()
+    failures = 0
+    for name in options.targets or TARGETS:
         ENDED.clear()
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                count = search(name, asked.inputs, asked.seed, Path(folder))
+                count = search(name, options.inputs, options.seed, Path(folder))
                 ends = ", ".join(f"{n:,} {end}" for end, n in sorted(ENDED.items()))
-                said = f"{count:,} inputs ({ends})"
+                result = f"{count:,} inputs ({ends})"
             except BaseException:
                 traceback.print_exc()
-                found, said = found + 1, "FOUND one, see above"
-        print(f"{name:14} {said}, {time.monotonic() - began:.0f} s", flush=True)
-    raise SystemExit(found > 0)
+                failures += 1
+                result = "FAILED, see above"
+        print(f"{name:14} {result}, {time.monotonic() - began:.0f} s", flush=True)
+    raise SystemExit(failures > 0)
 
 
 if __name__ == "__main__":

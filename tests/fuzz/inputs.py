@@ -1,4 +1,4 @@
-"""Inputs that nobody meant: generated from the flags, and by damaging what was whole."""
+"""Odd inputs: command lines generated from the flags, damaged files, and odd data sets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ PATHS = ("whole", "file", "empty", "missing", "missing/below", "file/below", "da
 
 
 def words_of(config: type) -> st.SearchStrategy[list[str]]:
-    """Generate command lines of a recipe: flags with values that fit, that don't, or without."""
+    """Generate command lines of a recipe: flags with fitting values, odd values, or none."""
     names = [field.name for field in dataclasses.fields(config)]
     return st.lists(
         st.sampled_from(names).flatmap(lambda name: flag(config, name)), max_size=5
@@ -131,7 +131,7 @@ def fitting(kind: Any) -> st.SearchStrategy[str]:
 
 
 def make_paths(folder: Path) -> None:
-    """Make what `PATHS` names, but "whole", in a folder."""
+    """Make the paths of `PATHS` in a folder, except "whole"."""
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
     (folder / "dangling").symlink_to("nowhere")
@@ -142,7 +142,7 @@ def make_paths(folder: Path) -> None:
 
 
 def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
-    """Return a copy of `value` in which `change` was made to what holds the end of `path`."""
+    """Return a copy of `value`, changed by `change(container, key)` at the end of `path`."""
     holder = {"": copy.deepcopy(value)}
     place: Any = holder
     steps = ("", *path)
@@ -153,22 +153,24 @@ def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None
 
 
 def replaced(by: Any) -> Callable[[Any, Any], None]:
+    """Return a change that puts another value in a place."""
     return lambda place, key: place.__setitem__(key, copy.deepcopy(by))
 
 
 def deleted(place: Any, key: Any) -> None:
+    """Change a container by removing a key."""
     del place[key]
 
 
 def damaged_json(data: st.DataObject, value: Any) -> Any:
-    """Draw a copy of a nest of JSON with another value, or none, at some place."""
+    """Draw a copy of nested JSON in which one value is replaced or removed."""
     path = data.draw(st.sampled_from([(), *places(value)]))
     others = st.sampled_from(ODD_VALUES).map(replaced)
     return changed(value, path, data.draw(st.one_of(others, st.just(deleted))))
 
 
 def damaged_bytes(data: st.DataObject, whole: bytes) -> bytes:
-    """Draw a copy of a file's bytes that is cut, flipped, filled, or something else."""
+    """Draw damaged contents of a file: cut, with a flipped bit, filled with zeros, or others."""
     at = data.draw(st.integers(0, max(0, len(whole) - 1)))
     return data.draw(
         st.sampled_from(
@@ -193,15 +195,15 @@ def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None 
     """Draw a file under a folder, damage it, and return its path.
 
     Args:
-        sign: makes JSON that was changed look as if it had been written so.
+        sign: adds the digest to changed JSON, as if the run had written it.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = data.draw(st.sampled_from(files))
-    kind = data.draw(
+    change = data.draw(
         st.sampled_from(["json", "json", "bytes", "gone", "folder", "dangling", "other"])
     )
-    if kind == "json" and path.suffix in (".json", ".jsonl"):
-        with contextlib.suppress(ValueError, RecursionError):  # damaged before: no JSON
+    if change == "json" and path.suffix in (".json", ".jsonl"):
+        with contextlib.suppress(ValueError, RecursionError):  # no JSON, as it was damaged before
             text = path.read_text(encoding="utf-8")
             lines = text.splitlines() if path.suffix == ".jsonl" else [text]
             line = data.draw(st.integers(0, len(lines)))
@@ -210,17 +212,17 @@ def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None 
             lines[line] = json.dumps(sign(value) if sign and isinstance(value, dict) else value)
             path.write_text("\n".join(lines) + "\n")
             return path
-    if kind in ("json", "bytes"):
+    if change in ("json", "bytes"):
         path.write_bytes(damaged_bytes(data, path.read_bytes()))
         return path
     other = data.draw(st.sampled_from(files))
     content = other.read_bytes()
     path.unlink()
-    if kind == "folder":
+    if change == "folder":
         path.mkdir()
-    elif kind == "dangling":
+    elif change == "dangling":
         path.symlink_to(data.draw(st.sampled_from(["nowhere", path.name])))
-    elif kind == "other":
+    elif change == "other":
         path.write_bytes(content)
     return path
 
@@ -257,7 +259,7 @@ CELLS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def write_tables(data: st.DataObject, folder: Path) -> None:
-    """Draw a folder of tables such as a person may pass for a data set, and others."""
+    """Draw a folder of tables: some that a user may pass as a data set, and odd ones."""
     folder.mkdir()
     kinds = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
     for _ in range(data.draw(st.integers(0, 3))):
@@ -281,6 +283,7 @@ def write_tables(data: st.DataObject, folder: Path) -> None:
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> None:
+    """Write rows in the format that the path's suffix says; JSON lines for unknown suffixes."""
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     elif path.suffix == ".csv":
@@ -303,7 +306,7 @@ def write_images(data: st.DataObject, folder: Path) -> None:
                 )
                 size = data.draw(st.sampled_from([(8, 8), (1, 1), (5, 9), (300, 2)]))
                 encoded = io.BytesIO()
-                with contextlib.suppress(OSError, ValueError):  # a format has not every mode
+                with contextlib.suppress(OSError, ValueError):  # some formats lack some modes
                     Image.new(mode, size).save(encoded, form)
                 content = encoded.getvalue()
                 if data.draw(st.integers(0, 5)) == 5:
@@ -314,7 +317,7 @@ def write_images(data: st.DataObject, folder: Path) -> None:
 
 
 def emptied(target: Path) -> Path:
-    """Remove what is in the place of `target`."""
+    """Remove the file, link or folder at `target`, and return the path."""
     if target.is_symlink() or target.is_file():
         target.unlink()
     shutil.rmtree(target, ignore_errors=True)
@@ -322,13 +325,13 @@ def emptied(target: Path) -> Path:
 
 
 def copied(folder: Path, target: Path) -> Path:
-    """Put a copy of `folder` in the place of `target`."""
+    """Replace `target` by a copy of `folder`, and return its path."""
     shutil.copytree(folder, emptied(target), symlinks=True)
     return target
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return what the files under a folder hold."""
+    """Return the contents of all files under a folder, by relative path."""
     return {
         os.path.relpath(path, folder): path.read_bytes()
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""A whole training run in this process, in a tenth of a second: read, restored, trained, saved."""
+"""A whole training run in the test's process, in 0.1 s: it reads, restores, trains and saves."""
 
 from __future__ import annotations
 
@@ -28,35 +28,37 @@ FLAGS = (
     *("--hidden-sizes", 3, "--max-steps", 4, "--checkpoint-every", 2, "--log-every", 2),
     *("--batch-size", 64, "--tracker", "none", "--mixed-precision", "no", "--num-threads", 1),
 )
-STEPS = (2, 4)  # that have a checkpoint
-PARSE, PARSED = tyro.cli, dict[Any, Any]()
+STEPS = (2, 4)  # the updates that have a checkpoint
+PARSE = tyro.cli  # the original
+PARSED: dict[Any, Any] = {}  # configs by command line
 
 
-def parse(kind: Any, **asked: Any) -> Any:
-    """Read a command line as tyro does, which takes a third of a run; the same one only once."""
-    key = (kind, repr(asked["default"]), *sys.argv)
+def parse(config_class: Any, **options: Any) -> Any:
+    """Stand for `tyro.cli`, but parse each command line only once: it takes a third of a run."""
+    key = (config_class, repr(options["default"]), *sys.argv)
     if key not in PARSED:
-        PARSED[key] = PARSE(kind, **asked)
+        PARSED[key] = PARSE(config_class, **options)
     return copy.deepcopy(PARSED[key])
 
 
 class Inline:
-    """A thread that is over when it has started, so that calls have an order."""
+    """A thread whose `start` does the whole work, so that the order of calls is fixed."""
 
     def __init__(self, target: Any, args: Any) -> None:
-        self.target, self.arguments = target, args
+        self.target = target
+        self.arguments = args
 
     def start(self) -> None:
-        """Do its work."""
+        """Do the work."""
         self.target(*self.arguments)
 
     def join(self) -> None:
-        """Wait for nothing."""
+        """Return at once, because the work is done."""
 
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """Leave out what takes time and is not looked at; put back what a run sets in a process."""
+    """Replace slow functions that these tests do not need; restore the signal handlers."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     versions = facts.metadata.version("torch")
     with pytest.MonkeyPatch.context() as patch:
@@ -73,30 +75,32 @@ def prepared() -> Iterator[None]:
 
 
 def run(*flags: object) -> tuple[BaseException | None, str]:
-    """Run the recipe to its end; return what ended it early, and what it printed."""
+    """Run the recipe; return the exception that ended it early, if any, and its output."""
     AcceleratorState._reset_state(True)
-    said, words = io.StringIO(), sys.argv
+    output = io.StringIO()
+    words = sys.argv
     sys.argv = ["regression.py", *map(str, flags)]
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(output):
             regression.main(parse_config(regression.Config))
     except (Exception, SystemExit) as error:
-        return error, said.getvalue()
+        return error, output.getvalue()
     finally:
         sys.argv = words
-    return None, said.getvalue()
+    return None, output.getvalue()
 
 
 def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def learned(directory: Path) -> tuple[int, dict[str, str]]:
-    """Return the newest whole checkpoint's step and, of what it holds and was learned, digests."""
+    """Return the step of the newest whole checkpoint, and digests of its model and optimizer."""
     newest, _ = newest_whole(directory / "checkpoints")
     if newest is None:
         return 0, {}
     names = ("model", "optimizer", "scheduler")
     files = {name: newest / f"{name}.safetensors" for name in names}
-    found = {name: digest(path) for name, path in files.items() if path.exists()}
-    return int(newest.name.removeprefix("step-")), found
+    digests = {name: digest(path) for name, path in files.items() if path.exists()}
+    return int(newest.name.removeprefix("step-")), digests

@@ -1,6 +1,7 @@
-"""What the inputs are given to, in process; each ends in success or in one sentence.
+"""The targets of the search: each draws an input, and must succeed or end with one sentence.
 
-A target is a function of Hypothesis's `data`, from which it draws, and of a folder of its own.
+A target takes Hypothesis's `data`, from which it draws, and a folder of its own. It works in the
+test's process.
 """
 
 from __future__ import annotations
@@ -47,19 +48,20 @@ from tests.unit.recipes import config_class, write_run
 from tests.unit.tools.compare import run_folders
 
 Target = Callable[[st.DataObject, Path], None]
-ENDED: Counter[str] = Counter()  # how calls ended: taken or refused
+ENDED: Counter[str] = Counter()  # how many calls were taken, and how many refused
 LONGEST = 2000  # characters of a sentence: names may be long
 STEPS = (3, 6, 9)
 
 
 def sentence_of(call: Callable[[], Any]) -> str | None:
-    """Return the sentence that a call ends in; None where it succeeds.
+    """Return the sentence with which a call ends; None if it succeeds.
 
-    What is printed counts where the end is a parser's own, whose status is 2. Any other exception
-    goes on: it is what the search is for.
+    If a parser of the command line ends the call with status 2, the sentence is what it printed.
+    Any other exception is raised on, because the search looks for these.
     """
-    said, ended = io.StringIO(), None
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    ended = None
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             call()
         except SystemExit as end:
@@ -73,13 +75,13 @@ def sentence_of(call: Callable[[], Any]) -> str | None:
     if ended is None or ended.code == 0:
         return None
     assert ended.code == 2
-    assert said.getvalue().strip(), "nothing was printed"
-    return said.getvalue()
+    assert output.getvalue().strip(), "nothing was printed"
+    return output.getvalue()
 
 
 @contextlib.contextmanager
 def command_line(folder: Path, *words: object) -> Iterator[None]:
-    """Stand in a folder, with these words after the recipe's name."""
+    """Change to a folder, with these words after the recipe's name in `sys.argv`."""
     before = sys.argv, os.getcwd()
     sys.argv = ["mnist_mlp.py", *map(str, words)]
     os.chdir(folder)
@@ -92,7 +94,7 @@ def command_line(folder: Path, *words: object) -> Iterator[None]:
 
 @functools.cache
 def work(folder: Path) -> Path:
-    """Return a folder with all that `inputs.PATHS` names; "whole" is a run."""
+    """Return a folder with all paths of `inputs.PATHS`, of which "whole" is a run."""
     work = folder / "work"
     work.mkdir()
     inputs.make_paths(work)
@@ -112,7 +114,7 @@ def flags(data: st.DataObject, folder: Path) -> None:
 
 
 def space(data: st.DataObject, folder: Path) -> None:
-    """What a search is to try is understood, or refused."""
+    """The values that a search is to try are read, or refused."""
     recipe = load_recipe(REPOSITORY / "recipes" / f"{data.draw(st.sampled_from(RECIPES))}.py")
     names = [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(recipe.config_class)]
     ends = st.sampled_from(["1", "2", "0", "-1", "0.1", "1e-400", "inf", "nan", "x", "", "9" * 30])
@@ -130,7 +132,7 @@ def space(data: st.DataObject, folder: Path) -> None:
 
 
 def directories(data: st.DataObject, folder: Path) -> None:
-    """A directory is made where it was asked for, or the refusal says why not."""
+    """The directory is made, or a sentence says why it can't be."""
     asked = data.draw(st.one_of(st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT]), st.text()))
     asked = asked.replace("\0", "")  # which no command line can hold
     if asked.startswith("~") or "runs" in asked or (asked.startswith("/") and "/dev" not in asked):
@@ -189,7 +191,7 @@ class Counts:
 
 
 class Training:
-    """What a checkpoint of these tests holds."""
+    """A small training whose state the checkpoints of these tests hold."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -211,7 +213,7 @@ class Training:
         self.progress.values["global_step"] += 1
 
     def state(self) -> str:
-        """Return a digest of all that is trained."""
+        """Return a digest of the model's and the optimizer's state."""
         tensors = [*self.model.state_dict().values()]
         for state in self.optimizer.state.values():
             tensors += [torch.as_tensor(value) for value in state.values()]
@@ -231,7 +233,7 @@ def identity_at(step: int) -> dict[str, Any]:
     }
 
 
-# What is shown of a run that goes on.
+# The facts that a resumed run shows.
 SHOWN: dict[str, Any] = {
     **run_folders.FACTS,
     "config": {"batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": None, "epochs": 3}
@@ -248,8 +250,9 @@ def checkpoints_in(folder: Path) -> Checkpoints:
 
 
 def save_checkpoints(folder: Path) -> None:
-    training, checkpoints = Training(), checkpoints_in(folder)
-    STATES.add(training.state())  # the one to begin with
+    training = Training()
+    checkpoints = checkpoints_in(folder)
+    STATES.add(training.state())  # the initial state
     for step in range(1, STEPS[-1] + 1):
         training.train()
         if step in STEPS:
@@ -259,7 +262,7 @@ def save_checkpoints(folder: Path) -> None:
 
 
 def resume(data: st.DataObject, folder: Path) -> None:
-    """A damaged run is gone on with from a whole checkpoint, or refused; nothing whole is lost."""
+    """A damaged run resumes from a whole checkpoint, or is refused; no whole file is lost."""
     run = inputs.copied(whole_run(folder), folder / "damaged")
     before, damaged = inputs.contents(run), []
     for _ in range(data.draw(st.integers(1, 3))):
@@ -279,9 +282,9 @@ def resume(data: st.DataObject, folder: Path) -> None:
 
 
 def go_on(training: Training) -> None:
-    """Do what a recipe does with the files of a run, from the command line to its first update."""
+    """Use the files of a run as a recipe does from its command line to its first update."""
     config = parse_config(config_class("mnist_mlp"), "What it does.")
-    if config.resume is None:  # damaged so that there is no run: a fresh one begins
+    if config.resume is None:  # the damage removed the run, so another one would start
         return
     directory = RunDirectory(config.output_dir, "mnist_mlp", resume=True)
     try:
@@ -299,7 +302,7 @@ def go_on(training: Training) -> None:
 
 
 def superseded(name: str) -> str:
-    """Return where a checkpoint's file is once an older one was gone on from."""
+    """Return where a checkpoint's file is after a resume from an older checkpoint."""
     parts = Path(name).parts
     if len(parts) > 2 and parts[0] == "checkpoints":
         return str(Path(parts[0], f"{parts[1]}.superseded", *parts[2:]))
@@ -307,7 +310,7 @@ def superseded(name: str) -> str:
 
 
 def put_aside(name: str) -> str:
-    """Return where a checkpoint's file is once none was whole."""
+    """Return where a checkpoint's file is after a resume that found no whole checkpoint."""
     return name.replace("checkpoints/", "checkpoints-put-aside/", 1)
 
 
@@ -325,7 +328,7 @@ def config_files(data: st.DataObject, folder: Path) -> None:
 
 
 def models(data: st.DataObject, folder: Path) -> None:
-    """A damaged `model/` is loaded as it was, or refused."""
+    """A damaged `model/` is refused, or its weights load."""
     run = inputs.copied(whole_run(folder), folder / "initial")
     damaged = inputs.damage(data, run / "model")
     model = Network()
@@ -364,7 +367,7 @@ def tables(data: st.DataObject, folder: Path) -> None:
 
 
 def damaged_tables(data: st.DataObject, folder: Path) -> None:
-    """So is one that was whole before."""
+    """A folder of tables that is damaged afterwards is tokenised, or refused."""
     whole = folder / "whole-texts"
     if not whole.exists():
         for split, count in (("train", 12), ("test", 6)):
@@ -393,18 +396,18 @@ def images(data: st.DataObject, folder: Path) -> None:
 
 
 def caches(data: st.DataObject, folder: Path) -> None:
-    """Of a damaged cache, made again or refused, the samples are what they were."""
-    grey, (cache, before) = folder / "grey", whole_cache(folder)
-    damaged = inputs.damage(data, inputs.copied(folder / "whole-cache", cache))
-    del damaged
-    found: list[str] = []
-    if sentence_of(lambda: found.append(digest_of_samples(grey))) is None:
-        assert found == [before]
+    """With a damaged cache, the samples stay the same, or a sentence refuses it."""
+    grey = folder / "grey"
+    cache, before = whole_cache(folder)
+    inputs.damage(data, inputs.copied(folder / "whole-cache", cache))
+    digests: list[str] = []
+    if sentence_of(lambda: digests.append(digest_of_samples(grey))) is None:
+        assert digests == [before]
 
 
 @functools.cache
 def whole_cache(folder: Path) -> tuple[Path, str]:
-    """Return a cache of prepared data, of which there is a copy, and a digest of its samples."""
+    """Return a cache of prepared data and a digest of its samples; "whole-cache" is its copy."""
     local_data.write_image_folder(folder / "grey", ["a", "b"], 3)
     digest = digest_of_samples(folder / "grey")
     (cache,) = (p for p in caches_folder().iterdir() if p.is_dir() and p.name.startswith("grey-"))

@@ -1,4 +1,4 @@
-"""Attempts at one run: the status is the present one's, and the run stays what it was."""
+"""Several starts of one run: `status.json` is the present start's; the run stays the same one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = Path("model", "model.safetensors")
 
 
 class Killed(BaseException):
-    """What nothing catches, as nothing does anything after kill -9."""
+    """Ends a run as kill -9 does: nothing catches it."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _quick() -> Iterator[None]:
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *flags: object) -> None:
-    """Run until a function is called, and not on."""
+    """Run until a function is called, and end there as if killed."""
 
     def kill(*_: Any, **__: Any) -> None:
         raise Killed
@@ -55,7 +55,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *flags: objec
 def test_status_is_the_present_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, resume: tuple[str, ...]
 ) -> None:
-    """From its first moment, on a fresh start too; a mistake after a kill ends the loop."""
+    """A start replaces an old status at once; a mistake after a kill is not resumable."""
     (tmp_path / "status.json").write_text(json.dumps(STALE))
     flags = (*FLAGS, "--output-dir", tmp_path, *resume)
     killed(monkeypatch, Run, killed_at, *flags)
@@ -66,7 +66,7 @@ def test_status_is_the_present_attempts(
         error, _ = run(*flags, mistake, "fp16")
         assert isinstance(error, SystemExit)
         status = status_of(tmp_path)
-        if resume or killed_at != "batches":  # else it is the run that is there, and not this one
+        if resume or killed_at != "batches":  # else the status belongs to the run that exists
             assert not status["resumable"], seen
             assert seen in status["reason"]
         else:
@@ -74,7 +74,7 @@ def test_status_is_the_present_attempts(
 
 
 def test_mistake_of_another_command_says_nothing_of_a_run(tmp_path: Path) -> None:
-    """One that does not ask to go on with it, and is refused for that."""
+    """A command that does not resume a run is refused, and leaves the run's status alone."""
     directory = tmp_path / "run"
     assert run(*FLAGS, "--output-dir", directory)[0] is None
     (directory / "status.json").write_text(json.dumps(STALE | {"status": "preempted"}))
@@ -88,8 +88,10 @@ def test_mistake_of_another_command_says_nothing_of_a_run(tmp_path: Path) -> Non
 def test_resume_needs_nothing_but_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
-    """The model that `--init-from` named may be gone, before the first checkpoint too."""
-    first, source, directory = tmp_path / "first", tmp_path / "source", tmp_path / "run"
+    """The model that `--init-from` named may be gone, even before the first checkpoint."""
+    first = tmp_path / "first"
+    source = tmp_path / "source"
+    directory = tmp_path / "run"
     assert run(*FLAGS, "--output-dir", source)[0] is None
     flags = (*FLAGS, "--init-from", source)
     assert run(*flags, "--output-dir", first)[0] is None
@@ -103,9 +105,10 @@ def test_resume_needs_nothing_but_its_directory(
 
 
 def test_precision_that_ran_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `auto` was by the launcher's file or the machine; another one is refused by name."""
+    """A resumed run keeps the precision that `auto` chose, and refuses another one by name."""
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: False)
-    directory, auto = tmp_path / "run", (*FLAGS, "--mixed-precision", "auto")
+    directory = tmp_path / "run"
+    auto = (*FLAGS, "--mixed-precision", "auto")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     killed(monkeypatch, Run, "finish", *auto, "--output-dir", directory)
     (newest,) = step_folders(directory / "checkpoints")[-1:]
@@ -125,8 +128,9 @@ def test_precision_that_ran_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Printed, kept and refused on a change as what it is, where Accelerate knows of fp32 alone."""
-    directory, tf32 = tmp_path / "run", (*FLAGS, "--mixed-precision", "tf32")
+    """A run prints and keeps tf32, and refuses a change, though Accelerate sees fp32."""
+    directory = tmp_path / "run"
+    tf32 = (*FLAGS, "--mixed-precision", "tf32")
     error, _ = run(*tf32, "--output-dir", directory)
     assert isinstance(error, UserError)
     assert "tf32 needs a GPU that has it" in error.message
@@ -152,7 +156,7 @@ def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
 def test_precision_that_the_machine_has_not_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rather than replaced; and the advice is not a flag that would be refused in turn."""
+    """The run is refused, not changed, and the advice names no flag that would be refused."""
     directory = tmp_path / "run"
     killed(monkeypatch, Run, "finish", *FLAGS, "--output-dir", directory)
     facts = json.loads((directory / "config.json").read_text())
@@ -186,17 +190,17 @@ def unfinished(directory: Path, *flags: object) -> Path:
 
 
 def test_all_files_name_their_run(tmp_path: Path) -> None:
-    """What is copied elsewhere can be told from that run's own."""
+    """All files of a run have its `run_id`, so a copied file is recognised."""
     directory = tmp_path / "run"
     assert run(*FLAGS, "--eval-every", 1, "--output-dir", directory)[0] is None
     newest = step_folders(directory / "checkpoints")[-1]
     names = ("config.json", "status.json", "model/model.json")
     files = [*(directory / name for name in names), newest / "manifest.json"]
-    found = {json.loads(path.read_text())["run_id"] for path in files}
+    run_ids = {json.loads(path.read_text())["run_id"] for path in files}
     bests = [*(directory / "checkpoints").glob("best-*")]
     assert bests
-    found |= {read_metadata(path)["run_id"] for path in bests}
-    assert len(found) == 1
+    run_ids |= {read_metadata(path)["run_id"] for path in bests}
+    assert len(run_ids) == 1
 
 
 @pytest.mark.parametrize(
@@ -204,11 +208,12 @@ def test_all_files_name_their_run(tmp_path: Path) -> None:
     [("seed", 5), ("dropout", 0.5), ("max_grad_norm", 9.0), ("learning_rate", 0.1)],
 )
 def test_flag_edited_in_config_is_refused(tmp_path: Path, flag: str, value: float) -> None:
-    """With both values; once it is put back the run goes on, also with flags that are free."""
+    """The sentence has both values. With the original file, the run resumes."""
     directory = unfinished(tmp_path / "run")
     text = (directory / "config.json").read_text()
     facts = json.loads(text)
-    before, facts["config"][flag] = facts["config"][flag], value
+    before = facts["config"][flag]
+    facts["config"][flag] = value
     (directory / "config.json").write_text(json.dumps(facts))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
@@ -220,7 +225,7 @@ def test_flag_edited_in_config_is_refused(tmp_path: Path, flag: str, value: floa
 
 @pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "of an older version"])
 def test_config_with_another_id_is_refused(is_signed: bool, tmp_path: Path) -> None:
-    """Rather than taken for a run that has no checkpoints; once it is put back, the run goes on."""
+    """The run keeps its checkpoints; once the original file is back, the run resumes."""
     directory = unfinished(tmp_path / "run")
     path = directory / "config.json"
     text = path.read_text()
@@ -243,8 +248,9 @@ def test_config_with_another_id_is_refused(is_signed: bool, tmp_path: Path) -> N
 
 
 def test_config_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Its digest is right, but the checkpoints are not its own."""
-    directory, other = unfinished(tmp_path / "run"), unfinished(tmp_path / "other", "--seed", 4)
+    """The digest of the file is right, but the checkpoints belong to another run."""
+    directory = unfinished(tmp_path / "run")
+    other = unfinished(tmp_path / "other", "--seed", 4)
     shutil.copy(other / "config.json", directory / "config.json")
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
@@ -254,7 +260,8 @@ def test_config_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_status_of_another_run_finishes_nothing(tmp_path: Path) -> None:
     """A finished run's `status.json` that was copied in does not end this run."""
-    directory, other = unfinished(tmp_path / "run"), tmp_path / "other"
+    directory = unfinished(tmp_path / "run")
+    other = tmp_path / "other"
     assert run(*FLAGS, "--output-dir", other)[0] is None
     shutil.copy(other / "status.json", directory / "status.json")
     error, said = run("--resume", directory)
@@ -264,7 +271,7 @@ def test_status_of_another_run_finishes_nothing(tmp_path: Path) -> None:
 
 
 def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) -> None:
-    """The file is what the run wrote, or nothing; its flags may begin another run."""
+    """A resume refuses an edited `config.json`, but another run may start with its flags."""
     directory = unfinished(tmp_path / "run")
     shutil.rmtree(directory / "checkpoints")
     path = directory / "config.json"
@@ -283,7 +290,7 @@ def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) ->
 def test_edited_config_is_not_passed_over_by_auto(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A supervisor's command would begin another run beside it."""
+    """Otherwise a supervisor's command would start another run beside it."""
     monkeypatch.chdir(tmp_path)
     directory = unfinished(tmp_path / "runs" / "mine")
     path = directory / "config.json"
@@ -300,7 +307,7 @@ def test_edited_config_is_not_passed_over_by_auto(
 def test_objective_of_an_older_checkpoint_is_that_of_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Manifests of older versions name none."""
+    """Manifests of older versions name no objective, so the one in `config.json` counts."""
     directory = unfinished(tmp_path / "run")
     for checkpoint in step_folders(directory / "checkpoints"):
         manifest = json.loads((checkpoint / "manifest.json").read_text())
@@ -315,7 +322,7 @@ def test_objective_of_an_older_checkpoint_is_that_of_the_config(
 
 
 def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
-    """The run goes on from its newest checkpoint; a later evaluation is the best, or none is."""
+    """The run resumes from its newest checkpoint, and a later evaluation may become the best."""
     directory = unfinished(tmp_path / "run")
     newest = step_folders(directory / "checkpoints")[-1]
     named = json.loads((newest / "manifest.json").read_text())["files"]
@@ -335,7 +342,7 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
 def test_changed_recipe_is_told_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first lines, in `config.json` on all later resumes, and by `recipes compare`."""
+    """The run prints the change, `config.json` records it, and `recipes compare` shows it."""
     directory = unfinished(tmp_path / "run")
     other = tmp_path / "whole"
     shutil.copytree(directory, other)
@@ -358,13 +365,14 @@ def test_changed_recipe_is_told_recorded_and_compared(
 def test_run_whose_folder_is_removed_fails(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a sentence of one piece of advice, and leaves no folder that looks like a run."""
-    directory, do = tmp_path / "run", getattr(Run, call)
+    """The run ends with one sentence, and makes no new folder that looks like a run."""
+    directory = tmp_path / "run"
+    original = getattr(Run, call)
 
     def remove(self: Run) -> None:
         if self.progress.global_step == 2:
             shutil.rmtree(directory)
-        do(self)
+        original(self)
 
     monkeypatch.setattr(Run, call, remove)
     error, _ = run(*FLAGS, "--output-dir", directory)
@@ -375,7 +383,7 @@ def test_run_whose_folder_is_removed_fails(
 
 
 def test_moved_clock_changes_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goodput is a share of the seconds that went by, whatever the time of day became."""
+    """Goodput counts elapsed seconds, even if the time of day jumps back and forth."""
     times = iter(10.0**9 * (1 + number % 2) for number in range(10**9))
     monkeypatch.setattr("time.time", lambda: next(times))
     directory = tmp_path / "run"
@@ -385,7 +393,7 @@ def test_moved_clock_changes_no_figure(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_another_objective_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best value so far is one of the old objective: no later one could beat it."""
+    """The best value so far belongs to the old objective, so values can't be compared."""
     flags = (*FLAGS, "--output-dir", tmp_path)
     killed(monkeypatch, Run, "finish", *flags)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a launcher and a shell export, misspelt: a sentence, or a run as if it were not there."""
+"""Odd values of launchers' variables: a run ends with a sentence, or ignores them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _quick() -> Iterator[None]:
 
 
 def run_among(directory: Path, **variables: str) -> BaseException | None:
-    """Run where these variables are exported; what libraries export besides is forgotten."""
+    """Run with these variables, and undo what libraries set; return the sentence, if any."""
     with mock.patch.dict(os.environ, variables):
         error, _ = run(*FLAGS, "--output-dir", directory)
         assert error is None or isinstance(error, UserError), f"{variables}: {error!r}"
@@ -41,13 +41,13 @@ def run_among(directory: Path, **variables: str) -> BaseException | None:
 
 @pytest.mark.parametrize("name", [*NUMBERS, *FLAGS_OF_LAUNCHERS, *OTHERS])
 def test_misspelt_variable(tmp_path: Path, name: str) -> None:
-    """Each of the variables that a run reads, or a library for it."""
+    """Each variable that a run or one of its libraries reads may have odd values."""
     for number, value in enumerate(VALUES):
         run_among(tmp_path / str(number), **{name: value})
 
 
 def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
-    """A rank that others do not see, and processes without a place to meet."""
+    """Ranks beyond the world size, and several processes without an address, are refused."""
     for rank, size, here in itertools.product("0126", "12", "01"):
         error = run_among(tmp_path / "run", RANK=rank, WORLD_SIZE=size, LOCAL_RANK=here)
         assert (error is None) or "launch with" in error.message
@@ -55,8 +55,9 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
-    """The plan counts by it: Accelerate's variable would have other updates than were planned."""
-    plain, varied = tmp_path / "plain", tmp_path / "varied"
+    """Accelerate's variable changes nothing, because the plan counts by the flag."""
+    plain = tmp_path / "plain"
+    varied = tmp_path / "varied"
     assert run_among(plain) is None
     assert run_among(varied, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3") is None
     assert learned(varied) == learned(plain)
@@ -64,7 +65,7 @@ def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a directory in use may not be removed")
 def test_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current one, where Intel's library would end the process."""
+    """In a removed current directory, Intel's library would end the process silently."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

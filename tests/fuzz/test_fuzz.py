@@ -1,4 +1,4 @@
-"""A bounded part of the search in `python -m tests.fuzz`, the same inputs each time."""
+"""A small part of the search of `python -m tests.fuzz`, with the same inputs each time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ SLOW = ("tables", "damaged_tables", "images", "caches")  # which `datasets` read
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_but_success_or_a_sentence(target: str, tmp_path: Path, thorough: bool) -> None:
-    """Whatever is given to it, it does as it says, or says why not."""
+    """Each target succeeds or ends with one sentence, on every input."""
     count = (30 if target in SLOW else 100) // (1 if thorough else 4)
     assert search(target, count, seed=0, folder=tmp_path) >= count / 2

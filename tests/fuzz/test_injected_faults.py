@@ -1,4 +1,4 @@
-"""Each call that changes the disk fails once: said in a sentence, and nothing saved is lost."""
+"""Each call that changes the disk fails once: a sentence says so, and nothing saved is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.errors import UserError
 from tests.conftest import first
 from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
 
-# Of each four calls those that fail, with the first; with the others all, each with one of them.
+# Errors, and which of every four calls fail: by default some of them, in slow tests all.
 FAULTS = [
     pytest.param((errno.ENOSPC,), {0}, id="ENOSPC at some"),
     *(
@@ -31,7 +31,7 @@ FAULTS = [
         )
     ),
 ]
-# What a run's files are made, changed and removed by; `open` and `write` come besides.
+# The functions by which a run makes, changes and removes files, besides `open` and `write`.
 CALLS: list[tuple[Any, str]] = [
     *((os, n) for n in ("open", "mkdir", "fsync", "replace", "rename", "unlink", "rmdir")),
     (shutil, "copytree"),
@@ -43,12 +43,15 @@ class Disk:
     """A disk that fails once, at the n-th call that changes a file under a folder."""
 
     def __init__(self, folder: Path, fails_at: int, number: int) -> None:
-        self.folder, self.fails_at, self.number = str(folder), fails_at, number
+        self.folder = str(folder)
+        self.fails_at = fails_at
+        self.number = number  # of the error
         self.calls: list[str] = []
 
     def count(self, name: str, *arguments: Any) -> None:
-        """Take note of a call, and raise if it is the one to fail."""
-        path = next((one for one in arguments if isinstance(one, (str, os.PathLike))), None)
+        """Count a call, and raise if it is the one that fails."""
+        paths = [argument for argument in arguments if isinstance(argument, (str, os.PathLike))]
+        path = paths[0] if paths else None
         if path is None and arguments and isinstance(arguments[0], int):
             path = os.readlink(f"/proc/self/fd/{arguments[0]}")
         if path is None or not os.path.abspath(path).startswith(self.folder):
@@ -67,7 +70,7 @@ class Disk:
         return call
 
     def open(self, path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        """Open a file; one that is written counts, and its writes do."""
+        """Open a file; count the call and later writes if the file is opened to be written."""
         if not {*"wax+"} & {*mode}:
             return OPEN(path, mode, *arguments, **named)
         self.count("open", path)
@@ -78,7 +81,9 @@ class Written:
     """A file whose writes are counted."""
 
     def __init__(self, file: Any, disk: Disk, path: Any) -> None:
-        self.file, self.disk, self.path = file, disk, path
+        self.file = file
+        self.disk = disk
+        self.path = path
 
     def write(self, data: Any) -> int:
         self.disk.count("write", self.path)
@@ -98,7 +103,7 @@ OPEN = io.open
 
 
 def failing(folder: Path, fails_at: int, number: int, *flags: object) -> tuple[Disk, Any, str]:
-    """Run on a disk that fails at a call."""
+    """Run on a disk on which one call fails; return the disk and the results of `run`."""
     disk = Disk(folder, fails_at, number)
     with pytest.MonkeyPatch.context() as patch:
         for module, name in CALLS:
@@ -116,7 +121,7 @@ def _quick() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
+    """A run without faults."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     with prepared():
         assert run(*FLAGS, "--output-dir", directory)[0] is None
@@ -124,7 +129,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cut_off(whole: Path, directory: Path) -> None:
-    """Copy a run that was killed in a save and has a damaged checkpoint: much to put right."""
+    """Make a copy of a run that was killed during a save and has a damaged checkpoint."""
     shutil.copytree(whole, directory)
     for name in ("model", "summary.json", "memory.json"):
         path = directory / name
@@ -141,12 +146,14 @@ def cut_off(whole: Path, directory: Path) -> None:
 def test_each_call_fails_once(
     tmp_path: Path, whole: Path, numbers: tuple[int, ...], calls: set[int], begins: str
 ) -> None:
-    """Then the same command goes on from the newest whole checkpoint, to the same weights."""
-    model, seen = Path("model", "model.safetensors"), set()
+    """The same command then resumes from the newest whole checkpoint to the same weights."""
+    model = Path("model", "model.safetensors")
+    failed_calls = set()
     final = "" if begins == "with a model" else digest(whole / model)
     reference: dict[int, dict[str, str]] = {}
     for fails_at in (call for call in range(10_000) if call % 4 in calls):
-        directory, least = tmp_path / "one" / "run", 0
+        directory = tmp_path / "one" / "run"
+        least = 0
         number = numbers[fails_at % len(numbers)]
         if begins == "resumed":
             cut_off(whole, directory)
@@ -156,11 +163,11 @@ def test_each_call_fails_once(
             flags = (*flags, "--init-from", whole)
         disk, error, said = failing(directory.parent, fails_at, number, *flags)
         where = f"call {fails_at}, {disk.calls[fails_at : fails_at + 1]}: {error!r}\n{said}"
-        step, found = learned(directory)
+        step, digests = learned(directory)
         assert step >= least, where
-        assert reference.setdefault(step, found) == found, where
+        assert reference.setdefault(step, digests) == digests, where
         if len(disk.calls) > fails_at:
-            seen.add(disk.calls[fails_at].split()[0])
+            failed_calls.add(disk.calls[fails_at].split()[0])
             assert error is None or isinstance(error, UserError), where
             status = directory / "status.json"
             if error is not None and number != errno.EACCES and status.exists():
@@ -174,6 +181,6 @@ def test_each_call_fails_once(
         if len(disk.calls) <= fails_at:
             break
         shutil.rmtree(directory.parent)
-    kinds = {"open", "write", "mkdir", "fsync", "replace", "rename", "unlink", "save_file"}
-    assert seen >= kinds or len(calls) == 1
+    every_call = {"open", "write", "mkdir", "fsync", "replace", "rename", "unlink", "save_file"}
+    assert failed_calls >= every_call or len(calls) == 1
     assert reference.keys() == {0, *STEPS} if begins != "resumed" else {*STEPS}

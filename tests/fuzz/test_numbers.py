@@ -1,4 +1,4 @@
-"""Numbers and words that a flag may be given: a sentence, or a run that ends."""
+"""Extreme values of flags: a run ends with one sentence, or finishes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _quick() -> Iterator[None]:
     ],
 )
 def test_extremes(tmp_path: Path, flags: tuple[object, ...], said: str | None) -> None:
-    """Products that overflow, sizes that nothing holds, floats at the end of their range."""
+    """Products that overflow, sizes beyond any memory, floats at the end of their range."""
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", *flags)
     if said is None:
         assert error is None, repr(error)
@@ -66,7 +66,7 @@ def test_extremes(tmp_path: Path, flags: tuple[object, ...], said: str | None) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")
 def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces, each of which fits: it fails where it is asked for, and nothing kills it."""
+    """A model of many pieces, each of which fits, ends with advice; nothing kills the run."""
     monkeypatch.setattr("common.measure.memory.device_memory", lambda device: 64 * 2**20)
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", "--hidden-sizes", *[1500] * 10)
     assert isinstance(error, UserError), repr(error)
@@ -79,7 +79,7 @@ def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_no_memory_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: type[Exception]
 ) -> None:
-    """Not for what is to be said of it either, wherever it ends, unless the limit is lifted."""
+    """A run that meets the memory limit lifts it, so that it can still print its sentence."""
 
     def fill(*_: object, **__: object) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)

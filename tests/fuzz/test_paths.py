@@ -1,4 +1,4 @@
-"""Places that are none, for every flag that takes a path: one sentence, and nothing is made."""
+"""Unusable paths for every flag that takes one: a run ends with one sentence and makes no file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLACES = {
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Work in a folder with each of the places."""
+    """Work in a folder that has each of the unusable paths."""
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
@@ -52,7 +52,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @contextlib.contextmanager
 def somebody_else() -> Iterator[None]:
-    """Be a user whom a permission can stop."""
+    """Act as a user other than root, whom file permissions can stop."""
     if os.geteuid() != 0:
         yield
         return
@@ -69,7 +69,7 @@ def somebody_else() -> Iterator[None]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("flag", PATH_FLAGS)
 def test_place_that_is_none(flag: str, place: str) -> None:
-    """Whatever the reason is, and whatever else is asked for."""
+    """Each unusable path is refused, also with `--evaluate-only` and `--resume auto`."""
     if (flag, place) == ("--output-dir", "empty"):
         pytest.skip("the folder that one is in, which is one")
     others: list[tuple[str, ...]] = [(), ("--evaluate-only",), ("--resume", "auto")]
@@ -95,7 +95,7 @@ def test_place_that_is_none(flag: str, place: str) -> None:
     ],
 )
 def test_file_that_is_no_recipe(tmp_path: Path, text: str) -> None:
-    """For what imports one without running it: a search, variants, a prediction."""
+    """A file that is not a recipe is refused by the tools that import recipes."""
     path = tmp_path / "recipe.py"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError) as refused:
@@ -106,7 +106,7 @@ def test_file_that_is_no_recipe(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * 300])
 @pytest.mark.parametrize("name", ["init_from", "dataset", "project", "tags"])
 def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) -> None:
-    """NUL and half a character can't be typed, but be in a `config.json`."""
+    """NUL and half a character can't be typed, but a `config.json` may contain them."""
     config = {"recipe": "regression", "config": {name: [text] if name == "tags" else text}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     error, _ = run("--config", tmp_path / "config.json", *FLAGS, "--output-dir", "there/run")
@@ -120,7 +120,7 @@ def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) ->
 
 @pytest.mark.parametrize("place", PLACES)
 def test_run_that_is_none(place: str) -> None:
-    """For a prediction."""
+    """A prediction refuses an unusable path in place of a run."""
     with pytest.raises(UserError) as refused:
         finished_model(Path(PLACES[place]))
     assert "\n" not in refused.value.message

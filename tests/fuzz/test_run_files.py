@@ -1,4 +1,4 @@
-"""A run's own files, edited at any place: a sentence that names the file, or the run goes on."""
+"""A run's files, edited or damaged anywhere: the run resumes, or a sentence names the file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of each value in a nest, nests among them."""
+    """Yield the path (keys and indices) of each value in nested JSON, also of containers."""
     if place:
         yield place
     if isinstance(value, (dict, list)):
@@ -52,7 +52,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def edited(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield a nest with each of its values left out, and replaced by each of other kinds."""
+    """Yield copies of nested JSON in which one value is removed or replaced, and its path."""
     for place in places(value):
         for other in [..., *OTHERS]:
             changed = copy.deepcopy(value)
@@ -67,8 +67,9 @@ def edited(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def broken(path: Path) -> Iterator[bytes]:
-    """Yield what may have become of a file: cut, flipped bits, other text."""
-    whole, chance = path.read_bytes(), random.Random(path.name)
+    """Yield damaged contents of a file: cut, with a flipped bit, or other text."""
+    whole = path.read_bytes()
+    chance = random.Random(path.name)
     yield from (b"", b"\xff\xfe", b"[]", b"null", b"{}", b'{"a": ' * 100_000, b"\0" * 99)
     yield b'{"a": ' * 400 + b"1" + b"}" * 400
     for _ in range(20):
@@ -79,12 +80,13 @@ def broken(path: Path) -> Iterator[bytes]:
 
 
 def digests_of(directory: Path) -> set[str]:
-    """Return what the files of a run hold, but for the one that says how the run stands."""
+    """Return digests of all files of a run, except `status.json` and the lock."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {digest(path) for path in files if path.name not in ("status.json", ".lock")}
 
 
 def insist_on_a_sentence(error: BaseException | None, directory: Path) -> None:
+    """Check that an error is one short sentence that names the run or a flag."""
     assert isinstance(error, UserError), repr(error)
     assert "\n" not in error.message
     assert len(error.message) < 600
@@ -92,11 +94,11 @@ def insist_on_a_sentence(error: BaseException | None, directory: Path) -> None:
 
 
 def go_on(directory: Path, *flags: object) -> bool:
-    """Return whether a run goes on to its end; if not, a sentence says so, and nothing is lost."""
+    """Return whether a run resumes and finishes; if not, check its sentence and its files."""
     before = digests_of(directory)
     error, _ = run("--resume", directory, *flags)
     if isinstance(error, UserError) and "worse than --target" in error.message:
-        return True  # it was edited, and missed
+        return True  # the edit set a target, which the run missed
     if error is None:
         assert json.loads((directory / "status.json").read_text())["status"] == "finished"
         return True
@@ -107,20 +109,20 @@ def go_on(directory: Path, *flags: object) -> bool:
 
 @pytest.fixture
 def share(thorough: bool) -> int:
-    """Of how many cases one is tried."""
+    """One in `share` cases is tried."""
     return 11 if thorough else 40
 
 
 def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:
-    """Yield one in `share` of some cases, by chance, the same in each run."""
+    """Yield a random one in `share` of the cases, the same ones in each run."""
     chance = random.Random(0)
     return (case for case in cases if chance.random() < 1 / share)
 
 
 def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
-    """Each value of `config.json` is left out or of another kind.
+    """Each value of `config.json` is removed or replaced by one of another type.
 
-    The digest in the file is that of the edited contents, as in a file of another version.
+    The digest in the file is right, as in a file of another version.
     """
     directory = tmp_path / "run"
     facts = json.loads((killed / "config.json").read_text())
@@ -136,7 +138,7 @@ def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
 
 
 def test_edit_of_a_signed_config_is_refused(killed: Path, tmp_path: Path, share: int) -> None:
-    """Whichever value it is, before any other check; only the digest itself can be left out."""
+    """A change of any value is refused; only the digest itself may be missing."""
     directory = tmp_path / "run"
     shutil.copytree(killed, directory)
     facts = json.loads((killed / "config.json").read_text())
@@ -148,7 +150,7 @@ def test_edit_of_a_signed_config_is_refused(killed: Path, tmp_path: Path, share:
 
 
 def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
-    """And signed again: its digest is right, and its content is not."""
+    """An edited manifest with the right digest is refused, or the run resumes."""
     directory = tmp_path / "run"
     manifest = json.loads((killed / CHECKPOINTS[1] / MANIFEST).read_text())
     ends = [0, 0]
@@ -163,8 +165,9 @@ def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
 
 
 def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> None:
-    """They say how far a run came, and are not needed to go on."""
-    directory, rows = tmp_path / "run", (killed / "metrics.jsonl").read_text().splitlines()
+    """A resume does not need these files, so the run resumes whatever they contain."""
+    directory = tmp_path / "run"
+    rows = (killed / "metrics.jsonl").read_text().splitlines()
     status = json.loads((killed / "status.json").read_text())
     changes = [("status.json", json.dumps(changed)) for _, changed in edited(status)]
     changes += [
@@ -180,12 +183,13 @@ def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have names")
 def test_pipe_in_the_place_of_a_file(killed: Path, tmp_path: Path) -> None:
-    """Which nobody writes to: what reads it would wait for ever."""
+    """Nothing writes to the pipe, so a resume that read it would wait for ever."""
 
     def give_up(*_: object) -> None:
         raise KeyboardInterrupt  # which nothing turns into a sentence
 
-    directory, before = tmp_path / "run", signal.signal(signal.SIGALRM, give_up)
+    directory = tmp_path / "run"
+    before = signal.signal(signal.SIGALRM, give_up)
     files = [path.relative_to(killed) for path in killed.rglob("*") if path.is_file()]
     for name in (path for path in files if path.name != ".lock"):
         shutil.copytree(killed, directory)
@@ -205,7 +209,7 @@ def test_pipe_in_the_place_of_a_file(killed: Path, tmp_path: Path) -> None:
 
 
 def test_broken_bytes(killed: Path, tmp_path: Path, share: int) -> None:
-    """Cut, flipped and replaced, each file: a checkpoint that is broken is passed over."""
+    """Each file is cut, flipped or replaced; a resume skips a damaged checkpoint."""
     directory = tmp_path / "run"
     files = [
         path.relative_to(killed)
@@ -216,6 +220,6 @@ def test_broken_bytes(killed: Path, tmp_path: Path, share: int) -> None:
     for name, content in tried(cases, share):
         shutil.copytree(killed, directory)
         (directory / name).write_bytes(content)
-        went_on = go_on(directory)
-        assert went_on or name.name == "config.json", name
+        resumed = go_on(directory)
+        assert resumed or name.name == "config.json", name
         shutil.rmtree(directory)

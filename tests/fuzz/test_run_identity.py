@@ -1,8 +1,9 @@
-"""A machine of states over run directories: whatever happens to them, a run is never another's.
+"""A state machine over run directories: no run ever takes the files of another run for its own.
 
-Runs are started, killed at any moment, started twice, resumed; their files are copied, edited,
-flipped, cut, renamed and removed, in any order. Each command ends in success or in one sentence,
-goes on from the newest whole checkpoint of its own run, and loses none of another run's.
+In random order, the machine starts runs, kills them at any moment, starts them twice and resumes
+them. It copies, edits, damages, renames and removes their files. Each command must succeed or end
+with one sentence, resume from the newest whole checkpoint of its own run, and lose no checkpoint of
+another run.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from tests.unit.saved_config import contents_with
 NAMES = ("one", "two")
 LAST = 6  # updates of a run
 KEEP = 2
-ENDED: Counter[str] = Counter()  # how commands went
+ENDED: Counter[str] = Counter()  # how often commands began, resumed, were refused and so on
 
 
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
-    """The seed is another one in each run, and in all of its weights."""
+    """Each run has its own seed, which is also the initial value of all its weights."""
 
     dropout: float = 0.0
 
 
 class Counted:
-    """How far a training is."""
+    """The progress of a training: the number of updates."""
 
     step = 0
 
@@ -64,25 +65,26 @@ class Counted:
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take the step."""
+        """Restore the step."""
         self.step = state["step"]
 
 
 class Directory(RunDirectory):
-    """One whose lock is let go of when its process is killed, as the kernel does."""
+    """A run directory whose lock the test can release, as the kernel does after a kill."""
 
     def __init__(self, *arguments: Any, made: list[Directory]) -> None:
-        """Take it, and add it to those that were made, even if this fails."""
+        """Take the directory, and add it to `made` even if this fails."""
         made.append(self)
         super().__init__(*arguments)
 
 
 class Attempt:
-    """One process that trains: what a recipe does with the files of a run, and nothing else."""
+    """One process that trains: uses the files of a run as a recipe does, with a tiny model."""
 
     def __init__(self, config: Config, made: list[Directory] | None = None) -> None:
         """Take the directory, restore and write `config.json`; raise what ends the process."""
-        self.config, resumes = config, config.resume is not None
+        self.config = config
+        resumes = config.resume is not None
         self.directory = Directory(
             *(config.output_dir, "tiny", resumes, 0.0),
             lambda: was_finished_meanwhile(config, "tiny"),
@@ -95,8 +97,10 @@ class Attempt:
             raise
 
     def begin(self) -> None:
-        """Do what comes before the first update."""
-        self.model, self.progress, self.parts = nn.Linear(2, 1, bias=False), Counted(), Parts(0)
+        """Make the model, restore a checkpoint, and write `config.json`."""
+        self.model = nn.Linear(2, 1, bias=False)
+        self.progress = Counted()
+        self.parts = Parts(0)
         nn.init.constant_(self.model.weight, self.config.seed)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.parts.add("model", self.model)
@@ -109,8 +113,8 @@ class Attempt:
         )
         self.manifest = None
         if self.config.resume is not None:
-            asked = Path(self.config.resume).name
-            named = asked if asked.startswith("step-") else None
+            name = Path(self.config.resume).name
+            named = name if name.startswith("step-") else None
             self.manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         facts = contents_with(
             environment={"effective_batch_size": self.config.batch_size},
@@ -121,7 +125,7 @@ class Attempt:
         self.directory.write("config.json", facts)
 
     def identity(self) -> dict[str, Any]:
-        """Return what a manifest says of the run."""
+        """Return the facts of the run that a manifest holds."""
         flags = {n: v for n, v in vars(self.config).items() if not role_of(Config, n).free}
         del flags["mixed_precision"]
         facts = {"run_id": self.directory.run_id, "flags": flags, "recipe": "tiny"}
@@ -129,7 +133,7 @@ class Attempt:
         return facts | {"global_step": self.progress.step}
 
     def train(self, updates: int) -> None:
-        """Make updates, each with a checkpoint, some with a better model; perhaps finish."""
+        """Make updates, each with a checkpoint, some with a better model; finish at the last."""
         for _ in range(updates):
             if self.progress.step == LAST:
                 break
@@ -230,8 +234,8 @@ class Runs(RuleBasedStateMachine):
                 elif killed_at(patch, moment, work):
                     ENDED["killed"] += 1
             finally:
-                for taken in made:
-                    taken.release()
+                for run_directory in made:
+                    run_directory.release()
         if attempts:
             ENDED["began" if attempts[0].manifest is None else "resumed"] += 1
         self.check_kept(directory, before, attempts[0] if attempts else None)
@@ -239,13 +243,14 @@ class Runs(RuleBasedStateMachine):
             self.read_export(directory)
 
     def check_restored(self, attempt: Attempt, before: Whole) -> None:
-        """A run goes on with its own weights: the newest whole ones that it may take."""
+        """A run resumes with its own weights: the newest whole ones that `--resume` allows."""
         run_id, config = attempt.directory.run_id, attempt.config
         if config.resume is None:
             assert run_id not in self.seeds
             self.seeds[run_id] = config.seed
             return
-        # Whatever was edited or copied in, the run goes on as itself, also from update 0.
+        # Whatever was edited or copied in, the run keeps its identity, also if it starts at update
+        # 0.
         assert self.seeds[run_id] == config.seed
         weight = attempt.model.weight[0].tolist()
         assert weight[0] == config.seed
@@ -264,7 +269,7 @@ class Runs(RuleBasedStateMachine):
         assert attempt.progress.step >= max(steps, default=0)
 
     def check_kept(self, directory: Path, before: Whole, attempt: Attempt | None) -> None:
-        """Another run's checkpoints are where they were, or aside; of one's own, the newest is."""
+        """No checkpoint of another run is lost, nor the newest whole one of the run itself."""
         after = whole_checkpoints(self.root)
         own = None if attempt is None else attempt.directory.run_id
         for digest, (owner, _, path) in before.items():
@@ -290,7 +295,7 @@ class Runs(RuleBasedStateMachine):
         clears=st.booleans(),
     )
     def start(self, name: str, updates: int, moment: int | None, clears: bool) -> None:
-        """A fresh start, perhaps after the run that was there has been removed."""
+        """Start a run, perhaps after the directory was removed."""
         directory = self.root / name
         if clears:
             shutil.rmtree(directory, ignore_errors=True)
@@ -303,25 +308,25 @@ class Runs(RuleBasedStateMachine):
         step=st.none() | st.integers(1, LAST),
     )
     def resume(self, name: str, updates: int, moment: int | None, step: int | None) -> None:
-        """From the newest checkpoint, or from one that is named."""
+        """Resume from the newest checkpoint, or from one that is named."""
         directory = self.root / name
         asked = directory if step is None else directory / "checkpoints" / f"step-{step:08d}"
         self.launch(directory, lambda: command(directory, str(asked), None), updates, moment)
 
     @rule(name=st.sampled_from(NAMES), updates=st.integers(0, LAST))
     def resume_auto(self, name: str, updates: int) -> None:
-        """The supervisor's line."""
+        """Start or resume, as a supervisor does with `--resume auto`."""
         directory = self.root / name
         self.launch(directory, lambda: command(directory, "auto", None), updates, None)
 
     @rule(name=st.sampled_from(NAMES), resumes=st.booleans(), updates=st.integers(0, LAST))
     def start_twice(self, name: str, resumes: bool, updates: int) -> None:
-        """The second reads its command line before the first begins, and gets the lock after."""
+        """Start twice: the second command is read before the first run gets the lock."""
         directory = self.root / name
         config = None
         with ending_well():
-            asked = "auto" if resumes else None
-            config = command(directory, asked, None if resumes else self.next_seed + 1)
+            resume = "auto" if resumes else None
+            config = command(directory, resume, None if resumes else self.next_seed + 1)
         self.launch(directory, lambda: self.new_config(directory), updates, None)
         if config is not None:
             second = config
@@ -330,7 +335,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), resume=st.sampled_from([None, "auto"]))
     def start_while_another_runs(self, name: str, resume: str | None) -> None:
-        """The second is refused, and changes nothing."""
+        """Start a run while another one uses the directory: it is refused, and changes nothing."""
         directory = self.root / name
         shutil.rmtree(directory, ignore_errors=True)
         with ending_well():
@@ -348,7 +353,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def removed_while_it_runs(self, name: str) -> None:
-        """The run ends in a sentence, and makes no folder that looks like a run."""
+        """Remove the directory during the run: it ends with a sentence, and makes no new folder."""
         directory = self.root / name
         shutil.rmtree(directory, ignore_errors=True)
         with ending_well():
@@ -363,12 +368,12 @@ class Runs(RuleBasedStateMachine):
             finally:
                 attempt.directory.release()
 
-    # What else becomes of their files.
+    # What happens to their files otherwise.
 
     def files(self, name: str) -> list[Path]:
-        """Return the files of a run."""
-        found = sorted(path for path in (self.root / name).rglob("*") if path.is_file())
-        return [path for path in found if path.name != ".lock"]
+        """Return the files of a run, without the lock."""
+        paths = sorted(path for path in (self.root / name).rglob("*") if path.is_file())
+        return [path for path in paths if path.name != ".lock"]
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def damage(self, name: str, data: st.DataObject) -> None:
@@ -463,14 +468,14 @@ class Runs(RuleBasedStateMachine):
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return the files of a directory."""
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path): path.read_bytes() for path in found}
+    """Return the contents of all files of a directory, by path."""
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in paths}
 
 
 @contextlib.contextmanager
 def ending_well() -> Iterator[None]:
-    """Take the ends that a command may have: success, one sentence, nothing to do."""
+    """Accept the ways in which a command may end: success, one sentence, or nothing to do."""
     end: SystemExit | None = None
     try:
         yield
@@ -487,7 +492,7 @@ def ending_well() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process, whose checkpoints are written at once, and which waits for no disk."""
+    """Write checkpoints in the test's own thread, and do not wait for the disk."""
     PartialState(cpu=True)
     monkeypatch.setattr("common.checkpoints.store.threading.Thread", Inline)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -496,7 +501,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_never_anothers(thorough: bool) -> None:
-    """Any order of starts, kills, copies, edits, damage and resumes."""
+    """Random orders of starts, kills, copies, edits, damage and resumes keep runs apart."""
     run_state_machine_as_test(
         Runs,
         settings=settings(

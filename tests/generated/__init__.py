@@ -1,1 +1,1 @@
-"""Copies drawn from a grammar: what they log, keep and resume is held against what they did."""
+"""Copies drawn from a grammar; tests compare what they log, save and resume with what they did."""

@@ -1,4 +1,4 @@
-"""Draw copies from the grammar, and see that each one does what it says, or is told.
+"""Draw copies from the grammar, and check that each one keeps every guarantee.
 
 python -m tests.generated --cases 500 --seed 7
 """

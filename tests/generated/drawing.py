@@ -1,4 +1,4 @@
-"""Draws cases, always the same ones of a seed, and chooses few that have much between them."""
+"""Draws cases, the same ones for a seed, and chooses a few that cover most features."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hypothesis import seed as seeded
 
 from tests.generated.grammar import Case, cases
 
-# Later ones of a round are often like the first ones, with a few choices changed.
+# Later cases of a round often repeat the first ones with a few choices changed.
 CASES_OF_A_ROUND = 4
 
 
 def drawn(count: int, seed: int) -> list[Case]:
-    """Return so many different cases."""
-    found: dict[Case, None] = {}
+    """Return `count` different cases."""
+    distinct: dict[Case, None] = {}
     for number in itertools.count(seed * 1_000_003):
-        found |= dict.fromkeys(drawn_in_a_round(number))
-        if len(found) >= count:
+        distinct |= dict.fromkeys(drawn_in_a_round(number))
+        if len(distinct) >= count:
             break
-    return [*found][:count]
+    return [*distinct][:count]
 
 
 def drawn_in_a_round(seed: int) -> list[Case]:
     """Return a few cases, the first of which is the simplest."""
-    found: list[Case] = []
+    collected: list[Case] = []
 
     @seeded(seed)
     @settings(
@@ -37,14 +37,14 @@ def drawn_in_a_round(seed: int) -> list[Case]:
     )
     @given(cases())
     def collect(case: Case) -> None:
-        found.append(case)
+        collected.append(case)
 
     collect()
-    return found
+    return collected
 
 
 def covering(count: int, pool: list[Case]) -> list[Case]:
-    """Return cases of a pool, each with as many features as possible that those before lack."""
+    """Return cases of a pool. Each adds as many features as possible to those before it."""
     chosen: list[Case] = []
     seen: set[str] = set()
     left = [*pool]

@@ -1,4 +1,4 @@
-"""Computes a run's figures again, in one process in float64, from what each rank wrote down."""
+"""Computes a run's metrics again in float64, from the notes that each rank wrote."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from tests.generated.grammar import Case
 Record = dict[str, Any]
 Violate = Callable[[str, str], None]  # with a symptom, and details
 
-# Plain numbers may pass through float32; what is summed in another order differs in the last bits.
-RELATIVE, ABSOLUTE = 3e-6, 3e-7
-# What training logs besides what the copy records.
+# Tolerances: plain numbers may pass through float32, and another order of a sum changes its last
+# bits.
+RELATIVE = 3e-6
+ABSOLUTE = 3e-7
+# Metrics that training logs besides those that the copy records.
 OTHERS = {"train/grad_norm", "train/skipped_updates", "train/learning_rate"}
 
 
@@ -24,7 +26,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def training_figures(ranks: Iterable[Sequence[Record]], after: int, until: int) -> dict[str, float]:
-    """Return the means over all that ranks recorded in updates `after` + 1 to `until`."""
+    """Return the means over all ranks' records of the updates `after` + 1 to `until`."""
     values = defaultdict[str, list[float]](list)
     for records in ranks:
         for record in records:
@@ -38,7 +40,7 @@ def training_figures(ranks: Iterable[Sequence[Record]], after: int, until: int) 
 def evaluation_figures(
     ranks: Iterable[Sequence[Record]], purpose: str, step: int
 ) -> dict[str, float]:
-    """Return the figures of one evaluation, by what all ranks added in it."""
+    """Return the metrics of one evaluation, from what all ranks added in it."""
     count = 0
     totals = defaultdict[str, list[float]](list)
     losses: list[float] = []
@@ -69,12 +71,12 @@ def check_figures(
     summary: Mapping[str, Any],
     violate: Violate,
 ) -> None:
-    """Compare all that a run logged with what its ranks wrote down.
+    """Compare all metrics that a run logged with the notes of its ranks.
 
     Args:
-        records: gives the notes of a kind, for each rank.
-        rows: of `metrics.jsonl`.
-        violate: is called where something differs.
+        records: returns the notes of one kind for each rank.
+        rows: the rows of `metrics.jsonl`.
+        violate: is called for each difference.
     """
     check_training(case, records("record"), rows, summary, violate)
     check_evaluations(case, records("evaluation"), rows, summary, violate)
@@ -87,7 +89,7 @@ def check_training(
     summary: Mapping[str, Any],
     violate: Violate,
 ) -> None:
-    """Compare the lines that training logged, and the summary's loss of the last update."""
+    """Compare the rows that training logged, and the loss of the last update in the summary."""
     last = max(record["update"] for record in ranks[0])
     due = [step for step in range(1, last + 1) if step % case.log_every == 0 or step == last]
     logged = {row["progress/global_step"]: row for row in rows if "train/loss" in row}
@@ -96,8 +98,8 @@ def check_training(
     for before, step in zip([0, *due], due, strict=False):
         expected = training_figures(ranks, before, step)
         names = {name for name in logged[step] if name.startswith("train/")} - OTHERS
-        found = {name: logged[step][name] for name in names}
-        compare(expected, found, f"training, updates {before + 1} to {step}", violate)
+        recorded = {name: logged[step][name] for name in names}
+        compare(expected, recorded, f"training, updates {before + 1} to {step}", violate)
     loss = training_figures(ranks, last - 1, last)["train/loss"]
     compare({"train/loss": loss}, {"train/loss": summary["train/loss"]}, "the summary", violate)
 
@@ -123,7 +125,7 @@ def check_evaluations(
         if row["progress/global_step"] != step:
             violate("evaluations are logged at other steps", f"{row}\nevaluated at {steps}")
         is_replaced = step == steps[-1] and validation_prefix == final_prefix
-        if not is_replaced:  # by the final evaluation, in the same row
+        if not is_replaced:  # else the final evaluation wrote into the same row
             expected = evaluation_figures(ranks, "validation", step)
             compare_evaluation(expected, row, validation_prefix, f"evaluation {step}", violate)
     final_steps = {r["step"] for r in every if r["purpose"] == "final"}
@@ -138,25 +140,25 @@ def compare_evaluation(
     place: str,
     violate: Violate,
 ) -> None:
-    """Compare an evaluation's figures with those of a row that begin with a prefix."""
-    found = {
+    """Compare an evaluation's metrics with those of a row whose names begin with a prefix."""
+    logged = {
         name.removeprefix(prefix): value
         for name, value in row.items()
         if name.startswith(prefix) and not name.startswith(f"{prefix}best_")
     }
-    compare(expected, found, place, violate)
+    compare(expected, logged, place, violate)
 
 
 def compare(
-    expected: Mapping[str, float], found: Mapping[str, Any], place: str, violate: Violate
+    expected: Mapping[str, float], logged: Mapping[str, Any], place: str, violate: Violate
 ) -> None:
-    """Compare figures by name, all of them."""
-    if expected.keys() != found.keys():
-        missing = sorted(expected.keys() ^ found.keys())
-        violate("names are missing or too many", f"{place}: {missing}\n{expected}\n{found}")
-    for name in expected.keys() & found.keys():
+    """Compare metrics by name; both sides must have the same names."""
+    if expected.keys() != logged.keys():
+        missing = sorted(expected.keys() ^ logged.keys())
+        violate("names are missing or too many", f"{place}: {missing}\n{expected}\n{logged}")
+    for name in expected.keys() & logged.keys():
         value = expected[name]
-        logged = found[name]
-        is_number = isinstance(logged, (int, float))
-        if not is_number or not math.isclose(value, logged, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
-            violate("a figure is wrong", f"{place}: {name} is {logged}, and {value} was recorded")
+        other = logged[name]
+        is_number = isinstance(other, (int, float))
+        if not is_number or not math.isclose(value, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+            violate("a figure is wrong", f"{place}: {name} is {other}, and {value} was recorded")

@@ -1,15 +1,15 @@
-"""What a generated copy may be: the choices that Hypothesis draws from."""
+"""The choices from which Hypothesis draws a generated copy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.generated.notes import PLACES
 
-# What a metric may be given, as it stands in the copy: `number` counts micro-batches.
+# The values that a copy may record for a metric, as source code; `number` counts micro-batches.
 VALUES = {
     "constant": "100",
     "integer": "number",
@@ -25,7 +25,7 @@ VALUES = {
     "float16": "logits.half()",
     "bfloat16": "logits.bfloat16()",
 }
-# What an evaluation may add up: sums over a batch.
+# The totals that an evaluation may add, as source code: sums over a batch.
 TOTALS = {
     "hits": "(logits.argmax(-1) == labels).sum()",
     "hits as a number": "int((logits.argmax(-1) == labels).sum())",
@@ -68,7 +68,7 @@ MISTAKES = ("forgotten part", "unknown objective", "unread flag")
 
 @dataclass(frozen=True)
 class Metric:
-    """A name that a copy records, on which ranks and batches, and of what values in turn."""
+    """A metric of a copy: its values in turn, and the ranks and batches that record it."""
 
     name: str
     values: tuple[str, ...]
@@ -77,13 +77,13 @@ class Metric:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some ranks or batches lack it."""
+        """Whether some ranks or batches do not record it."""
         return (self.ranks, self.batches) != ("all", "all")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A copy; each default is the simplest choice."""
+    """The choices of one copy; each default is the simplest choice."""
 
     processes: int = 1
     accumulation: int = 1
@@ -120,56 +120,57 @@ class Case:
 
     @property
     def total_updates(self) -> int:
-        """How many updates the run makes, unless it stops early."""
+        """The number of updates of the run, unless it stops early."""
         return self.updates_per_epoch * self.epochs
 
     @property
     def kill_words(self) -> str:
-        """The place of the kill, as the copy's environment says it."""
+        """The place of the kill, as the copy reads it from its environment."""
         rank, share, place = self.kill
         micro_batches = self.total_updates * self.accumulation
         number = min(int(share * micro_batches), micro_batches - 1)
-        if place in ("step", "save"):  # which the last micro-batch of an update reaches
+        if place in ("step", "save"):  # only the last micro-batch of an update reaches them
             number += self.accumulation - 1 - number % self.accumulation
         return f"{rank % self.processes}:{number}:{place}"
 
     def features(self) -> list[str]:
-        """Return what this copy has that counts are kept of."""
-        if self.mistake is not None:  # it ends before the rest shows
+        """Return the features of this copy, for counts."""
+        if self.mistake is not None:  # the run ends before it uses the other features
             return [f"mistake: {self.mistake}"]
-        found = [f"{self.processes} processes", f"freezes {self.freezing}", f"loss {self.loss}"]
-        found += [f"scheduler {self.scheduler}", f"optimizer {self.optimizer}", *self.parts]
-        found += ["evaluation draws"] * self.evaluation_draws
-        found += ["sums.record" if self.evaluation_records else "sums.add"]
-        found += ["gradient noise"] * self.gradient_noise
-        found += ["early stopping"] * (self.early_stopping is not None)
-        uneven = [
-            metric for metric in self.metrics if (metric.ranks, metric.batches) != ("all",) * 2
-        ]
-        found += ["names by rank or batch"] * bool(uneven)
-        return found
+        features = [f"{self.processes} processes", f"freezes {self.freezing}", f"loss {self.loss}"]
+        features += [f"scheduler {self.scheduler}", f"optimizer {self.optimizer}", *self.parts]
+        features += ["sums.record" if self.evaluation_records else "sums.add"]
+        if self.evaluation_draws:
+            features.append("evaluation draws")
+        if self.gradient_noise:
+            features.append("gradient noise")
+        if self.early_stopping is not None:
+            features.append("early stopping")
+        if any(metric.is_uneven for metric in self.metrics):
+            features.append("names by rank or batch")
+        return features
 
 
 def metrics(names: str, choices: dict[str, str], most: int) -> st.SearchStrategy[Any]:
-    """Return a strategy of up to so many metrics, each with one or two values in turn."""
-    one = st.builds(
+    """Return a strategy of up to `most` metrics, each with one or two values in turn."""
+    metric = st.builds(
         Metric,
         name=st.sampled_from([*names]),
         values=st.lists(st.sampled_from([*choices]), min_size=1, max_size=2).map(tuple),
         ranks=st.sampled_from([*RANKS]),
         batches=st.sampled_from([*BATCHES]),
     )
-    return st.lists(one, max_size=most, unique_by=lambda metric: metric.name).map(tuple)
+    return st.lists(metric, max_size=most, unique_by=lambda metric: metric.name).map(tuple)
 
 
 def single_totals(drawn: tuple[Metric, ...]) -> tuple[Metric, ...]:
-    """Keep the first value of each: totals of one name have one shape."""
-    return tuple(Metric(one.name, one.values[:1], one.ranks, one.batches) for one in drawn)
+    """Keep only the first value of each metric, because totals of one name have one shape."""
+    return tuple(replace(total, values=total.values[:1]) for total in drawn)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a copy that is sensible: what it refuses, beyond `mistake`, it should not refuse."""
+    """Draw a copy that must run; only a `mistake` may make the run refuse it."""
     processes = draw(st.sampled_from((1, 2)))
     validation = draw(st.one_of(st.none(), st.integers(1, 13)))
     test = draw(st.integers(1, 13) if validation is None else st.none() | st.integers(1, 13))

@@ -1,7 +1,7 @@
-"""What a generated copy writes down of itself, for the tests to compute its figures again.
+"""Notes that a generated copy writes, from which the tests compute its metrics again.
 
-Each rank appends lines of JSON to a file of its own, next to the run directory. Where the
-environment says so, the copy kills its whole job.
+Each rank appends lines of JSON to a file of its own, next to the run directory. If a variable of
+the environment names a place in the loop, the copy kills its whole job there.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ class Notes:
         self.kill = (int(number), place) if int(killed_rank) == rank else None
 
     def write(self, kind: str, **values: Any) -> None:
+        """Append a note, which `Ended.records` finds by its kind."""
         with self.path.open("a") as file:
             file.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def reached(self, number: int, place: str) -> None:
-        """Kill every process of the job, as a power cut would, if it is to end here."""
+        """Kill every process of the job, as a power cut would, if this is the place of the kill."""
         if (number, place) == self.kill:
             os.killpg(0, signal.SIGKILL)
 
     def recorded(self, update: int, loss: Any, metrics: Mapping[str, Any]) -> None:
-        """Note what is given to ``run.record`` in an update, counted from 1."""
+        """Note the arguments of ``run.record`` in an update, counted from 1."""
         named = {name: elements(value) for name, value in metrics.items()}
         self.write("record", update=update, loss=elements(loss), metrics=named)
 
@@ -55,7 +56,7 @@ class Notes:
         loss: Any = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Note what is given to ``sums.add`` (totals) or ``sums.record`` (loss and metrics)."""
+        """Note the arguments of ``sums.add`` (totals) or ``sums.record`` (loss and metrics)."""
         added = {name: elements(value) for name, value in (totals or {}).items()}
         named = {name: elements(value) for name, value in (metrics or {}).items()}
         mean_loss = None if loss is None else elements(loss)
@@ -87,9 +88,9 @@ def elements(value: Any) -> list[float]:
 
 
 def digest(part: nn.Module) -> str:
-    """Return a digest of a part's parameters, the same only where all bits are."""
-    found = hashlib.sha256()
+    """Return a digest of all bits of a part's parameters."""
+    sha256 = hashlib.sha256()
     for name, parameter in part.named_parameters():
-        found.update(name.encode())
-        found.update(parameter.detach().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(name.encode())
+        sha256.update(parameter.detach().contiguous().numpy().tobytes())
+    return sha256.hexdigest()

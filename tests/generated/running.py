@@ -1,4 +1,4 @@
-"""Runs generated copies in forks of a process that has the libraries, and checks what they did."""
+"""Runs generated copies in forks of a process that has the libraries, and checks their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNREAD_FLAG = ("--warmup-steps", "2")  # for a copy that has a scheduler of its 
 
 
 class ViolationError(AssertionError):
-    """What a copy did is not what it should: a word for counts, and what a person needs to see."""
+    """A copy broke a guarantee: `symptom` is a short text for counts, the message has details."""
 
     def __init__(self, symptom: str, details: str) -> None:
         super().__init__(f"{symptom}\n{details}")
@@ -41,7 +41,7 @@ class ViolationError(AssertionError):
 
 @dataclass(frozen=True)
 class Ended:
-    """A launch of a copy that is over."""
+    """A launch of a copy that has ended."""
 
     returncode: int | None  # below 0: the signal that ended it; None: it took too long
     output: str
@@ -49,12 +49,12 @@ class Ended:
     notes: Path
 
     def records(self, kind: str) -> list[list[Record]]:
-        """Return the notes of a kind, for each rank."""
-        found = []
+        """Return the notes of one kind for each rank."""
+        notes_of_ranks = []
         for path in sorted(self.notes.glob("rank-*.jsonl")):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found.append([line for line in lines if line["kind"] == kind])
-        return found
+            notes_of_ranks.append([line for line in lines if line["kind"] == kind])
+        return notes_of_ranks
 
     @property
     def reason(self) -> str:
@@ -62,7 +62,7 @@ class Ended:
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         lines = [re.sub(r"^\[rank\d\]: ", "", line) for line in lines]
         errors = [line for line in lines if ERROR.match(line)]
-        # A rank that is left alone says so in its own words.
+        # A rank whose peer has ended reports an error of gloo, which is not the cause.
         causes = [line for line in errors if "gloo" not in line]
         reason = (causes or errors or lines or ["(no output)"])[0]
         return re.sub(r"[\d.:]*\d+", "N", reason)[:MOST_LETTERS]
@@ -82,21 +82,21 @@ class Copies:
             )
         deadline = time.monotonic() + MOST_SECONDS
         while not path.exists():
-            said = path.with_suffix(".log").read_text()
-            assert self.process.poll() is None, said
-            assert time.monotonic() < deadline, said
+            log = path.with_suffix(".log").read_text()
+            assert self.process.poll() is None, log
+            assert time.monotonic() < deadline, log
             time.sleep(0.01)
         self.template = Template(path, self.environment)
 
     def close(self) -> None:
-        """End what still runs, and the warm process."""
+        """End the copies that still run, and the warm process."""
         self.template.close()
         self.process.wait(30)
 
     def launch(
         self, recipe: Path, directory: Path, processes: int, *flags: str, kill: str = ""
     ) -> Ended:
-        """Run a copy to its end; `kill` says where it is to kill itself."""
+        """Run a copy to its end; `kill` is the place where it kills itself, see `Notes.reached`."""
         notes = directory.with_name(f"{directory.name}-notes")
         variables = {FOLDER: str(notes)} | ({KILL: kill} if kill else {})
         log = directory.with_name(f"{directory.name}.log")
@@ -116,10 +116,10 @@ class Copies:
 
 
 def check(case: Case, copies: Copies, folder: Path) -> None:
-    """Run a case's copy in every way, in a new folder.
+    """Run a case's copy to its end, killed and resumed, and only evaluating, in a new folder.
 
     Raises:
-        ViolationError: what is wrong.
+        ViolationError: the copy broke a guarantee.
     """
     folder.mkdir(parents=True)
     recipe = folder / "copied.py"
@@ -143,7 +143,7 @@ def violate(symptom: str, details: str) -> None:
 
 
 def insist_on_success(ended: Ended, name: str) -> None:
-    """Raise a `ViolationError` unless a run ended well, as its status says, too."""
+    """Raise a `ViolationError` unless a run succeeded and its status is "finished"."""
     if ended.returncode is None:
         raise ViolationError(f"{name} hangs", ended.output[-3000:])
     if ended.returncode != 0:
@@ -174,7 +174,7 @@ def check_refusal(case: Case, copies: Copies, recipe: Path) -> None:
 
 
 def check_clipping(case: Case, whole: Ended) -> None:
-    """After `run.clip_grad_norm_`, the gradients' norm is at most what was asked for."""
+    """After `run.clip_grad_norm_`, the norm of the gradients is at most `--max-grad-norm`."""
     if not case.max_grad_norm:
         return
     for rank, records in enumerate(whole.records("clipped")):
@@ -185,27 +185,28 @@ def check_clipping(case: Case, whole: Ended) -> None:
 
 
 def check_weights(whole: Ended) -> None:
-    """All ranks end with the same bits."""
+    """All ranks end with the same weights, bit for bit."""
     digests = [records[0]["digests"] for records in whole.records("end")]
     if any(other != digests[0] for other in digests):
         raise ViolationError("the ranks' weights differ", json.dumps(digests, indent=1))
 
 
 def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
-    """A run that was killed and resumed ends with the bits of one that nothing stopped."""
+    """A run that was killed and resumed ends with the same bits as one that was not stopped."""
     directory = recipe.parent / "killed"
     killed = copies.launch(recipe, directory, case.processes, kill=case.kill_words)
     if killed.returncode == 0:  # it stopped early, before the place of the kill
         resumed = killed
     else:
-        # Beside the notes of the killed run, whose last line may be torn.
+        # Move the notes of the killed run aside, because their last line may be incomplete.
         killed.notes.rename(folder_of_killed(killed.notes))
         resumed = copies.launch(recipe, directory, case.processes, "--resume", "auto")
         insist_on_success(resumed, "the resumed run")
     at = f"killed at {case.kill_words}\n{killed.output[-1500:]}\n{resumed.output[-3000:]}"
-    expected, found = learned(whole.directory), learned(directory)
-    if found != expected:
-        raise ViolationError("a kill changes rows", f"{at}\n{differing(expected, found)}")
+    expected = learned(whole.directory)
+    rows = learned(directory)
+    if rows != expected:
+        raise ViolationError("a kill changes rows", f"{at}\n{differing(expected, rows)}")
     if final_weights(directory) != final_weights(whole.directory):
         raise ViolationError("a kill changes the weights", at)
     digests = [[rank[-1]["digests"] for rank in run.records("end")] for run in (whole, resumed)]
@@ -214,26 +215,27 @@ def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
 
 
 def folder_of_killed(notes: Path) -> Path:
-    """Return where the notes of a killed run are put aside."""
+    """Return the folder to which the notes of a killed run are moved."""
     return notes.with_name(f"{notes.name}-before")
 
 
 def check_evaluation_alone(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
-    """An evaluation that draws random numbers gives its figures again with --evaluate-only."""
+    """With --evaluate-only, an evaluation that draws random numbers gives the same metrics."""
     flags = ("--evaluate-only", "--init-from", str(whole.directory))
     again = copies.launch(recipe, recipe.parent / "again", case.processes, *flags)
     insist_on_success(again, "--evaluate-only")
     prefix = "val/" if case.test is None else "test/"
-    expected, found = (
-        {
-            name: value
-            for name, value in read(run, "summary.json").items()
-            if name.startswith(prefix) and "best" not in name
-        }
-        for run in (whole, again)
-    )
-    if found != expected:
-        raise ViolationError("--evaluate-only has other figures", f"{expected}\n{found}")
+    expected = final_metrics(whole, prefix)
+    metrics = final_metrics(again, prefix)
+    if metrics != expected:
+        raise ViolationError("--evaluate-only has other figures", f"{expected}\n{metrics}")
+
+
+def final_metrics(ended: Ended, prefix: str) -> dict[str, Any]:
+    """Return the metrics of `summary.json` that begin with a prefix, without the best value."""
+    summary = read(ended, "summary.json")
+    names = [name for name in summary if name.startswith(prefix) and "best" not in name]
+    return {name: summary[name] for name in names}
 
 
 def read(ended: Ended, name: str) -> Mapping[str, Any]:
@@ -246,8 +248,8 @@ def rows_of(ended: Ended) -> list[Record]:
     return [json.loads(line) for line in (ended.directory / "metrics.jsonl").open()]
 
 
-def differing(expected: list[Record], found: list[Record]) -> str:
-    """Return the rows in which two runs differ."""
-    pairs = zip(expected, found, strict=False)
-    lines = [f"- {one}\n+ {other}" for one, other in pairs if one != other]
-    return f"{len(expected)} and {len(found)} rows\n" + "\n".join(lines)
+def differing(expected: list[Record], rows: list[Record]) -> str:
+    """Return the rows in which two runs differ, as text."""
+    pairs = zip(expected, rows, strict=False)
+    lines = [f"- {before}\n+ {after}" for before, after in pairs if before != after]
+    return f"{len(expected)} and {len(rows)} rows\n" + "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Copies that Hypothesis draws do what they say: a few by default, more as slow tests.
+"""Generated copies keep every guarantee: a few by default, more as slow tests.
 
-`python -m tests.generated --cases 500 --seed 7` draws as many as one wants.
+`python -m tests.generated --cases 500 --seed 7` draws more of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.generated.running import Copies, ViolationError, check
 from tests.generated.writing import recipe_of
 from tests.launch import Runner
 
-COUNT, BY_DEFAULT = 36, 6
+COUNT = 36
+BY_DEFAULT = 6
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,13 @@ def pool() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def chosen(pool: list[Case]) -> list[Case]:
-    """The cases that are run: the first few have much of the grammar between them."""
+    """The cases that are run; the first few cover most features of the grammar."""
     return covering(COUNT, pool)
 
 
 @pytest.fixture(scope="module")
 def copies(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
-    """What launches copies."""
+    """Launches copies."""
     launcher = Copies(runner, tmp_path_factory.mktemp("copies"))
     yield launcher
     launcher.close()
@@ -46,7 +47,7 @@ def copies(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("number", first(BY_DEFAULT, range(COUNT)))
 def test_generated_copy(number: int, chosen: list[Case], copies: Copies, tmp_path: Path) -> None:
-    """Its figures are those recomputed, its ranks agree, a kill changes no bit; or it is told."""
+    """Its metrics are right, ranks agree, a kill changes no bit; a mistake gets one sentence."""
     case = chosen[number]
     try:
         check(case, copies, tmp_path / "case")
@@ -54,9 +55,9 @@ def test_generated_copy(number: int, chosen: list[Case], copies: Copies, tmp_pat
         pytest.fail(f"{violation}\n\n{case}\n\n{recipe_of(case)}", pytrace=False)
 
 
-# What drawn cases have found. Batches of three samples of six numbers begin at addresses that
-# vector instructions treat differently: a resumed run has to lay them out as the whole run did.
-FOUND = Case(
+# A case that once failed. Batches of three samples of six numbers begin at addresses that
+# vector instructions treat differently: a resumed run must lay them out as the whole run did.
+UNALIGNED = Case(
     batch_size=3,
     updates_per_epoch=4,
     validation=13,
@@ -71,12 +72,12 @@ FOUND = Case(
 
 
 def test_a_kill_between_unaligned_batches_changes_no_bit(copies: Copies, tmp_path: Path) -> None:
-    """Nor does it with batches whose size is no power of two."""
-    check(FOUND, copies, tmp_path / "case")
+    """A resumed run lays out batches in memory as the whole run did."""
+    check(UNALIGNED, copies, tmp_path / "case")
 
 
 def test_each_copy_is_python(pool: list[Case]) -> None:
-    """And nothing of the template is left in it."""
+    """Each copy parses, and contains no marks of the template."""
     for case in pool:
         source = recipe_of(case)
         ast.parse(source)
@@ -85,7 +86,7 @@ def test_each_copy_is_python(pool: list[Case]) -> None:
 
 
 def test_the_few_have_much_of_the_grammar(pool: list[Case], chosen: list[Case]) -> None:
-    """Between them, the chosen cases have every feature of the pool, and the first ones most."""
+    """Together, the chosen cases have every feature of the pool, and the first few have most."""
     every = {feature for case in pool for feature in case.features()}
     assert {feature for case in chosen for feature in case.features()} == every
     few = {feature for case in chosen[:BY_DEFAULT] for feature in case.features()}
@@ -143,7 +144,7 @@ SUMMARY = {"train/loss": 4.0, "test/loss": 1.5, "test/hits": 0.5, "test/count": 
 
 
 def violations(rows: list[Record], summary: dict[str, Any]) -> list[str]:
-    """Return what is wrong with figures, given what the ranks wrote down above."""
+    """Return the symptoms that the check finds in these rows, with the notes above."""
     symptoms: list[str] = []
     check_figures(
         CASE, RECORDS.__getitem__, rows, summary, lambda symptom, _: symptoms.append(symptom)
@@ -152,7 +153,7 @@ def violations(rows: list[Record], summary: dict[str, Any]) -> list[str]:
 
 
 def test_right_figures_are_right() -> None:
-    """Nothing is wrong with figures that were computed by hand."""
+    """The check accepts metrics that were computed by hand."""
     assert violations(ROWS, SUMMARY) == []
 
 
@@ -161,7 +162,7 @@ def test_right_figures_are_right() -> None:
     [(row, name) for row, values in enumerate(ROWS) for name in values if "/global" not in name],
 )
 def test_a_wrong_figure_is_seen(row: int, name: str) -> None:
-    """One that is a thousandth too large, and one that is not there."""
+    """The check sees a metric that is a thousandth too large, and one that is missing."""
     rows = copy.deepcopy(ROWS)
     rows[row][name] *= 1.001
     assert violations(rows, SUMMARY) == ["a figure is wrong"]
@@ -172,5 +173,5 @@ def test_a_wrong_figure_is_seen(row: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", SUMMARY)
 def test_a_wrong_final_figure_is_seen(name: str) -> None:
-    """In the summary, too."""
+    """The check sees a wrong metric in the summary, too."""
     assert violations(ROWS, {**SUMMARY, name: SUMMARY[name] + 0.01}) == ["a figure is wrong"]

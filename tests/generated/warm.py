@@ -1,9 +1,8 @@
-"""A process that copies are forked from: it has the libraries, and the shared code besides.
+"""The process from which generated copies are forked: it has imported the libraries and `common`.
 
-It is itself a fork of the process in `tests/template.py`, and serves as that does. It leaves out
-what takes time and says nothing about a copy: copies write small files in quick succession, and no
-test cuts the power, so nothing waits for the disk. Nor does a copy measure how fast the processor
-multiplies.
+It is a fork of the process in `tests/template.py`, and serves requests in the same way. To save
+time, it leaves out two things. `os.fsync` does nothing, because copies write many small files and
+no test cuts the power. The speed of the processor is not measured.
 
 python tests/generated/warm.py SOCKET
 """
@@ -20,7 +19,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def prepare() -> None:
-    """Import what every copy needs, and leave out what none does."""
+    """Import the modules that every copy needs, and replace the slow functions."""
     from common.config import TrainingConfig
     from common.measure import peak
 
@@ -29,7 +28,7 @@ def prepare() -> None:
     os.fsync = do_not_wait
     if hasattr(peak, "measured_tflops"):
         setattr(peak, "measured_tflops", lambda *arguments: 1.0)  # noqa: B010
-    # What tyro finds out of the shared flags' types, it remembers.
+    # Tyro remembers what it has found out about the types of the shared flags.
     tyro.cli(TrainingConfig, args=[])
 
 
@@ -49,7 +48,7 @@ def listen(path: str) -> socket.socket:
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS.parent))
     prepare()
-    # `template.py` takes its own folder away from the beginning of the path.
+    # `template.py` removes the first entry of the path, which is its own folder.
     sys.path.insert(0, str(TESTS))
     LISTENER = listen(sys.argv[1])
     SOURCE = (TESTS / "template.py").read_text()

@@ -1,4 +1,4 @@
-"""Writes a case as a recipe file that a person can read: a copy, as a user would make one."""
+"""Writes a case as a recipe file, as a user would write a copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.generated.grammar import BATCHES, OPTIMIZERS, RANKS, TOTALS, VALUES, Case, Metric
 
-# A line that ends in "#? name" stands in the copy only where the case has that name.
+# A line that ends in "#? name" is part of the copy only if the case has the option of this name.
 OPTION = re.compile(r"  #\? (.+)$")
 
 TEMPLATE = '''\

@@ -25,7 +25,7 @@ DEVICE_TYPE = "cuda" if HAS_GPU else "cpu"
 
 @pytest.fixture(autouse=True)
 def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip where there is no GPU; keep decoded and tokenised data in the test's own folder."""
+    """Skip if there is no GPU; keep decoded and tokenised data in the test's own folder."""
     if not HAS_GPU and "GPU_TESTS_ANYWHERE" not in os.environ:
         pytest.skip("no CUDA GPU, or hidden by tests/conftest.py: see tests/gpu/conftest.py")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -34,13 +34,13 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def half() -> str:
-    """The 16-bit precision of this machine, or fp32 where it has none."""
+    """The 16-bit precision of this machine, or fp32 if it has none."""
     return choose_precision("auto", not HAS_GPU)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Callable[[str], dict[str, object]]:
-    """Return what a recipe is to train on, as fields of its `Config`; nothing is downloaded."""
+    """Return, by recipe, fields of its `Config` for small data; nothing is downloaded."""
 
     def settings(recipe: str) -> dict[str, object]:
         if recipe == "bert":
@@ -55,7 +55,7 @@ def small(tmp_path: Path) -> Callable[[str], dict[str, object]]:
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
-    """Run scripts in processes of their own, on the device that is tested."""
+    """Runs scripts in processes of their own, on the tested device."""
     return Launcher(tmp_path, DEVICE_TYPE)
 
 

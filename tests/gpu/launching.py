@@ -1,4 +1,4 @@
-"""Launches scripts on the device that is tested, and insists that they ran on it."""
+"""Launches scripts on the tested device, and checks that they used it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LAUNCH_SECONDS = 300
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a launch: `common` can be imported from this repository.
+    """Return the variables of a launch, so that `common` is imported from this repository.
 
-    What `PYTHONPATH` already names stays on it, such as a folder of packages brought along.
+    Folders that `PYTHONPATH` already names stay on it, such as one with further packages.
     """
     folders = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}

@@ -1,4 +1,4 @@
-"""A checkpoint's copy of tensors on a GPU; and a run that is killed there and resumed."""
+"""Checkpoints copy tensors of a GPU, and a run that was killed on it resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensors_of_many_shapes(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
-    """Training may change the tensors while they are on their way to the disk."""
+    """Training may change the tensors while the checkpoint is being written."""
     tensors = tensors_of_many_shapes(default_device())
     expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
     checkpoints = Checkpoints(tmp_path, 0, 1, 2, 60.0, default_device())
@@ -67,7 +67,7 @@ def test_resume_after_a_kill_ends_in_the_same_bits(
     half: str,
     tmp_path: Path,
 ) -> None:
-    """With `--deterministic`: losses, loss scale and weights."""
+    """With `--deterministic`, losses, loss scale and weights equal those of an unstopped run."""
     script = REPOSITORY / "recipes" / f"{recipe}.py"
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"

@@ -1,4 +1,4 @@
-"""That fp32 is fp32 and TF32 is not, attention without padding, and the batch that fits."""
+"""Precision of matrix products, attention without padding, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.models.test_packing import LENGTHS, loss_and_gradients, tiny_ber
 
 @pytest.fixture(autouse=True)
 def settings_of_torch() -> Iterator[None]:
-    """Put torch's settings back."""
+    """Restore torch's settings after each test."""
     yield
     accelerator.set_kernels("no", deterministic=False)
 
@@ -29,9 +29,10 @@ def settings_of_torch() -> Iterator[None]:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", ["no", "tf32", "fp16"])
 def test_products_are_as_exact_as_their_precision(precision: str, compiled: bool) -> None:
-    """TF32 keeps 10 bits of 23: its error shows, and is in no other precision's fp32."""
+    """TF32 keeps 10 of 23 bits, so its error is large; other precisions leave fp32 exact."""
     accelerator.set_kernels(precision, deterministic=False)
-    random, device = torch.Generator().manual_seed(0), default_device()
+    random = torch.Generator().manual_seed(0)
+    device = default_device()
     left, right = (torch.randn(512, 512, generator=random) for _ in range(2))
     images = torch.randn(8, 32, 16, 16, generator=random)
     kernels = torch.randn(32, 32, 3, 3, generator=random)
@@ -39,16 +40,17 @@ def test_products_are_as_exact_as_their_precision(precision: str, compiled: bool
         (torch.matmul, left, right),
         (F.conv2d, images, kernels),
     ]
-    for operation, one, other in operations:
-        exact = operation(one.double(), other.double())
+    for operation, first, second in operations:
+        exact = operation(first.double(), second.double())
         run = torch.compile(operation) if compiled else operation
-        error = (run(one.to(device), other.to(device)).cpu() - exact).abs().max() / exact.std()
+        product = run(first.to(device), second.to(device)).cpu()
+        error = (product - exact).abs().max() / exact.std()
         assert (error > 1e-4) == (precision == "tf32" and HAS_GPU), operation
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_packed_bert_is_the_padded_one_and_drops(compiled: bool) -> None:
-    """By FlashAttention's kernel, of sequences as they are: losses, gradients and dropout."""
+    """FlashAttention's kernel for packed sequences gives the same loss and gradients as padding."""
     device = default_device()
     positions = packing.token_positions(LENGTHS, 24).to(device)
 
@@ -65,26 +67,28 @@ def test_packed_bert_is_the_padded_one_and_drops(compiled: bool) -> None:
                 assert packing.has_variable_length_kernel(positions.float())
             return loss_and_gradients(model.to(device), **others)
 
-    (loss, gradients), (packed_loss, packed) = train(packed=False), train(packed=True)
+    loss, gradients = train(packed=False)
+    packed_loss, packed = train(packed=True)
     torch.testing.assert_close(packed_loss, loss, rtol=0.02, atol=0.02)
     for name, gradient in gradients.items():
         size = gradient.norm() + 1e-3
         assert (packed[name] - gradient).norm() < 0.1 * size, name
-    dropped, found = train(packed=True, dropped=0.5)
-    again, found_again = train(packed=True, dropped=0.5)
-    assert dropped == again
-    assert (dropped - packed_loss).abs() > 1e-3
-    assert all(gradient.isfinite().all() for gradient in found.values())
+    loss_with_dropout, first = train(packed=True, dropped=0.5)
+    loss_again, second = train(packed=True, dropped=0.5)
+    assert loss_with_dropout == loss_again
+    assert (loss_with_dropout - packed_loss).abs() > 1e-3
+    assert all(gradient.isfinite().all() for gradient in first.values())
     name = "bert.encoder.layer.0.attention.self.query.weight"
-    torch.testing.assert_close(found[name], found_again[name], rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(first[name], second[name], rtol=1e-2, atol=1e-4)
 
 
 @pytest.mark.parametrize("flag", ["--no-compile", "--compile"])
 def test_batch_size_is_found(
     flag: str, launcher: Launcher, small: Callable[[str], dict[str, object]], tmp_path: Path
 ) -> None:
-    """It divides the update; what was tried is shown, and the flags that are fastest."""
-    script, directory = REPOSITORY / "recipes" / "mnist_mlp.py", tmp_path / "run"
+    """The chosen micro-batch divides the update, and the run prints the fastest flags."""
+    script = REPOSITORY / "recipes" / "mnist_mlp.py"
+    directory = tmp_path / "run"
     settings = {**small("mnist_mlp"), "gradient_accumulation_steps": 4, "max_steps": 6}
     flags = [*as_flags(settings), "--auto-batch-size", flag, "--tracker", "none", "--log-every", 1]
     run = launcher.run(script, *flags, "--output-dir", directory, directory=directory)

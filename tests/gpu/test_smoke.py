@@ -1,4 +1,4 @@
-"""Each recipe once, as short as can be: what to run first on a new machine."""
+"""Each recipe once, as short as possible: run this first on a new machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_smoke_recipe_trains_is_killed_and_resumes(
     half: str,
     tmp_path: Path,
 ) -> None:
-    """On the device, in 16 bits, with checkpoints that are written while training goes on."""
+    """On the device, in 16 bits, with checkpoints that are written during training."""
     script = REPOSITORY / "recipes" / f"{recipe}.py"
     directory = tmp_path / "run"
     settings = {

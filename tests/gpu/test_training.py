@@ -28,11 +28,12 @@ Small = Callable[[str], dict[str, object]]
 def test_an_overflow_is_skipped_and_halves_the_scale(
     recipe: str, launcher: Launcher, small: Small, tmp_path: Path
 ) -> None:
-    """It doubles after four updates without one, and losses stay near those of fp32."""
+    """The scale doubles after four updates without one, and losses stay near those of fp32."""
     flags = [*as_flags(small(recipe)), "--max-steps", 12, "--epochs", 9, "--log-every", 1]
     flags += ["--tracker", "none", "--gradient-accumulation-steps", 2, "--output-dir"]
     path = REPOSITORY / "recipes" / f"{recipe}.py"
-    half, full = tmp_path / "half", tmp_path / "full"
+    half = tmp_path / "half"
+    full = tmp_path / "full"
     words = (*WILD, path, *flags, half, "--mixed-precision", "fp16")
     run = launcher.run(SCRIPT, *words, directory=half)
     assert_scale_follows_overflows(run)
@@ -44,7 +45,7 @@ def test_an_overflow_is_skipped_and_halves_the_scale(
 
 
 def trained(recipe: str, steps: int, settled: int, **settings: object) -> Training:
-    """Train in this process, a wait in the loop being an error after `settled` updates."""
+    """Train in this process; after `settled` updates, a wait for the device is an error."""
     module = load_recipe(recipe)
     with isolated(threads()), without_waiting(module, settled):
         training = train_recipe(module, steps, **settings)
@@ -58,14 +59,14 @@ def trained(recipe: str, steps: int, settled: int, **settings: object) -> Traini
 def test_the_loop_waits_for_the_device_nowhere_but_to_log(
     recipe: str, small: Small, half: str
 ) -> None:
-    """Neither for a batch, nor in forward, backward, clipping and the update."""
+    """The loop does not wait for batches, nor in forward, backward, clipping or the update."""
     steps = 24 if HAS_GPU else 4
     settings = {**small(recipe), "mixed_precision": half, "log_every": 10}
     assert math.isfinite(trained(recipe, steps, 5, **settings).train_loss)
 
 
 def test_a_wait_is_an_error_under_that_guard() -> None:
-    """Or the test above shows nothing."""
+    """The guard of the test above can fail."""
     if not HAS_GPU:
         pytest.skip("a CPU does not wait")
     torch.cuda.set_sync_debug_mode("error")
@@ -77,13 +78,14 @@ def test_a_wait_is_an_error_under_that_guard() -> None:
 
 
 def test_compiled_it_learns_the_same(small: Small, half: str) -> None:
+    """The losses with and without `--compile` agree."""
     settings = {**small("mnist_mlp"), "mixed_precision": half}
     losses = [trained("mnist_mlp", 30, 20, compile=c, **settings).train_loss for c in (False, True)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 def test_memory_and_power_are_measured(small: Small, half: str) -> None:
-    """What a block of code takes, to the byte; and a run's figures of the device are there."""
+    """A block's memory is exact to the byte, and a run measures the memory and power of the GPU."""
     with MemoryTracker() as memory:
         block = torch.ones(64 * MEBIBYTE, dtype=torch.uint8, device=default_device())
         del block
