@@ -8,7 +8,7 @@ resumed run finds its position by arithmetic.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -128,8 +128,8 @@ class BlockBatches(Sequence[torch.Tensor]):
     def __len__(self) -> int:
         return self.order.updates_per_epoch * self.order.accumulation - self.first
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return the sample indices of a micro-batch, int64 [batch_size]; no slices are taken."""
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # takes no slices
+        """Return the sample indices of a micro-batch, int64 [batch_size]."""
         if index >= len(self):
             raise IndexError(index)
         order = self.order

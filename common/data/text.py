@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ class StreamedText(TextSamples):
 NO_WORK = Work(0)
 
 
-class CountedBatch(dict[str, Any]):
+class CountedBatch(dict[str, torch.Tensor]):
     """A batch that knows how much work it is.
 
     Copies of it on other devices, which only show its shapes, do not know.
@@ -165,6 +165,15 @@ def padded_length(length: int) -> int:
     return -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
 
 
+class TextPreprocessing(TypedDict):
+    """What a saved model needs to predict on new texts."""
+
+    class_names: list[str]
+    text_columns: list[str]
+    max_length: int
+    files: Path  # a folder with the tokenizer, whose files are copied beside the weights
+
+
 @dataclass(kw_only=True)
 class TextData(Data):
     """A text classification data set, tokenised, ready to train on."""
@@ -177,8 +186,7 @@ class TextData(Data):
     text_columns: list[str]  # one or two
     max_length: int  # tokens after which a sample is cut, special tokens included
 
-    def preprocessing(self) -> dict[str, Any]:
-        """Return what a saved model needs to predict on new texts."""
+    def preprocessing(self) -> TextPreprocessing:
         return {
             "class_names": self.class_names,
             "text_columns": self.text_columns,
@@ -230,7 +238,7 @@ def load_text(
         source, prepare_text, version, ARRAYS, settings, evaluation_settings
     )
     tokenizer_folder = folder / "tokenizer"
-    index = facts.pop("index", None)
+    index = facts.get("index")
     splits: dict[str, TextSamples] = {}
     for name, split_arrays in arrays.items():
         if index is None:
@@ -246,8 +254,12 @@ def load_text(
         splits=splits,
         source=source,
         reads=LABELLED_DATA_FLAGS | {"text_columns"},
+        notes=facts["notes"],
+        class_names=facts["class_names"],
+        fingerprint=facts.get("fingerprint"),
         tokenizer_folder=tokenizer_folder,
+        vocabulary_size=facts["vocabulary_size"],
+        text_columns=facts["text_columns"],
         max_length=max_length,
         is_evaluated_only="train" not in splits,
-        **facts,
     )
