@@ -82,7 +82,8 @@ def cached(
     if source.streaming:
         version = f"rows-2-{version}"
         names = ("groups",)
-    # The name `kind` is part of the digest in the folder's name: another one would lose all caches.
+    # The keyword `kind` is part of the digest in the folder's name. With another keyword, all
+    # caches would be made again.
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
         if not is_unchanged(folder):

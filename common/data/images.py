@@ -158,7 +158,7 @@ def decoding_threads(process_id: int) -> ThreadPoolExecutor:
 def pixel_scaling(
     *mean_and_std: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what to subtract from uint8 pixels and then what to multiply them with, by channel.
+    """Return, by channel, the shift to subtract from uint8 pixels and the factor that follows.
 
     Args:
         mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.

@@ -75,12 +75,7 @@ class LabelledData:
         self.features = features
         self.notes = []
         self.values_of = values_of
-        with_class_type = self.columns_of(ClassLabel)
-        with_usual_name = [column for column in features if column.lower() in LABEL_NAMES]
-        if len(with_class_type) == 1 or len(with_usual_name) != 1:
-            candidates = with_class_type
-        else:
-            candidates = with_usual_name
+        candidates = self.label_candidates()
         if values_of is not None and label_column is None and not candidates:
             candidates = guess_label(features, values_of)
             if len(candidates) == 1:
@@ -92,6 +87,16 @@ class LabelledData:
         self.is_typed = isinstance(features[self.label_column], ClassLabel)
         # GLUE marks rows without a label with -1. In a column of plain numbers, -1 may be a class.
         self.missing_labels = {None, "", -1} if self.is_typed else {None, ""}
+
+    def label_candidates(self) -> list[str]:
+        """Return the columns that may hold the labels, by their types or by their names."""
+        from datasets import ClassLabel
+
+        with_class_type = self.columns_of(ClassLabel)
+        with_usual_name = [column for column in self.features if column.lower() in LABEL_NAMES]
+        if len(with_class_type) != 1 and len(with_usual_name) == 1:
+            return with_usual_name
+        return with_class_type
 
     def columns_of(self, *types: type) -> list[str]:
         """Return the columns that have one of these types of `datasets`."""

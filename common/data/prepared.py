@@ -26,7 +26,7 @@ class Preparation(Generic[FactsType]):
     names: tuple[str, ...]
     settings: Mapping[str, object]
 
-    def of(self, source: DataSource) -> Prepared[FactsType]:
+    def apply_to(self, source: DataSource) -> Prepared[FactsType]:
         """Return the prepared data, from the cache if they are there."""
         return cached(source, self.prepare, self.version, self.names, self.settings)
 
@@ -54,12 +54,12 @@ def prepared(
     preparation = Preparation(prepare, version, names, settings)
     evaluated = source.evaluated
     if evaluated is None:
-        return preparation.of(source)
+        return preparation.apply_to(source)
     if source.is_whole:
         extended = replace(preparation, settings={**settings, **(evaluation_settings or {})})
         data = prepare_whole(source, evaluated, preparation, extended)
     else:
-        data = preparation.of(source)
+        data = preparation.apply_to(source)
         check_as_trained(source, evaluated.trained_on[0], data)
     return with_labels_of(evaluated, source, data)
 
@@ -79,7 +79,7 @@ def prepare_whole(
         as_trained: how a run that trains prepares the data.
         for_model: how they are prepared for the model that is evaluated.
     """
-    data = for_model.of(source)
+    data = for_model.apply_to(source)
     split = data.facts["evaluated"]
     if evaluated.trained_on:
         reason = f"{evaluated.model} was not trained on them"
@@ -135,7 +135,7 @@ def find_moved_data(
         source_as_trained = replace(
             source, is_whole=False, validation_share=trained.validation_share
         )
-        data = as_trained.of(source_as_trained)
+        data = as_trained.apply_to(source_as_trained)
         if data.facts["fingerprint"] == trained.fingerprint:
             data.facts["notes"].append(
                 f"{trained.run} was trained on the same data, in {trained.dataset}: what it held "

@@ -226,27 +226,24 @@ def load_text(
         "text_columns": text_columns,
         "label_column": label_column,
     }
-    evaluation_settings: dict[str, str] = {}
-    if source.is_whole and source.evaluated is not None and checkpoint == "scratch":
-        # The model was trained with this tokenizer. A new one would number tokens differently.
-        model_folder = str(weights_file(source.evaluated.model).parent)
-        evaluation_settings = {
-            "checkpoint": model_folder,
-            "tokenizer_digest": fingerprint_of_tokenizer(model_folder),
-        }
-    folder, facts, arrays = prepared(
-        source, prepare_text, version, ARRAYS, settings, evaluation_settings
+    data = prepared(
+        source,
+        prepare_text,
+        version,
+        ARRAYS,
+        settings,
+        tokenizer_of_evaluated(source, checkpoint),
     )
-    tokenizer_folder = folder / "tokenizer"
-    index = facts.get("index")
+    facts = data.facts
+    tokenizer_folder = data.folder / "tokenizer"
     splits: dict[str, TextSamples] = {}
-    for name, split_arrays in arrays.items():
-        if index is None:
-            splits[name] = TextSamples(*split_arrays, token_positions=token_positions)
-        else:
-            (groups,) = split_arrays
-            rows = ParquetRows(groups, **index)
+    for name, arrays in data.arrays.items():
+        if "index" in facts:
+            (groups,) = arrays
+            rows = ParquetRows(groups, **facts["index"])
             splits[name] = StreamedText(rows, tokenizer_folder, max_length, token_positions)
+        else:
+            splits[name] = TextSamples(*arrays, token_positions=token_positions)
     if token_positions is not None:
         facts["notes"].append("its padding is left out")
     return TextData(
@@ -263,3 +260,18 @@ def load_text(
         max_length=max_length,
         is_evaluated_only="train" not in splits,
     )
+
+
+def tokenizer_of_evaluated(source: DataSource, checkpoint: str) -> dict[str, str]:
+    """Return settings that read data with the tokenizer of the model that is evaluated.
+
+    A new tokenizer would number tokens differently. The settings are empty if the model's tokenizer
+    is that of `checkpoint`, or if nothing is evaluated as a whole.
+    """
+    if not source.is_whole or source.evaluated is None or checkpoint != "scratch":
+        return {}
+    model_folder = str(weights_file(source.evaluated.model).parent)
+    return {
+        "checkpoint": model_folder,
+        "tokenizer_digest": fingerprint_of_tokenizer(model_folder),
+    }
