@@ -4,10 +4,12 @@ The state alone does not show all changes. Adam accepts AdamW's state, for examp
 accepts a state whose parameter groups are in another order.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
 
 import torch
+from pydantic import JsonValue
 from torch import nn
 
 from common.checkpoints.kinds import Network, OptimizerState
@@ -21,18 +23,33 @@ NOT_COMPARED = {"params", "param_names", "fused", "foreach", "capturable", "diff
 ADVICE = "put the recipe back as it was, or start another run, with --init-from for its weights"
 
 
-def describe(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description of each part, in values that JSON can hold; networks come first.
+class GroupDescription(TypedDict):
+    """A parameter group of an optimizer."""
+
+    parameters: list[str]  # their names
+    options: dict[str, JsonValue]  # those that do not change while training
+
+
+# Written as a call, because "class" can't be the name of an attribute.
+PartDescription = TypedDict(
+    "PartDescription",
+    {
+        "class": str,
+        "groups": list[GroupDescription],  # of an optimizer
+        "rates": JsonValue,  # the base learning rates of a schedule
+        "schedules": "list[PartDescription]",  # those that a schedule is made of
+    },
+    total=False,
+)
+
+
+def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
+    """Return a description of each part by its name, ready for JSON; networks come first.
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
-
-    Returns:
-        By name of the part, its ``class``. An optimizer also has its parameter ``groups``, each
-        with the names of its ``parameters`` and its fixed ``options``. A schedule also has its base
-        ``rates`` and, if it is made of others, their descriptions as ``schedules``.
     """
-    names = dict[int, str]()
-    described = dict[str, Any]()
+    names: dict[int, str] = {}
+    described: dict[str, PartDescription] = {}
     for name, part in parts.items():
         if isinstance(part, Network):
             described[name] = {"class": class_of_network(part.module)}
@@ -57,9 +74,9 @@ def class_of_network(module: nn.Module) -> str:
 
 def describe_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str]
-) -> dict[str, Any]:
+) -> PartDescription:
     """Return the description of an optimizer; `names` are those of parameters by their id()."""
-    groups = []
+    groups: list[GroupDescription] = []
     for group in optimizer.param_groups:
         parameters = [
             names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
@@ -74,9 +91,9 @@ def describe_optimizer(
     return {"class": type(optimizer).__qualname__, "groups": groups}
 
 
-def describe_other(part: Any) -> dict[str, Any]:
+def describe_other(part: object) -> PartDescription:
     """Return the description of a schedule, or of any part that is no network or optimizer."""
-    described: dict[str, Any] = {"class": type(part).__qualname__}
+    described: PartDescription = {"class": type(part).__qualname__}
     rates = getattr(part, "base_lrs", None)
     if is_plain(rates):
         described["rates"] = plain_value(rates)
@@ -95,16 +112,18 @@ def is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> JsonValue:
     """Return a value as JSON: a tensor of one element as a number, and tuples as lists."""
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, (list, tuple)):
         return [plain_value(item) for item in value]
-    return value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{value!r:.100} can't be expressed in JSON")
 
 
-def insist_on_same(path: Any, saved: Any, now: Mapping[str, Any]) -> None:
+def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]) -> None:
     """Raise a `UserError` that names the first difference between the saved and present parts.
 
     Parts that only one side describes are passed over, because older versions described less.
@@ -122,7 +141,7 @@ def insist_on_same(path: Any, saved: Any, now: Mapping[str, Any]) -> None:
             raise UserError(f"{path} is of another recipe: {difference}: {ADVICE}")
 
 
-def differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:
     """Yield a phrase for each difference between the descriptions of a part of one class."""
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
         if key in before and before[key] != now.get(key):
@@ -133,7 +152,7 @@ def differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def differences_of_groups(
-    name: str, before: list[Mapping[str, Any]], now: list[Mapping[str, Any]]
+    name: str, before: Sequence[Mapping[str, object]], now: list[GroupDescription]
 ) -> Iterator[str]:
     if len(before) != len(now):
         counts = f"{len(now)} parameter groups (of {sizes_of(now)} parameters)"
@@ -153,12 +172,13 @@ def differences_of_groups(
                 yield f"{option} in parameter group {number} of {name} is {values}"
 
 
-def sizes_of(groups: list[Mapping[str, Any]]) -> str:
+def sizes_of(groups: Sequence[Mapping[str, object]]) -> str:
     """Return the numbers of parameters in parameter groups, such as "4+2"."""
-    return "+".join(str(len(group.get("parameters") or ())) for group in groups)
+    names_by_group = [group.get("parameters") for group in groups]
+    return "+".join(str(len(names) if isinstance(names, list) else 0) for names in names_by_group)
 
 
-def difference_of_names(before: list[Any], now: list[str]) -> str:
+def difference_of_names(before: list[object], now: list[str]) -> str:
     """Return a phrase for the first difference between two lists of parameter names."""
     for position, (name_before, name) in enumerate(zip(before, now, strict=False)):
         if name_before != name:

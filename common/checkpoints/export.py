@@ -14,6 +14,7 @@ from common.checkpoints.copies import copied
 from common.checkpoints.pack import Tensors, identity
 from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
+from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
 from common.files import receipt_of, replacing, write_json, write_text, writing
@@ -21,11 +22,14 @@ from common.initial import initial_facts, weights_file
 from common.run_directory.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
 from common.system.machine import is_main_rank
 
+# Facts about a model by name, in JSON; `files` is the path of a folder, or None.
+ModelFacts = Mapping[str, Any]
+
 
 def save_model(
     folder: Path,
     model: nn.Module,
-    facts: dict[str, Any],
+    facts: ModelFacts,
     card: str = "",
     bare: nn.Module | None = None,
 ) -> None:
@@ -51,7 +55,7 @@ def save_model(
     with writing(str(folder)), replacing(folder) as unfinished:
         if facts.get("files") is not None:
             shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
-        save_pretrained: Any = getattr(model if bare is None else bare, "save_pretrained", None)
+        save_pretrained = getattr(model if bare is None else bare, "save_pretrained", None)
         if bare is not None:
             if save_pretrained is not None:
                 save_pretrained(unfinished, state_dict={})  # the files besides the weights
@@ -70,8 +74,7 @@ def save_model(
 def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
     """Yield each tensor whole, on the CPU; all ranks take part for each sharded one."""
     for value in weights.values():
-        sharded: Any = value
-        yield sharded.full_tensor().cpu() if is_sharded(value) else value.cpu()
+        yield value.full_tensor().cpu() if is_sharded(value) else value.cpu()
 
 
 def take_part_in_gathering(weights: Tensors) -> None:
@@ -92,7 +95,7 @@ def write_sharded_weights(path: Path, weights: Tensors) -> None:
 
 
 def load_initial(
-    model: nn.Module, config: Any, directory: Path, class_names: list[str] | None
+    model: nn.Module, config: TrainingConfig, directory: Path, class_names: list[str] | None
 ) -> None:
     """Load the weights that `--init-from` names, and copy them into the run's directory.
 
@@ -100,23 +103,24 @@ def load_initial(
     `heads_to_begin_anew`.
 
     Args:
-        config: the flags `init_from`, `evaluate_only` and `resume`.
         directory: the run's.
         class_names: of the run's data; None if the data have no classes.
     """
-    source = weights_file(config.init_from)
+    initial_model = config.init_from
+    assert initial_model is not None  # otherwise there is nothing to load
+    source = weights_file(initial_model)
     weights = read_rows([source])
-    initial_class_names = initial_facts(config.init_from).get("class_names")
-    refuse_other_kind(model.state_dict(), weights, config.init_from)
+    initial_class_names = initial_facts(initial_model).get("class_names")
+    refuse_other_kind(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
-            say(f"--init-from {config.init_from}: of other classes, or none: {name} begins anew")
+            say(f"--init-from {initial_model}: of other classes, or none: {name} begins anew")
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
-    put_weights(model, weights, config.init_from)
+    put_weights(model, weights, initial_model)
     if is_main_rank() and config.resume is None and not config.evaluate_only:
-        keep_initial(source, directory / INITIAL, is_file=os.path.isfile(config.init_from))
+        keep_initial(source, directory / INITIAL, is_file=os.path.isfile(initial_model))
 
 
 def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
@@ -137,7 +141,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
 def heads_to_begin_anew(
     model: nn.Module,
     weights: Mapping[str, torch.Tensor | Rows],
-    initial_class_names: Any,
+    initial_class_names: list[str] | None,
     class_names: list[str] | None,
 ) -> dict[str, nn.Linear]:
     """Return the heads, by name, that keep random values instead of taking initial weights.
@@ -212,7 +216,9 @@ def put_weights(
         fill(value, weights[name])
 
 
-def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
+def refuse_other_model(
+    state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
+) -> None:
     """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
     advice = "take the same model flags and data set"
@@ -232,7 +238,9 @@ def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], pat
         raise UserError(f"{path} is of another model: {difference}: {advice}")
 
 
-def refuse_other_kind(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
+def refuse_other_kind(
+    state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
+) -> None:
     """Raise a `UserError` if weights and a model's state have no name in common."""
     if state and weights and not state.keys() & weights.keys():
         raise UserError(

@@ -67,7 +67,7 @@ def owner_of(checkpoint: Path) -> str | None:
 
 
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run wrote a checkpoint; False if its manifest names no run, as older ones."""
+    """Whether another run wrote a checkpoint; False if its manifest is old and names no run."""
     return run_id is not None and owner_of(checkpoint) not in (None, run_id)
 
 

@@ -18,6 +18,7 @@ from common.checkpoints.shards import Rows, fill, is_sharded, local
 from common.errors import UserError
 from common.system.devices import generator_state, has_generator, set_generator_state
 
+State = dict[str, Any]  # a part's state: tensors and plain values, nested in dicts and lists
 # The action if a checkpoint does not fit the model or optimizer.
 MODEL_ADVICE = "go on with the recipe and flags that wrote it, or from an older checkpoint"
 # The options of an optimizer that choose its kernels.
@@ -41,13 +42,13 @@ class Network:
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the entries of the module's state that are no parameters."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         state = self.module.state_dict()
         return {name: value for name, value in state.items() if name not in parameters}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned; a ValueError if it has other buffers."""
         if state.keys() != self.state_dict().keys():
             raise ValueError("other buffers")
@@ -136,14 +137,15 @@ class OptimizerState:
     Its tensors get back their exact values, in the memory layout of their parameters.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
-        self.optimizer = optimizer.optimizer if is_wrapped else optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer | AcceleratedOptimizer) -> None:
+        if isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer
+        self.optimizer: torch.optim.Optimizer = optimizer
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the state, but keep this optimizer's choice of kernels.
 
         That choice depends on the device: a run may go on with a device whose fused kernel can't be
@@ -158,7 +160,7 @@ class OptimizerState:
         self.optimizer.load_state_dict({**state, "param_groups": saved_groups})
         self.lay_out_as_parameters(state["state"])
 
-    def lay_out_as_parameters(self, saved_states: Mapping[int, Mapping[str, Any]]) -> None:
+    def lay_out_as_parameters(self, saved_states: Mapping[int, Mapping[str, object]]) -> None:
         """Replace the restored tensors by copies with the strides of their parameters.
 
         Fused kernels walk through a parameter and its state side by side, so both need the same
@@ -184,7 +186,7 @@ class RandomState:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states by generator; the device's is under its type, such as "cuda"."""
         version, words, gauss = random.getstate()
         state = {
@@ -197,7 +199,7 @@ class RandomState:
             state[self.device.type] = device_state
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the states; the device's only if it was saved on a device of the same type."""
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
@@ -207,7 +209,7 @@ class RandomState:
         if device_state is not None and has_generator(self.device):
             set_generator_state(self.device, device_state)
 
-    def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
+    def load_from_ranks(self, states: list[State]) -> None:
         """Keep the generators as they were seeded.
 
         With another number of ranks, no rank can continue what the saved generators began.

@@ -8,19 +8,23 @@ pickle. Values that JSON can't express are stored as an object with one key, suc
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.torch
 import torch
+from pydantic import JsonValue
 
 from common.checkpoints.shards import Rows, is_sharded, local
+
+if TYPE_CHECKING:  # importing it takes a second
+    from torch.distributed.device_mesh import DeviceMesh
 
 Tensors = dict[str, torch.Tensor]
 ARRAY_KINDS = "biufcmM"  # NumPy's letters: booleans, numbers, dates and durations
 
 
-def pack(state: Any) -> tuple[Tensors, Any]:
+def pack(state: object) -> tuple[Tensors, Any]:
     """Split a nested state into its tensors and the rest.
 
     Args:
@@ -46,7 +50,7 @@ class Packer:
         self.tensors: Tensors = {}
         self.names: dict[Hashable, str] = {}  # of the stored tensors, by their identity
 
-    def pack_value(self, value: Any, place: str) -> Any:
+    def pack_value(self, value: object, place: str) -> JsonValue:
         """Return a value as JSON, and store the tensors in it."""
         if value is None or isinstance(value, (bool, int, str)):
             return value
@@ -67,27 +71,29 @@ class Packer:
             return self.pack_dict(value, place)
         raise unfit(value, place)
 
-    def pack_array(self, value: Any, place: str) -> dict[str, Any]:
+    def pack_array(self, value: np.ndarray | np.generic, place: str) -> dict[str, JsonValue]:
         """Store the bytes of a NumPy array or scalar as a tensor; return its dtype and shape."""
         if value.dtype.kind not in ARRAY_KINDS:
             raise unfit(value, place)
         raw_bytes = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
         tag = "!array" if isinstance(value, np.ndarray) else "!scalar"
-        return {tag: [self.store(raw_bytes, place), value.dtype.str, list(value.shape)]}
+        return {tag: [self.store(raw_bytes, place), value.dtype.str, [*value.shape]]}
 
-    def pack_dict(self, value: dict[Any, Any], place: str) -> dict[str, Any]:
+    def pack_dict(self, value: dict[object, object], place: str) -> dict[str, JsonValue]:
         """Return a dict or Counter as JSON, whose keys may be strings and integers."""
-        for key in value:
+        packed: dict[str | int, JsonValue] = {}
+        for key, item in value.items():
             if not isinstance(key, (str, int)):
                 raise unfit(key, place_within(place, key))
-        pairs = [
-            [key, self.pack_value(item, place_within(place, key))] for key, item in value.items()
-        ]
+            packed[key] = self.pack_value(item, place_within(place, key))
+        pairs: list[JsonValue] = [[key, item] for key, item in packed.items()]
         if isinstance(value, Counter):
             return {"!Counter": pairs}
         # Keys in JSON are strings, and those that begin with "!" have a meaning here.
-        is_json_object = all(isinstance(key, str) and not key.startswith("!") for key in value)
-        return dict(pairs) if is_json_object else {"!dict": pairs}
+        names = [key for key in packed if isinstance(key, str) and not key.startswith("!")]
+        if len(names) == len(packed):
+            return {name: packed[name] for name in names}
+        return {"!dict": pairs}
 
     def store(self, tensor: torch.Tensor, place: str) -> str:
         """Store a tensor, unless it is stored already, and return its name."""
@@ -111,7 +117,11 @@ def place_within(place: str, key: object) -> str:
     return f"{place}.{key}" if place else f"{key}"
 
 
-def unpack(tensors: Mapping[str, torch.Tensor | Rows], rest: Any, mesh: Any = None) -> Any:
+def unpack(
+    tensors: Mapping[str, torch.Tensor | Rows],
+    rest: JsonValue,
+    mesh: "DeviceMesh | None" = None,
+) -> Any:
     """Return the state that `pack` split, in memory of its own.
 
     Args:
@@ -119,14 +129,14 @@ def unpack(tensors: Mapping[str, torch.Tensor | Rows], rest: Any, mesh: Any = No
         rest: the JSON that `pack` returned.
         mesh: the ranks over which to shard the tensors that are `Rows`; None reads them whole.
     """
-    copies: dict[str, Any] = {}
+    copies: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         copies[name] = value.read(mesh) if isinstance(value, Rows) else value.clone()
 
-    def array(name: str, dtype: str, shape: list[int]) -> Any:
+    def array(name: str, dtype: str, shape: list[int]) -> np.ndarray:
         return copies[name].numpy().view(dtype).reshape(shape)
 
-    unpack_tagged: dict[str, Callable[[Any], Any]] = {
+    unpack_tagged: dict[str, Callable[[Any], object]] = {
         "!tensor": lambda name: copies[name],
         "!array": lambda value: array(*value),
         "!scalar": lambda value: array(*value)[()],
@@ -136,7 +146,7 @@ def unpack(tensors: Mapping[str, torch.Tensor | Rows], rest: Any, mesh: Any = No
         "!Counter": lambda pairs: Counter(dict(map(unpack_value, pairs))),
     }
 
-    def unpack_value(value: Any) -> Any:
+    def unpack_value(value: JsonValue) -> Any:
         if isinstance(value, list):
             return [unpack_value(item) for item in value]
         if not isinstance(value, dict):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 
@@ -21,12 +21,20 @@ if TYPE_CHECKING:  # importing these takes a second
     from torch.distributed.tensor import DTensor
 
 
-def is_sharded(tensor: object) -> bool:
+class SavedRows(Protocol):
+    """The rows of a tensor in one file, as `get_slice` of safetensors returns them."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
+
+def is_sharded(tensor: object) -> TypeGuard["DTensor"]:
     """Whether a tensor is a DTensor; this check does not import DTensor, which takes a second."""
     return hasattr(tensor, "to_local")
 
 
-def local(tensor: Any) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's rows of a sharded tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
@@ -51,13 +59,11 @@ def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
     """
     with torch.no_grad():
         if is_sharded(value):
-            rows_of_value = local(value)
+            rows_of_value = value.to_local()
+        elif is_sharded(tensor):
+            rows_of_value = value[rows_here(tensor.device_mesh, len(tensor))]
         else:
-            rows: Any = ...
-            if is_sharded(tensor):
-                mesh: Any = getattr(tensor, "device_mesh", None)
-                rows = rows_here(mesh, len(tensor))
-            rows_of_value = value[rows]
+            rows_of_value = value[...]
         local(tensor).copy_(rows_of_value)
 
 
@@ -132,10 +138,10 @@ def read_rows(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
 class Rows:
     """A tensor whose rows are spread over the files of several ranks.
 
-    It has the `shape` and `dtype` of the whole tensor. Indexing it reads only the rows asked for.
+    It has the `shape` and `dtype` of the whole tensor. Indexing it reads only the requested rows.
     """
 
-    def __init__(self, parts: Iterable[Any]) -> None:
+    def __init__(self, parts: Iterable[SavedRows]) -> None:
         """Take the slices that safetensors returned of each file, in the order of the ranks."""
         self.parts = [*parts]
         lengths = [part.get_shape()[0] for part in self.parts]
@@ -145,8 +151,8 @@ class Rows:
 
     def __getitem__(self, rows: slice | EllipsisType) -> torch.Tensor:
         """Read the rows of a slice, or all of them for an ellipsis."""
-        wanted = slice(None) if rows is ... else rows
-        first, last, _ = wanted.indices(self.shape[0])
+        requested_rows = slice(None) if isinstance(rows, EllipsisType) else rows
+        first, last, _ = requested_rows.indices(self.shape[0])
         pieces = []
         for part, start in zip(self.parts, self.starts, strict=False):
             pieces.append(part[max(first - start, 0) : max(last - start, 0)])

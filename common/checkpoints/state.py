@@ -4,16 +4,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch
 from accelerate.utils import extract_model_from_parallel
+from pydantic import JsonValue
 from torch import nn
 
 from common.agreement import ask_rank_zero
-from common.checkpoints.description import describe, insist_on_same
+from common.checkpoints.description import PartDescription, describe, insist_on_same
 from common.checkpoints.finished import choose, damaged_best, read_manifest
-from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState
+from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
@@ -42,15 +43,40 @@ KEPT = {
 # recipe's own classes keep their traceback.
 OURS = ("common.", "torch.", "accelerate.")
 
-State = dict[str, Any]  # as a part's `state_dict` returns it
-
 
 class Stateful(Protocol):
     """A part of a run that a checkpoint can save, such as an optimizer or a counter."""
 
-    def state_dict(self) -> Any: ...
+    def state_dict(self) -> object: ...
 
-    def load_state_dict(self, state: Any, /) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> object: ...  # takes what `state_dict` returned
+
+
+@runtime_checkable
+class LoadsFromRanks(Protocol):
+    """A part that can be restored on another number of ranks than it was saved on."""
+
+    def state_dict(self) -> object: ...
+
+    def load_from_ranks(self, states: list[Any], /) -> object: ...  # one state for each rank
+
+
+class RunIdentity(TypedDict):
+    """The facts by which a resume recognises its checkpoints; entries of a manifest."""
+
+    run_id: str
+    recipe: str
+    model: str
+    objective: str
+    flags: dict[str, JsonValue]  # those that a resume can't change
+    parts_described: dict[str, PartDescription]
+    global_step: int
+    global_sample_index: int  # in the epoch
+    data: Mapping[str, object]  # of the data set, such as its sizes and fingerprint
+    effective_batch_size: int
+    world_size: int
+    mixed_precision: str
+    versions: dict[str, str]  # of packages, by name
 
 
 class Parts:
@@ -65,9 +91,10 @@ class Parts:
         self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
-        self.description: dict[str, Any] = {}  # see `describe`; empty until training starts
+        # By the name of the part; empty until training starts.
+        self.description: dict[str, PartDescription] = {}
 
-    def add(self, name: str, part: Any, shared: bool = True) -> None:
+    def add(self, name: str, part: Stateful, shared: bool = True) -> None:
         """Save a part in each checkpoint from now on.
 
         A part is a module, an optimizer or any other `Stateful` object. Rank 0 writes a shared
@@ -91,9 +118,10 @@ class Parts:
                 f"a part can't be named {name!r}: choose another name, of letters, digits and -"
             )
         if isinstance(part, nn.Module):
-            part = extract_model_from_parallel(part)
+            module: nn.Module = extract_model_from_parallel(part)
+            part = module
             if shared:
-                part = Network(part)
+                part = Network(module)
                 self.of_rank[name] = part  # for its buffers
         elif isinstance(part, torch.optim.Optimizer):
             part = OptimizerState(part)
@@ -149,8 +177,8 @@ class Parts:
                 trained = read_parts(path, name, manifest.files)
                 part.put(path, name, frozen, trained)
         for name, part in {**self.shared, **self.of_rank}.items():
-            takes_all_ranks = name not in self.shared and hasattr(part, "load_from_ranks")
-            if takes_all_ranks and not has_same_ranks:
+            has_other_ranks = name not in self.shared and not has_same_ranks
+            if has_other_ranks and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, [state[name] for state in states], path, name)
             else:
                 load(part, states[0][name], path, name)
@@ -198,7 +226,7 @@ def fitting(path: Path, name: str) -> Iterator[None]:
         raise UserError(f"{mistake}: {MODEL_ADVICE}") from None
 
 
-def load(part: Stateful, state: Any, path: Path, name: str) -> None:
+def load(part: Stateful, state: object, path: Path, name: str) -> None:
     """Restore a part from its state in the checkpoint at `path`.
 
     Errors that a recipe's own class raises keep their traceback. Other errors become a `UserError`.
@@ -211,7 +239,7 @@ def load(part: Stateful, state: Any, path: Path, name: str) -> None:
         part.load_state_dict(state)
 
 
-def load_from_ranks(part: Any, states: list[Any], path: Path, name: str) -> None:
+def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name: str) -> None:
     """Restore a part from its states on all ranks of a run with another number of ranks."""
     if is_of_recipe(part):
         part.load_from_ranks(states)
@@ -227,13 +255,13 @@ def is_of_recipe(part: object) -> bool:
     return not isinstance(part, nn.Module) and not type(part).__module__.startswith(OURS)
 
 
-def check_state(part: Stateful, state: Any) -> None:
+def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
     """Raise a TypeError if a value in `state` has another type than in the part's own state."""
     if not isinstance(part, RandomState):  # it checks its state itself
         check_types(state, part.state_dict())
 
 
-def check_types(saved: Any, now: Any) -> None:
+def check_types(saved: object, now: object) -> None:
     """Raise a TypeError if a saved value has another type than the value that it replaces.
 
     Containers are compared item by item; items that only one side has are passed over. A number may
@@ -247,7 +275,7 @@ def check_types(saved: Any, now: Any) -> None:
         for saved_item, present_item in zip(saved, now, strict=False):
             check_types(saved_item, present_item)
     elif now is not None and not isinstance(now, bool):
-        expected: Any = type(now)
+        expected: type | tuple[type, ...] = type(now)
         if isinstance(now, (int, float)):
             expected = (int, float, torch.Tensor)
         elif is_sharded(now):
@@ -268,7 +296,7 @@ def restore_newest(
     checkpoints: Checkpoints,
     named: str | None,
     parts: Parts,
-    present: Mapping[str, Any],
+    present: RunIdentity,
     saved_objective: str | None = None,
 ) -> Restored | None:
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
@@ -310,7 +338,7 @@ def restore_newest(
 
 
 def insist_on_same_run(
-    path: Path, manifest: Manifest, present: Mapping[str, Any], saved_objective: str | None
+    path: Path, manifest: Manifest, present: RunIdentity, saved_objective: str | None
 ) -> None:
     """Raise a `UserError` if this run differs from the checkpoint's in what a resume can't change.
 
@@ -325,7 +353,7 @@ def insist_on_same_run(
     insist_on_same(path, manifest.parts_described, present.get("parts_described", {}))
 
 
-def insist_on_facts(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `KEPT` that differs from the saved one.
 
     The facts of the data set are in the entry ``data`` of both. A fact that was not saved, as by an
@@ -345,7 +373,7 @@ def insist_on_facts(path: Path, saved: Mapping[str, Any], present: Mapping[str, 
 
 
 def insist_on_flags(
-    path: Path, saved_flags: object, present_flags: Mapping[str, Any] | None
+    path: Path, saved_flags: object, present_flags: Mapping[str, JsonValue] | None
 ) -> None:
     """Raise a `UserError` if flags have other values than the saved ones.
 

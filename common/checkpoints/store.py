@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
+from pydantic import JsonValue
 
 from common.checkpoints.copies import HostCopies
 from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, step_of
@@ -49,8 +50,10 @@ class Contents:
 
     files: dict[str, Tensors] = field(default_factory=dict)  # by name of the file
     once: dict[str, Tensors] = field(default_factory=dict)  # files that are written only once
-    shared: dict[str, Any] = field(default_factory=dict)  # JSON by part; empty except on rank 0
-    of_rank: dict[str, Any] = field(default_factory=dict)  # JSON by part, of this rank
+    # The states of the parts by name, without their tensors: the shared ones, which only rank 0
+    # has, and those of this rank.
+    shared: dict[str, JsonValue] = field(default_factory=dict)
+    of_rank: dict[str, JsonValue] = field(default_factory=dict)
 
 
 class OtherRankError(OSError):
@@ -106,7 +109,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         self.host_copies = HostCopies(self.device)
 
-    def save(self, step: int, contents: Contents, facts: Mapping[str, Any]) -> None:
+    def save(self, step: int, contents: Contents, facts: Mapping[str, object]) -> None:
         """Copy this rank's state now, and write it as a checkpoint in the background.
 
         Args:
@@ -143,7 +146,7 @@ class Checkpoints:
             tensors |= read_tensors(path)  # says that the file is missing
         return path, tensors
 
-    def begin(self, step: int, contents: Contents, facts: Mapping[str, Any] | None) -> None:
+    def begin(self, step: int, contents: Contents, facts: Mapping[str, object] | None) -> None:
         """Copy tensors to the host, and start the thread that writes them.
 
         Args:
@@ -183,7 +186,7 @@ class Checkpoints:
         self,
         step: int,
         contents: Contents,
-        facts: dict[str, Any] | None,
+        facts: dict[str, JsonValue] | None,
         wait_for_copies: Callable[[], None],
     ) -> None:
         """Write a save to disk, in the writing thread; note an error for the training thread."""
@@ -221,7 +224,7 @@ class Checkpoints:
             replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
-    def write(self, unfinished: Path, contents: Contents, facts: dict[str, Any]) -> None:
+    def write(self, unfinished: Path, contents: Contents, facts: dict[str, JsonValue]) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
 
         The other ranks wait until rank 0 has renamed the folder.
@@ -247,7 +250,11 @@ class Checkpoints:
             self.await_files(unfinished, [finished])
 
     def finish(
-        self, unfinished: Path, finished: Path, receipt_paths: Sequence[Path], facts: dict[str, Any]
+        self,
+        unfinished: Path,
+        finished: Path,
+        receipt_paths: Sequence[Path],
+        facts: dict[str, JsonValue],
     ) -> None:
         """Write the manifest on rank 0, give the folder its final name, remove old checkpoints."""
         rank_receipts = [read_record(path, RankReceipt) for path in receipt_paths]

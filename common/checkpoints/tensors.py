@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import safetensors.torch
 import torch
@@ -34,6 +34,14 @@ def write_tensors(
     return Receipt(**receipt_of(path))
 
 
+class HeaderEntry(TypedDict):
+    """The entry of one tensor in the header of a file."""
+
+    dtype: str  # such as "F32"
+    shape: list[int]
+    data_offsets: list[int]  # where its bytes start and end, counted from the end of the header
+
+
 def write_in_turn(
     path: Path, like: Mapping[str, torch.Tensor], tensors: Iterable[torch.Tensor]
 ) -> None:
@@ -44,17 +52,17 @@ def write_in_turn(
             not used.
         tensors: the tensors to write, on the CPU, in the order of `like`.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, HeaderEntry] = {}
     end = 0
     for name, tensor in like.items():
         start = end
         end = start + tensor.numel() * tensor.element_size()
-        header[name] = {
+        entries[name] = {
             "dtype": dtype_name(tensor),
             "shape": [*tensor.shape],
             "data_offsets": [start, end],
         }
-    encoded_header = json.dumps(header).encode()
+    encoded_header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     encoded_header += b" " * (-len(encoded_header) % 8)  # the format aligns the values to 8 bytes
     with path.open("wb") as file:
         file.write(len(encoded_header).to_bytes(8, "little") + encoded_header)
@@ -83,11 +91,11 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {}
 
 
-def open_tensors(path: Path) -> Any:
+def open_tensors(path: Path) -> safe_open:
     """Open a file of tensors to read single tensors, or some rows of them.
 
-    Returns:
-        The handle of `safetensors.safe_open`. A `UserError` says that the file can't be read.
+    Raises:
+        UserError: the file can't be read.
     """
     with reading(str(path), PUT_BACK):
         return safe_open(path, "pt")

@@ -7,13 +7,14 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import IterableDataset, default_collate
 
+from common.config import TrainingConfig
 from common.data.fingerprint import (
     fingerprint_of_arrays,
     fingerprint_of_samples,
@@ -27,6 +28,17 @@ from common.run_directory.records import DataFacts
 from common.system.devices import to_device
 
 Batch = Any  # a nest of dicts, lists and tuples that holds tensors
+# Makes a batch of samples, which are as the data set returned them.
+Collate = Callable[[list[Any]], Batch]
+
+
+@runtime_checkable
+class MapStyle(Protocol):
+    """A data set whose samples are read by index, as those of torch or of Hugging Face."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 class Work(NamedTuple):
@@ -156,7 +168,7 @@ class DatasetSamples(Samples):
     So random transforms change with the epoch, but do not depend on workers, ranks or resumes.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Batch] = default_collate):
+    def __init__(self, dataset: MapStyle, collate_fn: Collate = default_collate):
         self.dataset = dataset
         self.collate = collate_fn
 
@@ -257,7 +269,8 @@ class Data:
     """
 
     name: str
-    splits: dict[str, Any]  # train, validation, test: `Samples` or map-style data sets
+    # train, validation, test. They may be given as `MapStyle` data sets, and become `Samples`.
+    splits: dict[str, Any]
     _: KW_ONLY
     class_names: list[str] | None = None
     source: DataSource | None = None
@@ -284,15 +297,14 @@ class Data:
         if self.source is not None:
             self.reason = self.source.reason
 
-    def as_samples(self, name: str, split: Any) -> Samples:
+    def as_samples(self, name: str, split: object) -> Samples:
         """Check a split, and make it `Samples` if it is a map-style data set.
 
         Raises:
             UserError: the split is empty, can't be read by index, or has lengths of a wrong shape.
         """
         if not isinstance(split, Samples):
-            is_map_style = hasattr(split, "__len__") and hasattr(split, "__getitem__")
-            if isinstance(split, IterableDataset) or not is_map_style:
+            if isinstance(split, IterableDataset) or not isinstance(split, MapStyle):
                 raise UserError(
                     f"data set {self.name}: split {name} is a {type(split).__name__}, whose "
                     "samples can't be read by index: give a map-style Dataset with __len__ and "
@@ -329,7 +341,7 @@ class Data:
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         if self.is_evaluated_only:
             sizes.pop("train", None)
-        facts: dict[str, Any] = {
+        facts = {
             "name": self.name,
             "reason": self.reason,
             "sizes": sizes,
@@ -338,16 +350,14 @@ class Data:
             "notes": list(self.notes),
             "unknown_contents": self.unknown_contents or None,
         }
-        return DataFacts(**{name: value for name, value in facts.items() if value is not None})
+        known_facts = {name: value for name, value in facts.items() if value is not None}
+        return DataFacts.model_validate(known_facts)
 
 
-def refuse_unread(config: Any, data: Data) -> None:
+def refuse_unread(config: TrainingConfig, data: Data) -> None:
     """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data.
 
     Otherwise, the user would believe in an effect that the flag does not have.
-
-    Args:
-        config: a `TrainingConfig`.
     """
     flags_in_effect = {"init_from", *data.reads}
     if "validation" in data.splits:

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from common.data.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
 from common.data.guess import Feature
@@ -34,11 +34,29 @@ FILE_BUILDERS = {
 TABLE_BUILDERS = ("csv", "json", "parquet")
 
 
+class LoadArguments(TypedDict):
+    """The arguments with which `datasets` loads one data set."""
+
+    path: str  # the Hub id, the folder, or the name of a builder for single files
+    name: str | None  # the configuration
+    cache_dir: NotRequired[str]
+    data_files: NotRequired[dict[str, list[str]]]  # by split
+
+
+class CsvOptions(TypedDict, total=False):
+    """The arguments with which `datasets`, and pandas within it, read a CSV file."""
+
+    keep_default_na: bool
+    na_values: list[str]
+    sep: str
+    encoding: str
+
+
 class Builder(NamedTuple):
     """A builder of `datasets`, which knows the files of a data set, and notes on these files."""
 
     builder: "DatasetBuilder"
-    arguments: dict[str, Any]  # for `load_dataset`, to read the same data
+    arguments: LoadArguments  # for `load_dataset`, to read the same data
     linked_folders: set[str]  # paths of symbolic links to folders that hold data
     notes: list[str]  # printed for the user
 
@@ -52,7 +70,7 @@ def open_builder(source: DataSource) -> Builder:
     import datasets
 
     description = f"data set {source.location}"
-    arguments: dict[str, Any] = {"path": source.location, "name": source.configuration}
+    arguments: LoadArguments = {"path": source.location, "name": source.configuration}
     local_files = None
     if os.path.isabs(source.location):
         # `datasets` sees that a file has changed by its time alone. The fingerprint is safer.
@@ -181,14 +199,15 @@ def dialect_notes(dialects: dict[str, Dialect], source: DataSource) -> list[str]
     ]
 
 
-def csv_options(dialect: Dialect | None) -> dict[str, Any]:
+def csv_options(dialect: Dialect | None) -> CsvOptions:
     """Return the arguments with which `datasets` reads a CSV file.
 
     Only an empty cell is a missing value. A cell that reads NA, null or None is a class or a text.
     """
-    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+    options: CsvOptions = {"keep_default_na": False, "na_values": [""]}
     if dialect is not None:
-        options |= {"sep": dialect.separator, "encoding": dialect.encoding}
+        options["sep"] = dialect.separator
+        options["encoding"] = dialect.encoding
     return options
 
 
@@ -260,9 +279,12 @@ def refuse_damaged_table(
 
 
 def features_of(
-    builder_name: str, file: str, cache: str, options: dict[str, Any]
+    builder_name: str, file: str, cache: str, options: CsvOptions
 ) -> dict[str, Feature]:
     """Read one table by itself, and return the types of its columns by their names.
+
+    Args:
+        options: those of a CSV file; empty for a table of another format.
 
     Raises:
         UserError: the table has no rows.

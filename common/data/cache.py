@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -27,21 +27,43 @@ DISK_ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
 Stamps = dict[str, list[int]]  # what changes with a file, by its path in the cache
 
 
-class Prepared(NamedTuple):
+class RowGroupIndex(TypedDict):
+    """Where a streamed data set is read: the arguments of `ParquetRows` besides the row groups."""
+
+    shards: list[str]  # paths or URLs of the parquet files
+    classes: list[str | int | float | None]  # the value of each class in the label column
+    columns: list[str]  # the label column comes last
+
+
+class PreparedFacts(TypedDict):
+    """What is known about a prepared data set; JSON in the cache."""
+
+    class_names: list[str]
+    notes: list[str]  # printed for the user
+    splits: NotRequired[list[str]]  # their names; `Prepared` has them as the keys of its arrays
+    fingerprint: NotRequired[str]  # of the arrays; not in the file, because `cached` computes it
+    evaluated: NotRequired[str]  # the only split, if it is evaluated as a whole
+    index: NotRequired[RowGroupIndex]  # only of a streamed data set
+
+
+FactsType = TypeVar("FactsType", bound=PreparedFacts)
+
+
+class Prepared(NamedTuple, Generic[FactsType]):
     """A data set in the cache."""
 
     folder: Path
-    facts: dict[str, Any]  # what `prepare` returned, and a fingerprint of the arrays
+    facts: FactsType  # what `prepare` returned, and a fingerprint of the arrays
     arrays: dict[str, list[np.ndarray]]  # of each split; memory-mapped and read-only
 
 
 def cached(
     source: DataSource,
-    prepare: Callable[..., dict[str, Any]],
+    prepare: Callable[..., FactsType],
     version: str,
     names: tuple[str, ...],
-    settings: Mapping[str, Any],
-) -> Prepared:
+    settings: Mapping[str, object],
+) -> Prepared[FactsType]:
     """Return a data set from the cache, and prepare it first if it is not there or is damaged.
 
     If several processes call this, one prepares the data, and the others wait on a file lock. They
@@ -60,7 +82,8 @@ def cached(
     if source.streaming:
         version = f"rows-2-{version}"
         names = ("groups",)
-    # The name `kind` is part of the digest in the folder's name: another one would lose all caches.
+    # The keyword `kind` is part of the digest in the folder's name. With another keyword, all
+    # caches would be made again.
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
         if not is_unchanged(folder):
@@ -72,16 +95,17 @@ def cached(
                     if folder.exists():
                         print(f"the cache {folder} is made again: {problem}", flush=True)
                     make_cache(folder, partial(prepare, source, **settings))
-        facts = read_json(folder / FACTS)
+        contents = read_json(folder / FACTS)
         arrays = {
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
-            for split in facts.pop("splits")
+            for split in contents.pop("splits")
         }
-    digests = facts.pop("files")
-    del facts["sha256"]
+    digests = contents.pop("files")
+    del contents["sha256"]
     array_digests = {name: digest for name, digest in digests.items() if name.endswith(".npy")}
-    facts["fingerprint"] = short_digest(array_digests)
-    return Prepared(folder, facts, arrays)
+    contents["fingerprint"] = short_digest(array_digests)
+    # The rest is what `prepare` returned: the digests show that nothing else has written the file.
+    return Prepared(folder, cast(FactsType, contents), arrays)
 
 
 def cache_folder(source: DataSource, **settings: object) -> Path:
@@ -155,14 +179,13 @@ def save_stamps(folder: Path, stamps: Stamps) -> None:
         write_json(folder / SEEN, stamps)
 
 
-def make_cache(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
+def make_cache(folder: Path, prepare: Callable[[Path], PreparedFacts]) -> None:
     """Have `prepare` fill a new folder, add the facts, and put it in the place of `folder`."""
     with replacing(folder) as unfinished:
         facts = prepare(unfinished)
-        facts["files"] = {
-            name: receipt_of(unfinished / name)["sha256"] for name in stamps_of(unfinished)
-        }
-        (unfinished / FACTS).write_text(json.dumps(signed(facts), indent=2), encoding="utf-8")
+        digests = {name: receipt_of(unfinished / name)["sha256"] for name in stamps_of(unfinished)}
+        contents = {**facts, "files": digests}
+        (unfinished / FACTS).write_text(json.dumps(signed(contents), indent=2), encoding="utf-8")
         save_stamps(unfinished, stamps_of(unfinished))
 
 

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 from PIL import Image
 
 from common.console import say
-from common.data.cache import write_array
+from common.data.cache import PreparedFacts, write_array
 from common.data.parquet import ParquetTables
 from common.data.pixels import GREY_MODES, deep_pixels, image_to_pixels, white_level_of
 from common.data.sources import DataSource
@@ -56,6 +56,21 @@ class RequestedShape(NamedTuple):
     white_level: int | None
 
 
+class Scaling(TypedDict):
+    """The mean and the standard deviation of each channel, of pixels scaled to 0 … 1."""
+
+    mean: list[float]
+    std: list[float]
+
+
+class ImageFacts(PreparedFacts, Scaling):
+    """What is known about a prepared data set of images. The scaling is of the first split."""
+
+    channels: int  # 1 or 3
+    image_size: int  # height and width, in pixels
+    white_level: int | None  # as in `Shape`
+
+
 def prepare_images(
     source: DataSource,
     folder: Path,
@@ -64,7 +79,7 @@ def prepare_images(
     label_column: str | None,
     channels: int | None = None,
     white_level: int | None = None,
-) -> dict[str, Any]:
+) -> ImageFacts:
     """Fill a cache folder with a data set of images, and return facts about it.
 
     The folder gets, for each split, uint8 images [samples, size, size, channels] and int64 labels
@@ -76,10 +91,6 @@ def prepare_images(
             first split (train, if there is one) if it is None.
         image_column: the value of `--image-column`.
         label_column: the value of `--label-column`.
-
-    Returns:
-        channels, image_size, white_level; the mean and std of each channel of the first split; and
-        the facts of `LabelledData`.
 
     Raises:
         UserError: there is no column of images, an image can't be decoded, or the disk is full.
@@ -96,8 +107,13 @@ def prepare_images(
         shape, counts = decode_all(table, column, source, folder, requested)
     if shape.white_level is not None and white_level is None:
         table.notes.append(f"of more than 8 bits a channel: {shape.white_level:,} is white")
-    facts = {"channels": shape.channels, "image_size": shape.size, "white_level": shape.white_level}
-    return facts | scaling_by(counts) | table.facts()
+    return {
+        "channels": shape.channels,
+        "image_size": shape.size,
+        "white_level": shape.white_level,
+        **scaling_by(counts),
+        **table.facts(),
+    }
 
 
 def examine_sample(
@@ -328,8 +344,8 @@ def counts_of(images: np.ndarray) -> np.ndarray:
     )
 
 
-def scaling_by(counts: np.ndarray) -> dict[str, list[float]]:
-    """Return the mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
+def scaling_by(counts: np.ndarray) -> Scaling:
+    """Return the mean and the standard deviation of the pixels of each channel.
 
     Args:
         counts: int64 [channels, 256], from `counts_of`.

@@ -5,10 +5,10 @@ With these, the run numbers its labels as the model does, and leaves out trainin
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from common.config import TrainingConfig
 from common.data.pixels import FULL_SCALE
 from common.errors import UserError
 from common.files import read_json_if_there
@@ -36,7 +36,7 @@ class Evaluated:
 
     model: str  # as `--init-from` names it
     class_names: list[str] | None  # in the order of its outputs; None: not known
-    preprocessing: dict[str, Any]  # of images: image_size, channels, white_level
+    preprocessing: dict[str, int]  # of images: image_size, channels, white_level
     # The run of the model comes first, then the run of its initial weights, and so on.
     trained_on: tuple[TrainedOn, ...]
 
@@ -94,7 +94,7 @@ def histories(model: str | None) -> list[TrainedOn]:
     return history
 
 
-def own_configuration(config: Any) -> str | None:
+def own_configuration(config: TrainingConfig) -> str | None:
     """Return `--dataset-config` if it belongs to `--dataset`, and None otherwise.
 
     An evaluation takes its flags from the run of the model. If it names another data set, the

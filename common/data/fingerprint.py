@@ -10,10 +10,11 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
 from common.files import digest_of, reading
@@ -33,7 +34,7 @@ READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}
 class Digest(Protocol):
     """A digest of `hashlib` that is not complete yet."""
 
-    def update(self, data: Any, /) -> None: ...
+    def update(self, data: bytes | memoryview, /) -> None: ...
 
 
 class UnknownContentError(Exception):
@@ -47,7 +48,7 @@ def spread_positions(count: int, limit: int) -> list[int]:
     return [index * (count - 1) // (limit - 1) for index in range(limit)]
 
 
-def short_digest(value: Any) -> str:
+def short_digest(value: object) -> str:
     """Return 16 hexadecimal digits that change with a value that JSON can hold."""
     return digest_of(value)[:16]
 
@@ -114,7 +115,7 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
     return digest.hexdigest()[:16]
 
 
-def fingerprint_of_samples(count: int, read: Callable[[int], Any]) -> str | None:
+def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | None:
     """Return a digest of some samples of a data set and of their total number.
 
     It serves data sets that are not made of arrays or files.
@@ -149,7 +150,7 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
     return hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:16]
 
 
-def add(digest: Digest, value: Any) -> None:
+def add(digest: Digest, value: object) -> None:
     """Add a value to a digest: a tensor, array, number, string, image, or a nest of these.
 
     Types, shapes and lengths are added as well, so that different nests give different bytes.
@@ -175,7 +176,7 @@ def add(digest: Digest, value: Any) -> None:
             add(digest, item)
     elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         digest.update(repr(value).encode("utf-8", "backslashreplace"))
-    elif hasattr(value, "tobytes") and hasattr(value, "mode"):  # a Pillow image
+    elif isinstance(value, Image.Image):
         digest.update(f"{value.size} {value.mode};".encode())
         digest.update(value.tobytes())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

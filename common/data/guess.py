@@ -4,7 +4,7 @@ They serve a data set that marks neither by the type or the name of a column, as
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 # A column holds classes if it has few distinct values, and several rows for each on average.
 MOST_CLASSES = 50
@@ -12,8 +12,8 @@ ROWS_PER_CLASS = 3
 NUMBERING_NAMES = ("id", "idx", "index", "unnamed: 0")  # of columns that number the rows
 
 Content = Literal["classes", "text", "image", "numbering", "other"]
-Feature = Any  # the type of a column in `datasets`: Value, ClassLabel, Image …
-ValuesOf = Callable[[str], Sequence[Any]]  # returns all values of a column, by its name
+Feature = object  # the type of a column in `datasets`: Value, ClassLabel, Image …
+ValuesOf = Callable[[str], Sequence[object]]  # returns all values of a column, by its name
 
 
 def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content:
@@ -73,7 +73,7 @@ def guess_texts(columns: Iterable[str], values_of: ValuesOf) -> list[str]:
     """
     texts = []
     for column in columns:
-        values = [value for value in values_of(column) if value]
+        values = [value for value in values_of(column) if isinstance(value, str) and value]
         distinct = set(values)
         with_several_words = sum(len(value.split()) > 1 for value in distinct)
         are_sentences = with_several_words > len(distinct) / 2

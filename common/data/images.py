@@ -6,16 +6,25 @@ Augmentation and scaling of pixels take place on the device.
 import functools
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 
 from common.data.batch import Batch, Data, TensorSamples
-from common.data.decoding import LARGEST_DEFAULT_SIZE, NAMES_FILE, Decoder, prepare_images
+from common.data.cache import RowGroupIndex
+from common.data.decoding import (
+    LARGEST_DEFAULT_SIZE,
+    NAMES_FILE,
+    Decoder,
+    ImageFacts,
+    Scaling,
+    prepare_images,
+)
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
@@ -28,6 +37,8 @@ from common.system.machine import local_world_size, usable_cores
 
 # Part of a cache's name. A new value has all caches made again.
 CACHE_VERSION = "images-10"
+# The images and the labels of each split, or its row groups alone if the data set is streamed.
+Arrays = dict[str, list[np.ndarray]]
 
 
 class ImageSamples(TensorSamples):
@@ -147,7 +158,7 @@ def decoding_threads(process_id: int) -> ThreadPoolExecutor:
 def pixel_scaling(
     *mean_and_std: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what to subtract from uint8 pixels and then what to multiply them with, by channel.
+    """Return, by channel, the shift to subtract from uint8 pixels and the factor that follows.
 
     Args:
         mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.
@@ -165,6 +176,17 @@ def reflected(positions: torch.Tensor, size: int) -> torch.Tensor:
     return last - (last - positions.abs()).abs()
 
 
+class ImagePreprocessing(TypedDict):
+    """What a saved model needs to predict on new images; the fields are those of `ImageData`."""
+
+    class_names: list[str]
+    channels: int
+    image_size: int
+    mean: list[float]
+    std: list[float]
+    white_level: int | None
+
+
 @dataclass(kw_only=True)
 class ImageData(Data):
     """An image classification data set, ready to train on."""
@@ -178,8 +200,7 @@ class ImageData(Data):
     std: list[float]  # likewise, the standard deviation
     white_level: int | None = None  # in images of more than 8 bits a channel; None: none has
 
-    def preprocessing(self) -> dict[str, Any]:
-        """Return what a saved model needs to predict on new images."""
+    def preprocessing(self) -> ImagePreprocessing:
         return {
             "class_names": self.class_names,
             "channels": self.channels,
@@ -215,30 +236,11 @@ def load_images(
         UserError: the data or the facts about the weights can't be read.
     """
     initial = initial_facts(init_from)
-    evaluation_settings = {} if source.evaluated is None else dict(source.evaluated.preprocessing)
-    evaluated_size = evaluation_settings.pop("image_size", None)
-    size = image_size or initial.get("published_size") or evaluated_size
-    folder: Path | None = None
-    if source.location == "synthetic":
-        facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
-    else:
-        settings = {"size": size, "image_column": image_column, "label_column": label_column}
-        folder, facts, arrays = prepared(
-            source,
-            prepare_images,
-            CACHE_VERSION,
-            ("images", "labels"),
-            settings,
-            evaluation_settings,
-        )
-    index = facts.pop("index", None)
+    size = image_size or initial.get("published_size") or evaluated_size(source)
+    folder, facts, arrays = decoded(source, size, image_column, label_column)
     if {"mean", "std", "channels"} <= initial.keys():
-        are_grey_in_colour = facts["channels"] == 1 and initial["channels"] == 3
-        facts |= initial_scaling(initial, init_from)
-        if are_grey_in_colour:
-            facts["channels"] = 3
-            if index is None:
-                repeat_grey(arrays)
+        scale_as_initially(facts, arrays, initial, init_from)
+    index = facts.get("index")
     if index is None:
         splits = cached_splits(arrays, facts, dtype)
     else:
@@ -251,14 +253,70 @@ def load_images(
         splits=splits,
         source=source,
         reads=LABELLED_DATA_FLAGS | {"image_column"},
+        notes=facts["notes"],
+        class_names=facts["class_names"],
+        fingerprint=facts.get("fingerprint"),
+        channels=facts["channels"],
+        image_size=facts["image_size"],
+        mean=facts["mean"],
+        std=facts["std"],
+        white_level=facts["white_level"],
         is_evaluated_only="train" not in splits,
-        **facts,
     )
 
 
-def cached_splits(
-    arrays: dict[str, list[np.ndarray]], facts: dict[str, Any], dtype: torch.dtype
-) -> dict[str, ImageSamples]:
+def evaluated_size(source: DataSource) -> int | None:
+    """Return the image size of the model that is evaluated; None without such a model."""
+    return None if source.evaluated is None else source.evaluated.preprocessing.get("image_size")
+
+
+def decoded(
+    source: DataSource, size: int | None, image_column: str | None, label_column: str | None
+) -> tuple[Path | None, ImageFacts, Arrays]:
+    """Return the cache folder of a data set (None if synthetic), its facts and its arrays.
+
+    Args:
+        size: height and width, in pixels; None: the images determine it.
+    """
+    if source.location == "synthetic":
+        facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
+        return None, facts, arrays
+    settings = {"size": size, "image_column": image_column, "label_column": label_column}
+    evaluation_settings: dict[str, int] = {}
+    if source.evaluated is not None:
+        evaluation_settings |= source.evaluated.preprocessing
+        evaluation_settings.pop("image_size", None)
+    return prepared(
+        source,
+        prepare_images,
+        CACHE_VERSION,
+        ("images", "labels"),
+        settings,
+        evaluation_settings,
+    )
+
+
+def scale_as_initially(
+    facts: ImageFacts, arrays: Arrays, initial: Mapping[str, Any], init_from: str | None
+) -> None:
+    """Replace the scaling of a data set by that of the initial weights, in place.
+
+    If the weights take colours and the images are grey, the images get three channels.
+
+    Args:
+        initial: what `initial_facts` knows about the weights.
+        init_from: the value of `--init-from`, for a message.
+    """
+    scaling = initial_scaling(initial, init_from)
+    facts["mean"] = scaling["mean"]
+    facts["std"] = scaling["std"]
+    if facts["channels"] == 1 and initial["channels"] == 3:
+        facts["channels"] = 3
+        if "index" not in facts:  # streamed images are decoded to three channels
+            repeat_grey(arrays)
+
+
+def cached_splits(arrays: Arrays, facts: ImageFacts, dtype: torch.dtype) -> dict[str, ImageSamples]:
     """Make the splits of decoded images from the images and labels of each."""
     return {
         name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
@@ -268,9 +326,9 @@ def cached_splits(
 
 def streamed_splits(
     source: DataSource,
-    arrays: dict[str, list[np.ndarray]],
-    index: dict[str, Any],
-    facts: dict[str, Any],
+    arrays: Arrays,
+    index: RowGroupIndex,
+    facts: ImageFacts,
     dtype: torch.dtype,
 ) -> dict[str, ImageSamples]:
     """Make the splits of images that are decoded while training.
@@ -287,7 +345,7 @@ def streamed_splits(
     return splits
 
 
-def initial_scaling(initial: dict[str, Any], init_from: str | None) -> dict[str, list[float]]:
+def initial_scaling(initial: Mapping[str, Any], init_from: str | None) -> Scaling:
     """Return the mean and std with which initial weights were trained.
 
     Raises:
@@ -301,7 +359,7 @@ def initial_scaling(initial: dict[str, Any], init_from: str | None) -> dict[str,
     return {"mean": initial["mean"], "std": initial["std"]}
 
 
-def repeat_grey(arrays: dict[str, list[np.ndarray]]) -> None:
+def repeat_grey(arrays: Arrays) -> None:
     """Give the grey images of all splits three channels, without a copy of the pixels.
 
     Args:
@@ -312,16 +370,17 @@ def repeat_grey(arrays: dict[str, list[np.ndarray]]) -> None:
         split_arrays[0] = np.broadcast_to(images, (*images.shape[:3], 3))
 
 
-def synthetic_images(size: int) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
+def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
     """Return facts and splits of random colour images of any size, for tests of speed alone."""
     random = np.random.default_rng(0)
-    arrays: dict[str, list[np.ndarray]] = {}
+    arrays: Arrays = {}
     for split, count in (("train", 4096), ("validation", 512)):
         images = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
         labels = random.integers(0, 1000, count)
         arrays[split] = [images, labels]
-    facts = {
+    facts: ImageFacts = {
         "channels": 3,
+        "white_level": None,
         "image_size": size,
         "mean": [0.5] * 3,
         "std": [0.29] * 3,

@@ -1,15 +1,15 @@
 """Training samples that come in an order of their own, from a resumable `IterableDataset`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import default_collate
 
-from common.data.batch import Batch, Samples
+from common.data.batch import Batch, Collate, Samples
 from common.data.order import TrainingOrder
 from common.errors import UserError
 from common.system.machine import rank, world_size
@@ -18,11 +18,21 @@ from common.system.machine import rank, world_size
 SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 
 
+class ResumableDataset(Protocol):
+    """An `IterableDataset` that can go on from an earlier position. Its rows may be anything."""
+
+    def __iter__(self) -> Iterator[object]: ...
+
+    def state_dict(self) -> object: ...
+
+    def load_state_dict(self, state: Any, /) -> object: ...  # takes what `state_dict` returned
+
+
 class Position(TypedDict):
     """How far an `IterableDataset` has been read."""
 
     epoch: int
-    dataset: Any  # its state_dict(); None at the beginning of an epoch
+    dataset: object  # its state_dict(); None at the beginning of an epoch
 
 
 class IterableSamples(Samples):
@@ -40,7 +50,7 @@ class IterableSamples(Samples):
 
     is_sized = False
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Batch] = default_collate):
+    def __init__(self, dataset: ResumableDataset, collate_fn: Collate = default_collate):
         """Prepare to read this process's part of a data set.
 
         Raises:
@@ -70,9 +80,9 @@ class IterableSamples(Samples):
         self.collate = collate_fn
         # After the last batch that was made (in a worker) or trained on (in this process).
         self.position: Position = {"epoch": 0, "dataset": None}
-        self.rows: Iterator[Any] | None = None  # in the process that reads, once it has begun
+        self.rows: Iterator[object] | None = None  # in the process that reads, once it has begun
 
-    def read_rows(self) -> Iterator[Any]:
+    def read_rows(self) -> Iterator[object]:
         """Yield this rank's samples without end, from `position`.
 
         Raises:
@@ -132,10 +142,10 @@ class IterableSamples(Samples):
     def state_dict(self) -> Position:
         return self.position
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Position) -> None:
         self.position = {"epoch": state["epoch"], "dataset": state["dataset"]}
 
-    def load_from_ranks(self, states: list[Any]) -> None:
+    def load_from_ranks(self, states: Sequence[Position]) -> None:
         """Refuse a resume on another number of processes.
 
         Args:
@@ -150,7 +160,7 @@ class IterableSamples(Samples):
         )
 
 
-def own_rows(rows: Iterator[Any]) -> Iterator[Any]:
+def own_rows(rows: Iterator[object]) -> Iterator[object]:
     """Yield this rank's samples of those that all ranks read.
 
     The last samples are dropped if they are not enough for all ranks.

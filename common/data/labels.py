@@ -3,11 +3,11 @@
 `LabelledData` is what `tables` (data sets read as a whole) and `parquet` (streamed ones) share.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sized
 
 import numpy as np
 
+from common.data.cache import PreparedFacts
 from common.data.guess import Feature, ValuesOf, guess_label, guess_texts
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -28,7 +28,7 @@ LABELLED_DATA_FLAGS = frozenset(
 )
 DEFAULT_VALIDATION_SHARE = 0.1  # of train, if train is the only split
 
-LabelValue = Any  # a value of the label column: str, int or float; None if the label is missing
+LabelValue = str | int | float | None  # in the label column; None if the label is missing
 
 
 class LabelledData:
@@ -38,7 +38,8 @@ class LabelledData:
     """
 
     name: str  # the data set's, for messages
-    splits: dict[str, Any]  # by role (train, validation, test), train first; the subclass fills it
+    # By role (train, validation, test), train first. The subclass fills it with its own objects.
+    splits: Mapping[str, Sized]
     notes: list[str]  # printed for the user
     label_column: str
     is_typed: bool  # whether the label column has the type ClassLabel, which lists the classes
@@ -74,12 +75,7 @@ class LabelledData:
         self.features = features
         self.notes = []
         self.values_of = values_of
-        with_class_type = self.columns_of(ClassLabel)
-        with_usual_name = [column for column in features if column.lower() in LABEL_NAMES]
-        if len(with_class_type) == 1 or len(with_usual_name) != 1:
-            candidates = with_class_type
-        else:
-            candidates = with_usual_name
+        candidates = self.label_candidates()
         if values_of is not None and label_column is None and not candidates:
             candidates = guess_label(features, values_of)
             if len(candidates) == 1:
@@ -91,6 +87,16 @@ class LabelledData:
         self.is_typed = isinstance(features[self.label_column], ClassLabel)
         # GLUE marks rows without a label with -1. In a column of plain numbers, -1 may be a class.
         self.missing_labels = {None, "", -1} if self.is_typed else {None, ""}
+
+    def label_candidates(self) -> list[str]:
+        """Return the columns that may hold the labels, by their types or by their names."""
+        from datasets import ClassLabel
+
+        with_class_type = self.columns_of(ClassLabel)
+        with_usual_name = [column for column in self.features if column.lower() in LABEL_NAMES]
+        if len(with_class_type) != 1 and len(with_usual_name) == 1:
+            return with_usual_name
+        return with_class_type
 
     def columns_of(self, *types: type) -> list[str]:
         """Return the columns that have one of these types of `datasets`."""
@@ -154,11 +160,11 @@ class LabelledData:
 
     def describe_columns(self) -> str:
         """Return the names of all columns with their types, for a message."""
+        from datasets import Value
+
         descriptions = []
         for column, feature in self.features.items():
-            type_name = type(feature).__name__
-            if type_name == "Value":
-                type_name = feature.dtype
+            type_name = feature.dtype if isinstance(feature, Value) else type(feature).__name__
             descriptions.append(f"{column} ({type_name})")
         return ", ".join(descriptions)
 
@@ -173,8 +179,11 @@ class LabelledData:
         Raises:
             UserError: the column holds real numbers, or neither text nor numbers.
         """
-        if self.is_typed:
-            self.class_names = list(self.features[self.label_column].names)
+        from datasets import ClassLabel
+
+        label_type = self.features[self.label_column]
+        if isinstance(label_type, ClassLabel):
+            self.class_names = list(label_type.names)
             self.classes = list(range(len(self.class_names)))
             return
         where = f"data set {self.name}: column {self.label_column}"
@@ -235,9 +244,9 @@ class LabelledData:
         positions = (np.arange(count) + 0.5) * len(candidates) / count
         return candidates[positions.astype(int)]
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the cache keeps about the data set, ready for JSON."""
-        facts: dict[str, Any] = {
+    def facts(self) -> PreparedFacts:
+        """Return what the cache keeps about the data set."""
+        facts: PreparedFacts = {
             "splits": list(self.splits),
             "class_names": self.class_names,
             "notes": self.notes,

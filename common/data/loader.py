@@ -27,6 +27,23 @@ GATHER_BYTES_OF_CPU = 2 * 2**20
 GATHER_BYTES_OF_ACCELERATOR = 32 * 2**20
 
 
+def worker_count(samples: Samples, requested: int | None) -> int:
+    """Return how many workers make the batches of a split.
+
+    Args:
+        requested: the value of `--num-workers`; None: the count follows from the number of cores.
+    """
+    if requested is not None:
+        count = requested
+    elif samples.blocks is not None:
+        count = 1  # it uses threads; several workers would each read all blocks
+    else:
+        count = min(8, max(1, usable_cores() // local_world_size()))
+    if isinstance(samples, IterableSamples):
+        return min(1, count)  # the samples have one position
+    return count
+
+
 class Loader:
     """Yields the micro-batches of one split for this rank, already on the device."""
 
@@ -64,14 +81,8 @@ class Loader:
         if placement == "auto":
             fits = size is not None and size < (free / 2 if room is None else room)
             placement = "device" if fits else "workers"
-        if num_workers is None:
-            num_workers = min(8, max(1, usable_cores() // local_world_size()))
-            if samples.blocks is not None:
-                num_workers = 1  # it uses threads; several workers would each read all blocks
-        if isinstance(samples, IterableSamples):
-            num_workers = min(1, num_workers)  # the samples have one position
         self.placement = placement
-        self.num_workers = num_workers if placement == "workers" else 0
+        self.num_workers = worker_count(samples, num_workers) if placement == "workers" else 0
         self.workers = Workers(samples, self.num_workers, device)
         # Whether an evaluation should end before its next batch; set by the run.
         self.is_cut_short: Callable[[], bool] = lambda: False

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from common.errors import UserError
 
@@ -96,7 +95,9 @@ def following(linked_folders: set[str]) -> Iterator[None]:
         return
     info_of = LocalFileSystem.info
 
-    def info(file_system: LocalFileSystem, path: Any, **options: Any) -> dict[str, Any]:
+    def info(
+        file_system: LocalFileSystem, path: str | os.PathLike[str], **options: object
+    ) -> dict[str, object]:
         facts = info_of(file_system, path, **options)
         if facts.get("islink") and facts["name"] in linked_folders:
             facts["type"] = "directory"

@@ -8,7 +8,7 @@ resumed run finds its position by arithmetic.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -128,8 +128,8 @@ class BlockBatches(Sequence[torch.Tensor]):
     def __len__(self) -> int:
         return self.order.updates_per_epoch * self.order.accumulation - self.first
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return the sample indices of a micro-batch, int64 [batch_size]; no slices are taken."""
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # takes no slices
+        """Return the sample indices of a micro-batch, int64 [batch_size]."""
         if index >= len(self):
             raise IndexError(index)
         order = self.order
@@ -190,8 +190,8 @@ class EvaluationOrder:
             # Consecutive samples, so that no two ranks read the same block.
             own_samples = order.tensor_split(self.world_size)[self.rank]
         batches = list(own_samples.split(self.batch_size)) if len(own_samples) else []
-        # Ranks that share out a model wait for each other in each batch, and so all need the same
-        # number of batches. One rank may have a sample less, which is a batch less.
+        # The ranks of a sharded model wait for each other in each batch, so all need the same
+        # number of batches. One rank may have one sample fewer, and so one batch fewer.
         if 0 < len(batches) < self.most_batches and len(batches[-1]) > 1:
             batches[-1:] = batches[-1].tensor_split(2)
         return batches
@@ -234,7 +234,7 @@ def rehearsal_batches(
     such as the area under a curve need several classes.
 
     Args:
-        batches: of the rank: sample indices, or other values that there are one of per sample.
+        batches: those of the rank: sample indices, or other values, one per sample.
         is_spread: whether to spread the samples. If not, the first ones are taken, because reading
             others is slow.
     """

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from common.data.builders import DATA_ADVICE, open_builder
-from common.data.cache import write_array
+from common.data.cache import PreparedFacts, RowGroupIndex, write_array
 from common.data.guess import Feature
 from common.data.labels import LabelledData, LabelValue, choose_splits
 from common.data.order import Blocks
@@ -27,6 +27,9 @@ from common.files import reading
 if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
+    from datasets import DatasetBuilder
+
+Row = list[Any]  # the values of a row, of the types that its columns have
 
 HELD_BYTES = 2**29  # of row groups that each reading process keeps in memory
 SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
@@ -68,7 +71,7 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[list[Any]], np.ndarray]:
+    def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[Row], np.ndarray]:
         """Read some rows.
 
         Args:
@@ -90,7 +93,7 @@ class ParquetRows:
         while len(self.held) > at_most:
             least_recently_used = next(iter(self.held))
             del self.held[least_recently_used]
-        rows: list[list[Any]] = []
+        rows: list[Row] = []
         labels: list[int] = []
         for block, place in zip(blocks.tolist(), places, strict=True):
             *row, label = (column[place].as_py() for column in tables[block].columns)
@@ -122,13 +125,13 @@ class ParquetRows:
         self.held[block] = table
         return table
 
-    def sample(self, count: int) -> list[list[Any]]:
+    def sample(self, count: int) -> list[Row]:
         """Return about `count` rows without their labels, from row groups at even distances."""
         last_group = len(self.groups) - 1
         blocks = np.unique(np.linspace(0, last_group, SAMPLED_GROUPS).astype(int))
         rows_per_block = -(-count // len(blocks))
         starts = self.ends - self.groups[:, ROWS]
-        rows: list[list[Any]] = []
+        rows: list[Row] = []
         for block in blocks.tolist():
             end = min(starts[block] + rows_per_block, self.ends[block])
             block_rows, _ = self.read(torch.arange(starts[block], end), None)
@@ -188,7 +191,7 @@ class ParquetTables(LabelledData):
         if is_trained_on:
             self.make_validation(source)
 
-    def files_of(self, builder: Any) -> dict[str, list[str]]:
+    def files_of(self, builder: "DatasetBuilder") -> dict[str, list[str]]:
         """Return the files of each split; raise a `UserError` unless they are parquet files."""
         with reading(self.where, DATA_ADVICE):
             files = {
@@ -246,15 +249,15 @@ class ParquetTables(LabelledData):
         """
         for role, groups in self.splits.items():
             write_array(folder / f"{role}_groups.npy", [groups], len(groups))
-        self.index: dict[str, Any] = {  # the arguments of `ParquetRows` besides the row groups
+        self.index: RowGroupIndex = {
             "shards": self.shards,
             "classes": self.classes,
             "columns": [*columns, self.label_column],
         }
         return ParquetRows(self.splits[self.first], **self.index)
 
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | {"index": self.index}
+    def facts(self) -> PreparedFacts:
+        return {**super().facts(), "index": self.index}
 
 
 def read_footer(path: str) -> Footer:
@@ -276,7 +279,7 @@ def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int
     return metadata.num_rows, metadata.total_byte_size, checksum
 
 
-def distinct_values(path: str, column: str) -> set[Any]:
+def distinct_values(path: str, column: str) -> set[LabelValue]:
     """Return the distinct values of a column of a parquet file."""
     with opened(path) as file:
         return set(file.read(columns=[column])[column].unique().to_pylist())

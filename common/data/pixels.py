@@ -5,10 +5,9 @@ Pillow has no mode for colours of 16 bits, and would silently keep the high byte
 
 import io
 import sys
-from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
 FULL_SCALE = 65535  # the white level of a model that states none: that of 16 bits
 # How to turn a photo upright, by its EXIF orientation.
@@ -74,26 +73,26 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
         if pixels.min(initial=0) < 0:
             raise ValueError("its pixels are negative, or of 32 bits: write them with 8 or 16 bits")
         return pixels, image
-    raw_mode = raw_mode_of(image)
-    if ";16" not in raw_mode:
-        return None, image
-    return deep_colours(image, raw_mode)
+    if isinstance(image, ImageFile.ImageFile):
+        raw_mode = raw_mode_of(image)
+        if ";16" in raw_mode:
+            return deep_colours(image, raw_mode)
+    return None, image
 
 
-def raw_mode_of(image: Image.Image) -> str:
+def raw_mode_of(image: ImageFile.ImageFile) -> str:
     """Return Pillow's name for the layout of the pixels in the file, such as ``RGB;16B``.
 
     It is empty for an image whose pixels have been loaded.
     """
-    tiles: list[Any] = getattr(image, "tile", None) or []
-    if not tiles:
+    if not image.tile:
         return ""
-    arguments = tiles[0][3]
+    arguments = image.tile[0][3]
     raw_mode = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
     return raw_mode if isinstance(raw_mode, str) else ""
 
 
-def deep_colours(image: Any, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
+def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
     """Return the pixels of an image with 16 bits a colour, and the image itself.
 
     Pillow keeps one byte of each value. So the file is decoded twice: once in its own byte order,
@@ -106,6 +105,7 @@ def deep_colours(image: Any, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
     Raises:
         ValueError: the layout is not known.
     """
+    assert image.fp is not None  # it is None only after the pixels have been loaded
     position = image.fp.tell()
     image.fp.seek(0)
     encoded = image.fp.read()
@@ -135,13 +135,12 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
         mode: of the returned image.
         raw_mode: Pillow's name for the layout.
     """
-    image: Any = Image.open(io.BytesIO(encoded))
+    image = Image.open(io.BytesIO(encoded))
     image._mode = mode
     tiles = []
-    for codec, extents, offset, arguments in image.tile:
-        is_tuple = isinstance(arguments, tuple)
-        changed = (raw_mode, *arguments[1:]) if is_tuple else raw_mode
-        tiles.append((codec, extents, offset, changed))
+    for tile in image.tile:
+        others = tile.args[1:] if isinstance(tile.args, tuple) else None
+        tiles.append(tile._replace(args=raw_mode if others is None else (raw_mode, *others)))
     image.tile = tiles
     image.load()
     return image

@@ -4,13 +4,13 @@ A run that only evaluates must not use samples on which its model was trained. S
 the training run held out, or that no run was trained on the data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Generic
 
 import numpy as np
 
-from common.data.cache import Prepared, cached
+from common.data.cache import FactsType, Prepared, cached
 from common.data.evaluated import Evaluated, TrainedOn, relabelled
 from common.data.parquet import ROWS
 from common.data.sources import DataSource
@@ -18,27 +18,27 @@ from common.errors import UserError
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preparation(Generic[FactsType]):
     """How a data set is prepared: the arguments of `cached` besides the source."""
 
-    prepare: Callable[..., dict[str, Any]]
+    prepare: Callable[..., FactsType]
     version: str
     names: tuple[str, ...]
-    settings: dict[str, Any]
+    settings: Mapping[str, object]
 
-    def of(self, source: DataSource) -> Prepared:
+    def apply_to(self, source: DataSource) -> Prepared[FactsType]:
         """Return the prepared data, from the cache if they are there."""
         return cached(source, self.prepare, self.version, self.names, self.settings)
 
 
 def prepared(
     source: DataSource,
-    prepare: Callable[..., dict[str, Any]],
+    prepare: Callable[..., FactsType],
     version: str,
     names: tuple[str, ...],
-    settings: dict[str, Any],
-    evaluation_settings: dict[str, Any] | None = None,
-) -> Prepared:
+    settings: Mapping[str, object],
+    evaluation_settings: Mapping[str, object] | None = None,
+) -> Prepared[FactsType]:
     """Return the prepared data of a run, with the classes in the model's order if it evaluates.
 
     `prepare`, `version`, `names` and `settings` are those of `cached`.
@@ -54,19 +54,22 @@ def prepared(
     preparation = Preparation(prepare, version, names, settings)
     evaluated = source.evaluated
     if evaluated is None:
-        return preparation.of(source)
+        return preparation.apply_to(source)
     if source.is_whole:
-        extended = replace(preparation, settings=settings | (evaluation_settings or {}))
+        extended = replace(preparation, settings={**settings, **(evaluation_settings or {})})
         data = prepare_whole(source, evaluated, preparation, extended)
     else:
-        data = preparation.of(source)
+        data = preparation.apply_to(source)
         check_as_trained(source, evaluated.trained_on[0], data)
     return with_labels_of(evaluated, source, data)
 
 
 def prepare_whole(
-    source: DataSource, evaluated: Evaluated, as_trained: Preparation, for_model: Preparation
-) -> Prepared:
+    source: DataSource,
+    evaluated: Evaluated,
+    as_trained: Preparation[FactsType],
+    for_model: Preparation[FactsType],
+) -> Prepared[FactsType]:
     """Return a split of data that the model was not trained on, as far as is known.
 
     If the split is not one for evaluation, the data may be a moved copy of those that a run was
@@ -76,8 +79,8 @@ def prepare_whole(
         as_trained: how a run that trains prepares the data.
         for_model: how they are prepared for the model that is evaluated.
     """
-    data = for_model.of(source)
-    split = data.facts.pop("evaluated")
+    data = for_model.apply_to(source)
+    split = data.facts["evaluated"]
     if evaluated.trained_on:
         reason = f"{evaluated.model} was not trained on them"
     else:
@@ -109,8 +112,11 @@ def size_of(arrays: list[np.ndarray]) -> int:
 
 
 def find_moved_data(
-    source: DataSource, evaluated: Evaluated, whole: Prepared, as_trained: Preparation
-) -> Prepared | None:
+    source: DataSource,
+    evaluated: Evaluated,
+    whole: Prepared[FactsType],
+    as_trained: Preparation[FactsType],
+) -> Prepared[FactsType] | None:
     """Return the data as a run was trained on them, if they have moved since.
 
     The total size and the fingerprint show whether they are the same data.
@@ -129,7 +135,7 @@ def find_moved_data(
         source_as_trained = replace(
             source, is_whole=False, validation_share=trained.validation_share
         )
-        data = as_trained.of(source_as_trained)
+        data = as_trained.apply_to(source_as_trained)
         if data.facts["fingerprint"] == trained.fingerprint:
             data.facts["notes"].append(
                 f"{trained.run} was trained on the same data, in {trained.dataset}: what it held "
@@ -139,7 +145,7 @@ def find_moved_data(
     return None
 
 
-def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared) -> None:
+def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
     """Note that the samples which a run held out are evaluated.
 
     The same samples are held out again only if the data are as they were. If the content has
@@ -166,7 +172,9 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared) -> 
     )
 
 
-def with_labels_of(evaluated: Evaluated, source: DataSource, data: Prepared) -> Prepared:
+def with_labels_of(
+    evaluated: Evaluated, source: DataSource, data: Prepared[FactsType]
+) -> Prepared[FactsType]:
     """Number the classes of prepared data as the model does.
 
     Raises:
@@ -174,7 +182,7 @@ def with_labels_of(evaluated: Evaluated, source: DataSource, data: Prepared) -> 
             classes differ from the model's.
     """
     class_names = data.facts["class_names"]
-    if evaluated.class_names in (None, class_names):
+    if evaluated.class_names is None or evaluated.class_names == class_names:
         return data
     if data.facts.get("index") is not None:
         raise UserError(

@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from accelerate import Accelerator
 
 from common.agreement import ask_rank_zero
+from common.config import TrainingConfig
 from common.data.evaluated import (
     Evaluated,
     is_same_place,
@@ -52,14 +53,18 @@ class DataSource:
 
 
 def choose_source(
-    config: Any, accelerator: Accelerator, *, public: str, built_in: str, public_on_cpu: bool
+    config: TrainingConfig,
+    accelerator: Accelerator,
+    *,
+    public: str,
+    built_in: str,
+    public_on_cpu: bool,
 ) -> DataSource:
     """Find the data set that `--dataset` names, on rank 0 for all ranks.
 
     A data set that the user names is never replaced by another. For ``auto``, the recipe chooses.
 
     Args:
-        config: a `TrainingConfig`.
         public: the short name of the recipe's public data set; ``auto`` means this one if it is
             cached or the Hub answers.
         built_in: the built-in data set that ``auto`` means otherwise.
@@ -87,7 +92,10 @@ def choose_source(
     if config.streaming and source.location in BUILT_IN:
         raise UserError(f"--streaming: data set {source.name} is built in: leave the flag out")
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
-    return for_evaluation(source, config.init_from) if config.evaluate_only else source
+    if not config.evaluate_only:
+        return source
+    assert config.init_from is not None  # `--evaluate-only` is refused without it
+    return for_evaluation(source, config.init_from)
 
 
 def for_evaluation(source: DataSource, model: str) -> DataSource:

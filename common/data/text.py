@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ class StreamedText(TextSamples):
 NO_WORK = Work(0)
 
 
-class CountedBatch(dict[str, Any]):
+class CountedBatch(dict[str, torch.Tensor]):
     """A batch that knows how much work it is.
 
     Copies of it on other devices, which only show its shapes, do not know.
@@ -165,6 +165,15 @@ def padded_length(length: int) -> int:
     return -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
 
 
+class TextPreprocessing(TypedDict):
+    """What a saved model needs to predict on new texts."""
+
+    class_names: list[str]
+    text_columns: list[str]
+    max_length: int
+    files: Path  # a folder with the tokenizer, whose files are copied beside the weights
+
+
 @dataclass(kw_only=True)
 class TextData(Data):
     """A text classification data set, tokenised, ready to train on."""
@@ -177,8 +186,7 @@ class TextData(Data):
     text_columns: list[str]  # one or two
     max_length: int  # tokens after which a sample is cut, special tokens included
 
-    def preprocessing(self) -> dict[str, Any]:
-        """Return what a saved model needs to predict on new texts."""
+    def preprocessing(self) -> TextPreprocessing:
         return {
             "class_names": self.class_names,
             "text_columns": self.text_columns,
@@ -218,27 +226,24 @@ def load_text(
         "text_columns": text_columns,
         "label_column": label_column,
     }
-    evaluation_settings: dict[str, str] = {}
-    if source.is_whole and source.evaluated is not None and checkpoint == "scratch":
-        # The model was trained with this tokenizer. A new one would number tokens differently.
-        model_folder = str(weights_file(source.evaluated.model).parent)
-        evaluation_settings = {
-            "checkpoint": model_folder,
-            "tokenizer_digest": fingerprint_of_tokenizer(model_folder),
-        }
-    folder, facts, arrays = prepared(
-        source, prepare_text, version, ARRAYS, settings, evaluation_settings
+    data = prepared(
+        source,
+        prepare_text,
+        version,
+        ARRAYS,
+        settings,
+        tokenizer_of_evaluated(source, checkpoint),
     )
-    tokenizer_folder = folder / "tokenizer"
-    index = facts.pop("index", None)
+    facts = data.facts
+    tokenizer_folder = data.folder / "tokenizer"
     splits: dict[str, TextSamples] = {}
-    for name, split_arrays in arrays.items():
-        if index is None:
-            splits[name] = TextSamples(*split_arrays, token_positions=token_positions)
-        else:
-            (groups,) = split_arrays
-            rows = ParquetRows(groups, **index)
+    for name, arrays in data.arrays.items():
+        if "index" in facts:
+            (groups,) = arrays
+            rows = ParquetRows(groups, **facts["index"])
             splits[name] = StreamedText(rows, tokenizer_folder, max_length, token_positions)
+        else:
+            splits[name] = TextSamples(*arrays, token_positions=token_positions)
     if token_positions is not None:
         facts["notes"].append("its padding is left out")
     return TextData(
@@ -246,8 +251,27 @@ def load_text(
         splits=splits,
         source=source,
         reads=LABELLED_DATA_FLAGS | {"text_columns"},
+        notes=facts["notes"],
+        class_names=facts["class_names"],
+        fingerprint=facts.get("fingerprint"),
         tokenizer_folder=tokenizer_folder,
+        vocabulary_size=facts["vocabulary_size"],
+        text_columns=facts["text_columns"],
         max_length=max_length,
         is_evaluated_only="train" not in splits,
-        **facts,
     )
+
+
+def tokenizer_of_evaluated(source: DataSource, checkpoint: str) -> dict[str, str]:
+    """Return settings that read data with the tokenizer of the model that is evaluated.
+
+    A new tokenizer would number tokens differently. The settings are empty if the model's tokenizer
+    is that of `checkpoint`, or if nothing is evaluated as a whole.
+    """
+    if not source.is_whole or source.evaluated is None or checkpoint != "scratch":
+        return {}
+    model_folder = str(weights_file(source.evaluated.model).parent)
+    return {
+        "checkpoint": model_folder,
+        "tokenizer_digest": fingerprint_of_tokenizer(model_folder),
+    }

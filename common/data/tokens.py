@@ -5,12 +5,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.console import say
-from common.data.cache import write_array
+from common.data.cache import PreparedFacts, write_array
 from common.data.parquet import ParquetTables
 from common.data.sources import DataSource
 from common.data.tables import Tables
@@ -34,6 +34,13 @@ ARRAYS = ("tokens", "offsets", "seconds", "labels")  # the arrays of a split; se
 Columns = Sequence[Sequence[str]]  # one or two columns of texts, of the same length
 
 
+class TextFacts(PreparedFacts):
+    """What is known about a prepared data set of text."""
+
+    vocabulary_size: int
+    text_columns: list[str]  # one or two
+
+
 def prepare_text(
     source: DataSource,
     folder: Path,
@@ -42,7 +49,7 @@ def prepare_text(
     text_columns: tuple[str, ...],
     label_column: str | None,
     tokenizer_digest: str | None = None,
-) -> dict[str, Any]:
+) -> TextFacts:
     """Fill a cache folder with a tokenised data set and the tokenizer, and return facts about it.
 
     The folder gets, for each split, the arrays that `encode` returns and int64 labels [samples]. A
@@ -56,9 +63,6 @@ def prepare_text(
         tokenizer_digest: not read here. It is part of the cache's name, and so caches differ if the
             tokenizer in a folder changes.
 
-    Returns:
-        vocabulary_size, text_columns, and the facts of `LabelledData`.
-
     Raises:
         UserError: the data can't be read, or the tokenizer can't be loaded or used.
         OSError: the tokenizer can't be written.
@@ -71,7 +75,7 @@ def prepare_text(
         encoder = prepare_whole_text(table, columns, folder, checkpoint, max_length)
     save_tokenizer(encoder, folder / "tokenizer")
     vocabulary_size = 1 + max(encoder.get_vocab().values())
-    return {"vocabulary_size": vocabulary_size, "text_columns": columns} | table.facts()
+    return {"vocabulary_size": vocabulary_size, "text_columns": columns, **table.facts()}
 
 
 def prepare_streamed_text(
@@ -140,7 +144,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
     token_types: list[list[int]] = []
     for part in parts_of(texts):
         columns = [[with_short_words(text) for text in column[part]] for column in texts]
-        encoded: Any = encoder(*columns, truncation=True, max_length=max_length)
+        encoded = encoder(*columns, truncation=True, max_length=max_length)
         rows += encoded["input_ids"]
         # Not every tokenizer tells first and second texts apart.
         token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
@@ -236,7 +240,7 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     from transformers import BertTokenizer
 
     texts = [with_short_words(text) for text in texts]
-    wordpiece: Any = BertWordPieceTokenizer(lowercase=True)
+    wordpiece = BertWordPieceTokenizer(lowercase=True)
     characters = {character for text in texts for character in wordpiece.normalize(text)}
     characters.discard(" ")
     # The trainer numbers the characters inside of words in the order of a hash map, and breaks ties

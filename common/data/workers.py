@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ class Workers:
         self.largest_batch = 0  # bytes
 
     @cached_property
-    def processes(self) -> DataLoader[Any]:
+    def processes(self) -> DataLoader[Batch]:
         """The loader of torch, made at first use; its iterator starts the workers."""
         # At exit, Python would wait for the workers to end, and they ignore SIGTERM.
         atexit.register(kill_workers)
@@ -160,7 +160,7 @@ class Workers:
         for number in range(count, len(micro_batches)):
             yield self.samples.read(micro_batches[number], epoch)
 
-    def begin(self) -> Iterator[Any]:
+    def begin(self) -> Iterator[Batch]:
         """Return an iterator over the requested batches; start the workers if none run yet."""
         if self.watch is not None:
             with self.watch.waiting():
@@ -173,7 +173,7 @@ class Workers:
             return iter(self.processes)
         return self.start_workers()
 
-    def start_workers(self) -> Iterator[Any]:
+    def start_workers(self) -> Iterator[Batch]:
         """Start the workers and the watch over them; do without if the system refuses them."""
         self.free_memory = free_shared_memory()
         earlier_children = multiprocessing.active_children()
@@ -201,7 +201,7 @@ class Workers:
         self.count = 0
         self.close()
 
-    def receive(self, batches: Iterator[Any]) -> Batch:
+    def receive(self, batches: Iterator[Batch]) -> Batch:
         """Wait for the next batch; raise the `UserError` that a worker sent in its place."""
         if self.watch is None:
             batch = next(batches)

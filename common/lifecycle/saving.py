@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from common.checkpoints.state import restore_newest
+from common.checkpoints.state import RunIdentity, restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
 from common.flags import role_of
@@ -34,11 +34,8 @@ def compare_weights(context: Context) -> None:
     insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
-def identity(started: StartedRun) -> dict[str, Any]:
-    """Return the facts by which a resume recognises its checkpoints.
-
-    They become part of the manifest. A resume compares them with its own.
-    """
+def identity(started: StartedRun) -> RunIdentity:
+    """Return the facts of this run for a manifest. A resume compares them with its own."""
     context = started.context
     plan = started.plan
     step = context.progress.global_step

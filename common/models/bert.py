@@ -1,7 +1,8 @@
 """BERT models for classification: from the Hub, from a folder, or a small one from scratch."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from accelerate import Accelerator
 
@@ -13,10 +14,15 @@ from common.errors import UserError
 from common.files import reading
 from common.run_directory.directory import model_folder
 
+if TYPE_CHECKING:
+    from transformers import BertForSequenceClassification, PreTrainedModel
+
+# The weights that did not fit, by reason: names, or names with shapes.
+LoadingInfo = Mapping[str, Collection[Any]]
 PRETRAINED_ADVICE = "pass a folder with a whole model, or a Hub id that can be reached"
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
 # The sizes of google/bert_uncased_L-2_H-128_A-2.
-SMALL: dict[str, Any] = {
+SMALL = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -25,11 +31,27 @@ SMALL: dict[str, Any] = {
 }
 
 
-def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
-    """Return the checkpoint that `--model` or `--init-from` means, the same on all ranks.
+class CheckpointFlags(Protocol):
+    """The flags of a recipe that choose and limit a BERT."""
 
-    Args:
-        config: the flags `init_from`, `model` and `max_length`.
+    init_from: str | None
+    model: str
+    max_length: int
+
+
+class BertSettings(TypedDict):
+    """The options of a BERT's configuration that depend on the data and the flags."""
+
+    num_labels: int
+    id2label: dict[int, str]
+    label2id: dict[str, int]
+    hidden_dropout_prob: float
+    attention_probs_dropout_prob: float
+    attn_implementation: str
+
+
+def choose_checkpoint(config: CheckpointFlags, accelerator: Accelerator) -> str:
+    """Return the checkpoint that `--model` or `--init-from` means, the same on all ranks.
 
     Returns:
         A folder, the id of a model of the Hub, or "scratch".
@@ -46,7 +68,7 @@ def choose_checkpoint(config: Any, accelerator: Accelerator) -> str:
     return ask_rank_zero(choose)
 
 
-def find_checkpoint(config: Any, is_accelerated: bool) -> str:
+def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
     """Find the checkpoint that the flags mean; see `choose_checkpoint`.
 
     ``auto`` is BERT-base if there is an accelerator and the Hub or its cache has the model.
@@ -54,7 +76,7 @@ def find_checkpoint(config: Any, is_accelerated: bool) -> str:
     """
     if config.init_from is not None:
         return str(model_folder(config.init_from).resolve())
-    name: str = config.model
+    name = config.model
     if name == "auto":
         is_available = is_accelerated and hub_commit(PUBLIC_CHECKPOINT, "models")
         return PUBLIC_CHECKPOINT if is_available else "scratch"
@@ -70,7 +92,7 @@ def find_checkpoint(config: Any, is_accelerated: bool) -> str:
 
 def check_checkpoint(name: str, max_length: int) -> None:
     """Raise a `UserError` if a checkpoint is no BERT, is too short, or has no safetensors."""
-    facts: dict[str, Any] = {"model_type": "bert", **SMALL}
+    facts: Mapping[str, object] = {"model_type": "bert", **SMALL}
     if name != "scratch":
         from transformers import BertConfig
 
@@ -103,8 +125,8 @@ def check_checkpoint(name: str, max_length: int) -> None:
 
 
 def load_pretrained(
-    class_name: str, name: str | Path, subject: str, **options: Any
-) -> tuple[Any, dict[str, Any]]:
+    class_name: str, name: str | Path, subject: str, **options: object
+) -> tuple["PreTrainedModel", LoadingInfo]:
     """Load a model of Transformers, without running code or unpickling files of its repository.
 
     Args:
@@ -114,7 +136,7 @@ def load_pretrained(
         options: further arguments of `from_pretrained`.
 
     Returns:
-        The model in fp32, and by reason the names of weights that did not fit.
+        The model in fp32, and the weights that did not fit.
 
     Raises:
         UserError: the model can't be loaded.
@@ -134,7 +156,7 @@ def load_pretrained(
         )
 
 
-def load_bert(name: str, data: TextData, dropout: float) -> Any:
+def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
     """Return a BERT with the weights of a checkpoint, and a new head for the data's classes.
 
     Raises:
@@ -164,7 +186,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> Any:
     return model
 
 
-def small_bert(name: str, data: TextData, dropout: float) -> Any:
+def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
     """Return a small BERT with random weights; called like `load_bert`, and `name` is not used."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
@@ -173,8 +195,7 @@ def small_bert(name: str, data: TextData, dropout: float) -> Any:
     return BertForSequenceClassification(BertConfig(**sizes, **settings(data, dropout)))
 
 
-def settings(data: TextData, dropout: float) -> dict[str, Any]:
-    """Return the options of a BERT's configuration that depend on the data and the flags."""
+def settings(data: TextData, dropout: float) -> BertSettings:
     return {
         "num_labels": len(data.class_names),
         "id2label": dict(enumerate(data.class_names)),

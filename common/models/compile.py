@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -72,5 +71,5 @@ def is_compiled(model: nn.Module) -> bool:
 
 def compile_seconds() -> float:
     """Return the seconds that this process has spent compiling models so far."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
+    utils = sys.modules.get("torch._dynamo.utils")
     return utils.calculate_time_spent()["total_wall_time"] if utils else 0.0

@@ -13,11 +13,15 @@ Losses and gradients are those of the padded model within rounding; dropout's ma
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from transformers import BertForSequenceClassification
+    from transformers.modeling_outputs import BaseModelOutput
 
 ATTENTION = "packed"  # the name of `packed_attention` in Transformers
 # An entry of the batch, which the model's `forward` passes on to its layers; see `token_positions`.
@@ -25,6 +29,8 @@ POSITIONS = "token_positions"
 # `pack` adds this for FlashAttention's kernel: int32 [batch + 2], the position among the packed
 # tokens at which each sequence starts, and the end.
 STARTS = "sequence_starts"
+# The arguments that Transformers passes to the encoder by name: tensors, flags and None.
+EncoderArguments = dict[str, Any]
 # The best of 1, 64, 128, 256 and 512 on two cores of an Intel CPU with AMX, in bf16. Compared with
 # 1, the small BERT trains on 1.6 times as many samples per second, and takes half the memory (0.7
 # of it with six layers). On CUDA, 256 rows are a whole number of a matrix product's tiles (not
@@ -50,7 +56,7 @@ def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
     return is_padding.byte().argsort(stable=True)[:rounded]
 
 
-def leave_out_padding(model: nn.Module) -> None:
+def leave_out_padding(model: "BertForSequenceClassification") -> None:
     """Make a BERT from Transformers compute packed tokens, in place.
 
     It does so for batches that have `token_positions`, and computes other batches as before.
@@ -60,14 +66,18 @@ def leave_out_padding(model: nn.Module) -> None:
 
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    bert: Any = model
-    bert.set_attn_implementation(ATTENTION)
-    bert.bert.encoder.register_forward_pre_hook(pack, with_kwargs=True)
-    bert.bert.encoder.register_forward_hook(unpack, with_kwargs=True)
+    model.set_attn_implementation(ATTENTION)
+    model.bert.encoder.register_forward_pre_hook(pack, with_kwargs=True)
+    model.bert.encoder.register_forward_hook(unpack, with_kwargs=True)
 
 
-def pack(encoder: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Pack the encoder's input [batch, length, width] to [1, tokens, width], as a forward hook."""
+def pack(
+    encoder: nn.Module, inputs: tuple[torch.Tensor, ...], named: EncoderArguments
+) -> tuple[tuple[torch.Tensor], EncoderArguments] | None:
+    """Pack the encoder's input [batch, length, width] to [1, tokens, width], as a forward hook.
+
+    Returns None, which changes nothing, for a batch without `POSITIONS`.
+    """
     if POSITIONS not in named:
         return None
     hidden = inputs[0]
@@ -80,7 +90,12 @@ def pack(encoder: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> 
     return (packed,), named
 
 
-def unpack(encoder: nn.Module, inputs: Any, named: dict[str, Any], outputs: Any) -> Any:
+def unpack(
+    encoder: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    named: EncoderArguments,
+    outputs: "BaseModelOutput",
+) -> "BaseModelOutput":
     """Unpack the encoder's output to [batch, length, width], as a forward hook.
 
     Positions that were not packed become zeros.
@@ -117,7 +132,9 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **others: Any,
+    token_positions: torch.Tensor | None = None,
+    sequence_starts: torch.Tensor | None = None,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention within each sample; Transformers calls this in each layer.
 
@@ -125,15 +142,16 @@ def packed_attention(
         query, key, value: [1, heads, tokens, width]; in a batch without `POSITIONS`
             [batch, heads, length, width].
         attention_mask: bool [batch, 1, 1, length], true for real tokens.
+        token_positions: the entry `POSITIONS` of the batch, if it has one.
+        sequence_starts: the entry `STARTS` that `pack` added, if it did.
+        others: what Transformers passes besides, and this function does not need.
 
     Returns:
         [1, tokens, heads, width] or [batch, length, heads, width]; and None for the attention's
         weights, which are not computed.
     """
-    positions = others.get(POSITIONS)
-    starts = others.get(STARTS)
     attend = functools.partial(F.scaled_dot_product_attention, scale=scaling)
-    if positions is None:
+    if token_positions is None:
         return attend(query, key, value, attention_mask, dropout).transpose(1, 2), None
     assert attention_mask is not None
     batch = len(attention_mask)
@@ -141,28 +159,53 @@ def packed_attention(
     queries = query[0].transpose(0, 1)  # [tokens, heads, width], as keys and values
     keys = key[0].transpose(0, 1)
     values = value[0].transpose(0, 1)
-    if starts is not None and queries.shape[-1] % 8 == 0:  # the kernel requires such a width
+    if sequence_starts is not None and queries.shape[-1] % 8 == 0:  # the kernel needs such a width
         longest = max(length, TOKEN_MULTIPLE)
-        is_causal = False
-        returns_debug_mask = False  # of dropout
-        # `torch.nn.attention.varlen.varlen_attn` calls this, too, but without dropout.
-        attended, *_ = torch.ops.aten._flash_attention_forward(
-            queries,
-            keys,
-            values,
-            starts,
-            starts,
-            longest,
-            longest,
-            dropout,
-            is_causal,
-            returns_debug_mask,
-            scale=scaling,
+        attended = flash_attention(
+            queries, keys, values, sequence_starts, longest, dropout, scaling
         )
         return attended[None], None
 
     def unpacked(tokens: torch.Tensor) -> torch.Tensor:
-        return spread(tokens, positions, batch, length).transpose(1, 2)
+        return spread(tokens, token_positions, batch, length).transpose(1, 2)
 
     attended = attend(unpacked(queries), unpacked(keys), unpacked(values), attention_mask, dropout)
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, positions)[None], None
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, token_positions)[None], None
+
+
+def flash_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Compute attention within packed sequences with FlashAttention's kernel.
+
+    Args:
+        queries, keys, values: [tokens, heads, width].
+        starts: int32 [sequences + 1], the position at which each sequence starts, and the end.
+        longest: tokens of the longest sequence, at least.
+
+    Returns:
+        [tokens, heads, width].
+    """
+    is_causal = False
+    returns_debug_mask = False  # of dropout
+    # `torch.nn.attention.varlen.varlen_attn` calls this, too, but without dropout.
+    attended, *_ = torch.ops.aten._flash_attention_forward(
+        queries,
+        keys,
+        values,
+        starts,
+        starts,
+        longest,
+        longest,
+        dropout,
+        is_causal,
+        returns_debug_mask,
+        scale=scaling,
+    )
+    return attended

@@ -10,8 +10,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
-def recompute(module: nn.Module, *inputs: Any) -> Any:
+def recompute(module: nn.Module, *inputs: object) -> Any:
     """Call a module, and call it again in the backward pass instead of keeping its activations.
+
+    It returns what the module returns.
 
     `torch.utils.checkpoint` alone would update batch norm's statistics, and any other buffer that
     the module changes, in both calls. Here the second call gets copies of the buffers as they were
@@ -24,7 +26,7 @@ def recompute(module: nn.Module, *inputs: Any) -> Any:
         return checkpoint(module, *inputs, use_reentrant=False)
     is_called = False
 
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> object:
         nonlocal is_called
         if is_called:
             copies = {name: buffer.clone() for name, buffer in buffers_before.items()}

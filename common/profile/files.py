@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import profile as TorchProfile
@@ -10,6 +10,9 @@ from torch.profiler import profile as TorchProfile
 from common.console import warn
 from common.measure.memory import MEBIBYTE
 from common.system.devices import has_own_memory_figures, is_accelerator, profiler_activity
+
+if TYPE_CHECKING:
+    from torch.autograd.profiler_util import FunctionEventAvg
 
 TRACE = "rank0.pt.trace.json.gz"  # TensorBoard's plugin looks for names like this
 # The columns of the table of operations: their headings, and the profiler's attributes.
@@ -58,7 +61,7 @@ def write_profile(
     return slowest_operations(rows, sort_key, by_shape)
 
 
-def slowest_operations(rows: list[Any], sort_key: str, by_shape: bool) -> list[str]:
+def slowest_operations(rows: "list[FunctionEventAvg]", sort_key: str, by_shape: bool) -> list[str]:
     """Return the names, shapes (if known) and shares of time of the first three operations.
 
     Kernels are not listed: the operations that launched them have their time.
@@ -70,9 +73,27 @@ def slowest_operations(rows: list[Any], sort_key: str, by_shape: bool) -> list[s
     texts = []
     for row in operations[:3]:
         share = f"{getattr(row, sort_key) / total:.0%}"
-        shapes = [shape for shape in row.input_shapes if shape] if by_shape else []
+        known_shapes = (row.input_shapes or []) if by_shape else []
+        shapes = [shape for shape in known_shapes if shape]
         texts.append(f"{row.key} {shapes} {share}" if shapes else f"{row.key} {share}")
     return texts
+
+
+def memory_changes(profile: TorchProfile, device: torch.device) -> list[tuple[float, int]]:
+    """Return when tensors on a device took or freed memory, in milliseconds, and by how many bytes.
+
+    Times count from the start of the trace. Bytes that are freed are negative.
+    """
+    on_accelerator = is_accelerator(device)
+    # Torch's types do not know `nbytes` of an event.
+    results: Any = profile.profiler.kineto_results  # type: ignore[union-attr]
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in results.events()
+        if event.name() == "[memory]" and (event.device_type().name != "CPU") == on_accelerator
+    )
+    start = results.trace_start_ns()
+    return [((nanoseconds - start) / 1e6, size) for nanoseconds, size in changes]
 
 
 def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:
@@ -92,16 +113,10 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
         warn(f"no {path.name} in the profile, because matplotlib is not installed")
         return
 
-    on_accelerator = is_accelerator(device)
-    results: Any = profile.profiler.kineto_results  # type: ignore[union-attr]
-    changes = sorted(
-        (event.start_ns(), event.nbytes())
-        for event in results.events()
-        if event.name() == "[memory]" and (event.device_type().name != "CPU") == on_accelerator
-    )
+    changes = memory_changes(profile, device)
     if not changes:
         return
-    milliseconds = [(nanoseconds - results.trace_start_ns()) / 1e6 for nanoseconds, _ in changes]
+    milliseconds = [time for time, _ in changes]
     added_bytes = torch.tensor([size for _, size in changes]).cumsum(0)
     # The bytes that tensors on a CPU took before are not known. The curve shows what was added to
     # its lowest point.

@@ -30,17 +30,17 @@ class Phases:
         self.has_nvtx = self.device.type == "cuda"
         self.times_device = has_timed_events(self.device)
         self.is_on = False
-        self.range: Any = None  # the open range in the trace
+        self.range: torch.profiler.record_function | None = None  # open in the trace
         # Each phase and when it began: an event of the device, or seconds of the host's clock.
         self.starts: list[tuple[str | None, Any]] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Mark phases in this block. Outside of it, `accelerator.backward` is not wrapped."""
-        accelerator: Any = self.accelerator
+        accelerator = self.accelerator
         backward = accelerator.backward
 
-        def marked_backward(*args: Any, **kwargs: Any) -> None:
+        def marked_backward(*args: object, **kwargs: object) -> None:
             self.enter("backward")
             backward(*args, **kwargs)
             self.enter("optimizer")

@@ -6,13 +6,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.console import say, warn, without_native_messages
+from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.files import write_json
 from common.measure.memory import memory_now
@@ -23,6 +24,8 @@ from common.profile.phases import Phases
 from common.system.devices import is_accelerator, profiler_activity
 from common.track import media
 from common.training.plan import Plan
+
+Batches = Iterator[tuple[Batch, Work]]  # as `Loader.epoch` yields them
 
 
 class Window(NamedTuple):
@@ -83,7 +86,7 @@ class Profiler:
     def __post_init__(self) -> None:
         self.phases = Phases(self.accelerator)
 
-    def watch(self, batches: Iterator[Any], loader: Loader, global_step: int) -> Iterator[Any]:
+    def watch(self, batches: Batches, loader: Loader, global_step: int) -> Batches:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.
 
         Args:
@@ -112,9 +115,7 @@ class Profiler:
         batches_left = updates_left * self.config.gradient_accumulation_steps
         return self.watched(batches, batches_left, loader.batches_per_gather)
 
-    def watched(
-        self, batches: Iterator[Any], batches_left: int, batches_at_once: int
-    ) -> Iterator[Any]:
+    def watched(self, batches: Batches, batches_left: int, batches_at_once: int) -> Batches:
         """Yield batches, and note how long the loop waited for each.
 
         Args:
@@ -257,7 +258,7 @@ class Profiler:
         if is_accelerator(device) and not has_kernel_times:
             self.say_phases(slowest)
             return
-        events: Any = profile.events()
+        events = profile.events() or []
         if has_kernel_times:
             totals = verdict.gpu_kernel_milliseconds(events)
         else:

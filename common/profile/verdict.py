@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from common.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from torch.autograd.profiler_util import FunctionEvent
 
 # The name of the range in which the loop waits for a batch; see `common.profile.profiler`.
 DATA = "data"
@@ -36,6 +39,16 @@ class UpdateCost(NamedTuple):
     compute: float  # matrix products, convolutions, attention
 
 
+class Judgement(TypedDict):
+    """The verdict on the speed of a run; part of `verdict.json`."""
+
+    verdict: str  # the part of `UpdateCost` that bounds the speed, such as "data-bound"
+    evidence: str
+    advice: str
+    milliseconds_per_update: dict[str, float]  # by part of `UpdateCost`, and their total
+    shares: dict[str, float]  # of each part
+
+
 def cost_category(name: str) -> str:
     """Return to which part of `UpdateCost` an operation on a CPU belongs, by its name."""
     # Compiled code is one event. Its fused kernels save memory traffic but are still bound by it.
@@ -46,7 +59,7 @@ def cost_category(name: str) -> str:
     return "compute" if ARITHMETIC.search(name) else "memory"
 
 
-def cpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
+def cpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, float]:
     """Return the milliseconds that a CPU spends in "memory" and "compute" operations.
 
     Only the training thread counts, and only while it does not wait for data.
@@ -63,14 +76,14 @@ def cpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
     return totals
 
 
-def waits_for_data(event: Any) -> bool:
+def waits_for_data(event: "FunctionEvent | None") -> bool:
     """Whether an event lies inside a range in which the loop waits for a batch."""
     while event is not None and event.name != DATA:
         event = event.cpu_parent
     return event is not None
 
 
-def gpu_kernel_milliseconds(events: Sequence[Any]) -> dict[str, float]:
+def gpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, float]:
     """Return the milliseconds that a GPU spends in "memory" and "compute" kernels and copies.
 
     NCCL's kernels are left out, because they mostly wait for other ranks.
@@ -111,7 +124,7 @@ def cost_of_update(
 
 def judge(
     cost: UpdateCost, config: TrainingConfig, precision: str, placement: str, processes: int = 1
-) -> dict[str, Any]:
+) -> Judgement:
     """Return the verdict, its evidence and advice: the largest part of an update bounds its speed.
 
     Args:

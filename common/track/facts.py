@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,7 +14,16 @@ from common.config import TrainingConfig
 from common.data.batch import Data
 from common.files import json_safe
 from common.flags import role_of
-from common.run_directory.records import Environment, Flags, RunConfig
+from common.run_directory.records import (
+    Architecture,
+    DataFacts,
+    Environment,
+    Flags,
+    MemoryPlanFacts,
+    PeakRate,
+    PlanFacts,
+    RunConfig,
+)
 from common.system.devices import device_name
 from common.track.card import flags_given
 from common.training.accelerator import running_precision
@@ -29,7 +37,15 @@ def collect(
     config: TrainingConfig,
     flags_stated: Flags,
     saved: RunConfig | None,
-    **other_fields: Any,
+    *,
+    run_id: str,
+    environment: Environment,
+    objective: str,
+    data: DataFacts,
+    architecture: Architecture,
+    plan: PlanFacts,
+    memory_plan: MemoryPlanFacts | None,
+    peak: PeakRate,
 ) -> RunConfig:
     """Return the contents of `config.json`.
 
@@ -38,7 +54,8 @@ def collect(
         config: the flags, with `auto` resolved.
         flags_stated: the flags before anything resolved `auto`.
         saved: `config.json` as the run's first attempt wrote it; None on a first start.
-        other_fields: the remaining fields of `RunConfig`.
+
+    The other arguments are fields of `RunConfig`.
     """
     if saved is not None:
         flags_stated = {name: saved.given[name] for name in saved.given if name in flags_stated}
@@ -46,17 +63,23 @@ def collect(
     else:
         # Chosen before the tracker starts: a run that is killed at once resumes the same W&B run.
         wandb_run_id = secrets.token_hex(4)
-    compared = compared_otherwise(config)
-    if compared:
-        other_fields["compared"] = compared
-    return RunConfig(
+    run_config = RunConfig(
         recipe=recipe,
         config=json_safe(vars(config)),
         given=json_safe(flags_stated),
         command=f"{recipe}.py {flags_given(config, flags_stated, all_of_them=True)}",
         wandb_run_id=wandb_run_id,
-        **other_fields,
+        run_id=run_id,
+        environment=environment,
+        objective=objective,
+        data=data,
+        architecture=architecture,
+        plan=plan,
+        memory_plan=memory_plan,
+        peak=peak,
     )
+    compared = compared_otherwise(config)
+    return run_config.model_copy(update={"compared": compared}) if compared else run_config
 
 
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO, TypedDict
 
 from accelerate import Accelerator
 
@@ -21,6 +21,13 @@ from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
 from common.track.trackers import TensorBoard, WandB
+
+
+class LogState(TypedDict):
+    """What a checkpoint keeps of the log."""
+
+    latest: dict[str, float]
+    pending: dict[str, float]
 
 
 class Log:
@@ -40,17 +47,22 @@ class Log:
     """
 
     def __init__(self, accelerator: Accelerator, directory: Path, objective: Objective) -> None:
-        self.accelerator, self.directory, self.objective = accelerator, directory, objective
+        self.accelerator = accelerator
+        self.directory = directory
+        self.objective = objective
         self.tracker: WandB | TensorBoard | None = None
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
-        self.pending: dict[str, Any] = {}  # the row of the present step, not yet written
-        self.latest: dict[str, Any] = {}
+        self.pending: dict[str, float] = {}  # the row of the present step, not yet written
+        self.latest: dict[str, float] = {}  # the latest value of each figure
         self.printed_evaluations: set[str] = set()
 
     def start(
-        self, config: TrainingConfig, run_config: RunConfig, position: Callable[[], Any]
+        self,
+        config: TrainingConfig,
+        run_config: RunConfig,
+        position: Callable[[], Mapping[str, float]],
     ) -> None:
         """Open the tracker and `metrics.jsonl`, without rows of the present step or later ones.
 
@@ -94,7 +106,11 @@ class Log:
         return int(position[STEP]), position["progress/epoch"]
 
     def evaluation(
-        self, values: Evaluation, split: str, is_best: bool, position: Facts | None = None
+        self,
+        values: Evaluation,
+        split: str,
+        is_best: bool,
+        position: Mapping[str, float] | None = None,
     ) -> None:
         """Add an evaluation to the row, and show it.
 
@@ -148,7 +164,7 @@ class Log:
                 f"which takes means, or sums.add(len(y), {name}={name} * len(y))"
             )
 
-    def add(self, values: Facts) -> None:
+    def add(self, values: Mapping[str, float]) -> None:
         self.pending |= {**values, **self.position()}
         self.latest |= self.pending
 
@@ -182,7 +198,7 @@ class Log:
             with self.tracking():
                 self.tracker.log(row)
 
-    def attach(self, send: Callable[..., None], *arguments: Any) -> None:
+    def attach(self, send: Callable[..., None], *arguments: object) -> None:
         """Call `send` with the W&B run, if there is one, and `arguments`; warn if that fails."""
         if self.tracker is not None and self.tracker.run is not None:
             try:
@@ -223,9 +239,9 @@ class Log:
             tracker.finish(self.latest if summary is None else summary, exit_code)
         return tracker.commands
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> LogState:
         return {"latest": self.latest, "pending": self.pending}
 
-    def load_state_dict(self, state: Facts) -> None:
+    def load_state_dict(self, state: LogState) -> None:
         self.latest = state["latest"]
         self.pending = state["pending"]

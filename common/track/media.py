@@ -2,23 +2,46 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from common.data.batch import Data, Samples
 from common.data.loader import Loader
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
 from common.track.names import Facts
 
+if TYPE_CHECKING:  # only runs with W&B import it
+    import wandb
+    from wandb.plot import CustomChart
+
+    Panel = wandb.Table | CustomChart | list[wandb.Image]
+
 MOST_CLASSES = 40  # in a matrix; with more classes, a table lists the most confused pairs
 MOST_PAIRS = 100
 MOST_MISTAKES = 32
-MISTAKE_COLUMNS = ("sample", "file", "content", "label", "prediction", "probability")
+
+
+class Mistake(NamedTuple):
+    """A sample that the model takes for another class; the fields are the columns of a table."""
+
+    sample: int  # its number in the split
+    file: str | None
+    content: "wandb.Image | str"  # the image or the text
+    label: str  # the name of its class
+    prediction: str  # the name of the predicted class
+    probability: float  # of the predicted class
 
 
 def results(
-    wandb_run: Any, evaluation: Facts, prefix: str, loader: Loader, data: Any, memory: MemoryRows
+    wandb_run: "wandb.Run",
+    evaluation: Facts,
+    prefix: str,
+    loader: Loader,
+    data: Data,
+    memory: MemoryRows,
 ) -> None:
     """Put tables of the final evaluation and of memory into the W&B run's summary.
 
@@ -32,7 +55,9 @@ def results(
         data: what the recipe's `load_data` returned.
         memory: the planned and measured MiB of each part; empty if nothing was planned.
     """
-    panels: dict[str, Any] = {}
+    import wandb
+
+    panels: dict[str, Panel] = {}
     if isinstance(evaluation, Classified):
         if evaluation.confusion is not None:
             chart = confusion(evaluation.confusion, evaluation.class_names)
@@ -44,13 +69,16 @@ def results(
     if memory:
         panels["memory/plan"] = table("part planned_mib measured_mib", memory)
     for name, panel in panels.items():
-        panels[name] = kept_in_run(wandb_run, name, panel, "summary")
+        if isinstance(panel, wandb.Table):
+            keep_in_run(wandb_run, name, panel, "summary")
     wandb_run.summary.update(panels)
 
 
-def define_chart(wandb_run: Any, chart: Any, key: str) -> None:
+def define_chart(wandb_run: "wandb.Run", chart: "wandb.Table | CustomChart", key: str) -> None:
     """Define a custom chart in the run's configuration, as `wandb.log` would with a new row."""
-    if not hasattr(chart, "spec"):  # a plain table needs no definition
+    import wandb
+
+    if isinstance(chart, wandb.Table):  # a plain table needs no definition
         return
     chart.set_key(key)
     section, name, spec_key = chart.spec.config_key
@@ -59,42 +87,41 @@ def define_chart(wandb_run: Any, chart: Any, key: str) -> None:
     wandb_run.config.update({section: definitions}, allow_val_change=True)
 
 
-def kept_in_run(wandb_run: Any, name: str, panel: Any, step: int | str) -> Any:
-    """Have W&B store an offline run's table inside the run's own folder; return the panel.
+def keep_in_run(wandb_run: "wandb.Run", name: str, panel: "wandb.Table", step: int | str) -> None:
+    """Have W&B store an offline run's table inside the run's own folder.
 
     By default W&B copies the table to a folder in the user's home, and the run refers to it by an
     absolute path. A run that was moved to another machine could then not be uploaded whole. An
     online run needs no such care, because W&B uploads its tables at once.
     """
-    import wandb
-
-    if isinstance(panel, wandb.Table) and wandb_run.offline:
+    if wandb_run.offline:
         panel.bind_to_run(wandb_run, name, step)
-    return panel
 
 
-def mistake_panels(prefix: str, loader: Loader, evaluation: Classified, data: Any) -> Facts:
+def mistake_panels(
+    prefix: str, loader: Loader, evaluation: Classified, data: Data
+) -> "dict[str, Panel]":
     """Return panels with this rank's most confident mistakes: a table, and images with captions."""
     import wandb
 
     rows = mistakes(loader, evaluation, data)
     if not rows:
         return {}
-    columns = list(MISTAKE_COLUMNS)
-    contents = [row["content"] for row in rows]
-    panels: dict[str, Any] = {}
-    if isinstance(contents[0], wandb.Image):
+    columns = list(Mistake._fields)
+    images = [row.content for row in rows if isinstance(row.content, wandb.Image)]
+    panels: dict[str, Panel] = {}
+    if images:
         # W&B would store a table's images outside of the run. So they stand in a panel of their
         # own, in the table's order.
-        panels[f"{prefix}/mistake_images"] = contents
+        panels[f"{prefix}/mistake_images"] = images
         columns.remove("content")
-    if rows[0]["file"] is None:
+    if rows[0].file is None:
         columns.remove("file")
-    cells = [[row[column] for column in columns] for row in rows]
+    cells = [[getattr(row, column) for column in columns] for row in rows]
     return {f"{prefix}/mistakes": table(" ".join(columns), cells), **panels}
 
 
-def profile(wandb_run: Any, folder: Path, verdict: str) -> None:
+def profile(wandb_run: "wandb.Run", folder: Path, verdict: str) -> None:
     """Upload the files of a profile, and show its verdict and its picture of memory."""
     import wandb
 
@@ -106,7 +133,7 @@ def profile(wandb_run: Any, folder: Path, verdict: str) -> None:
         wandb_run.log({"profile/memory": wandb.Image(str(folder / "memory.png"))}, commit=False)
 
 
-def artifact(wandb_run: Any, folder: Path, artifact_type: str) -> None:
+def artifact(wandb_run: "wandb.Run", folder: Path, artifact_type: str) -> None:
     """Log all files under a folder as one artifact, such as the type "model"."""
     import wandb
 
@@ -118,14 +145,14 @@ def artifact(wandb_run: Any, folder: Path, artifact_type: str) -> None:
     wandb_run.log_artifact(logged)
 
 
-def table(columns: str, rows: Iterable[Iterable[Any]]) -> Any:
+def table(columns: str, rows: Iterable[Iterable[object]]) -> "wandb.Table":
     """Return a W&B table; `columns` are names separated by spaces."""
     import wandb
 
     return wandb.Table(columns=[*columns.split()], data=[[*row] for row in rows])
 
 
-def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
+def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table | CustomChart":
     """Return W&B's chart of a confusion matrix, or a table of the worst pairs of many classes.
 
     Args:
@@ -152,14 +179,10 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> Any:
     return wandb.plot_table("wandb/confusion_matrix/v1", table(columns, rows), fields, title)
 
 
-def mistakes(loader: Loader, evaluation: Classified, data: Any) -> list[dict[str, Any]]:
+def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake]:
     """Return this rank's most confident mistakes among the samples that `evaluation` kept.
 
-    Returns:
-        For each mistake the `MISTAKE_COLUMNS`: the sample's number in its split, its file (None if
-        it has none), its content (W&B's image, or text), the names of its class and of the
-        predicted class, and the probability of the latter. The most probable comes first. The list
-        is empty if the samples are neither images nor text.
+    The most probable comes first. The list is empty if the samples are neither images nor text.
     """
     batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
     show = content_reader(loader.samples, data)
@@ -179,14 +202,13 @@ def mistakes(loader: Loader, evaluation: Classified, data: Any) -> list[dict[str
         probability = round(float(probabilities[position]), 6)
         file = None if files is None else str(files[sample])
         content = show(sample)
-        if hasattr(content, "_caption"):
+        if not isinstance(content, str):
             content._caption = f"{label}, taken for {prediction} ({probability:.0%})"
-        values = (sample, file, content, label, prediction, probability)
-        rows.append(dict(zip(MISTAKE_COLUMNS, values, strict=True)))
+        rows.append(Mistake(sample, file, content, label, prediction, probability))
     return rows
 
 
-def content_reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
+def content_reader(samples: Samples, data: Data) -> "Callable[[int], wandb.Image | str] | None":
     """Return a function from a sample's number to W&B's image or to text; None for other data."""
     if hasattr(samples, "images"):
         return lambda number: image_panel(samples.images[number])
@@ -200,7 +222,7 @@ def content_reader(samples: Any, data: Any) -> Callable[[int], Any] | None:
     return lambda number: tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())
 
 
-def image_panel(pixels: Any) -> Any:
+def image_panel(pixels: np.ndarray) -> "wandb.Image":
     """Return W&B's image of pixels [height, width, channels]; one channel is grey."""
     import wandb
 

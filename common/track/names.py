@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import JsonValue
+
 from common.run_directory.records import RunConfig
 
 Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
@@ -118,24 +120,24 @@ def precision_name(mixed_precision: str) -> str:
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 
-def flat(run: RunConfig) -> dict[str, Any]:
+def flat(run: RunConfig) -> dict[str, JsonValue]:
     """Return a run's facts as one flat table, because W&B sorts and filters runs by its columns.
 
     A flag's column has the flag's name. Every other fact's column is ``group/name``.
     """
-    facts: dict[str, Any] = run.to_json()
-    columns = dict(facts["config"])
+    facts = run.to_json()
+    columns = dict(run.config)
     for name in GROUPS:
         if name in facts:
             columns |= columns_of(name, facts[name])
     return columns
 
 
-def columns_of(name: str, value: Any) -> dict[str, Any]:
+def columns_of(name: str, value: JsonValue) -> dict[str, JsonValue]:
     """Return one column for a single fact, or one column for each fact in a (nested) group."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return {name: value}
-    columns: dict[str, Any] = {}
+    columns: dict[str, JsonValue] = {}
     for inner_name, inner_value in value.items():
         columns |= columns_of(f"{name}/{inner_name}", inner_value)
     return columns

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from common.files import json_safe, write_text, writing
 BINS = 64  # of each histogram
 MOST_IMAGES = 64  # that one call logs
 PILLOW_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
+Values = torch.Tensor | np.ndarray | Sequence[float]  # of a histogram
 Cell = bool | int | float | str | None  # what JSON and a tracker accept in a table
 
 
@@ -50,7 +51,7 @@ class ImagesEntry(Entry):
 @dataclass
 class TableEntry(Entry):
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list[object]]  # `write` turns each into a `Cell`
 
     def write(self, folder: Path) -> None:
         self.rows = [[to_cell(cell) for cell in row] for row in self.rows]
@@ -83,6 +84,12 @@ class HistogramEntry(Entry):
         write_text(path, json.dumps(contents, indent=2) + "\n")
 
 
+class MediaTracker(Protocol):
+    """A tracker that shows media."""
+
+    def log_media(self, entry: Entry) -> None: ...
+
+
 class RecordedMedia:
     """Queues media until the next row of metrics is written, so that no update waits for the GPU.
 
@@ -95,7 +102,13 @@ class RecordedMedia:
         self.is_main_rank = is_main_rank
         self.entries: list[Entry] = []
 
-    def images(self, name: str, images: Any, captions: Sequence[str] | None, step: int) -> None:
+    def images(
+        self,
+        name: str,
+        images: torch.Tensor | Iterable[Image.Image],
+        captions: Sequence[str] | None,
+        step: int,
+    ) -> None:
         """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images."""
 
         def make_entry() -> Entry:
@@ -108,7 +121,7 @@ class RecordedMedia:
         self.queue(name, make_entry)
 
     def table(
-        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], step: int
+        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]], step: int
     ) -> None:
         """Queue a table; each row has a number, text, truth value, None or tensor per column."""
 
@@ -121,7 +134,7 @@ class RecordedMedia:
 
         self.queue(name, make_entry)
 
-    def histogram(self, name: str, values: Any, step: int) -> None:
+    def histogram(self, name: str, values: Values, step: int) -> None:
         """Queue a histogram of values of any shape; only the counts of its bins are kept."""
         self.queue(name, lambda: HistogramEntry(name, step, *histogram_of(values)))
 
@@ -133,7 +146,7 @@ class RecordedMedia:
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
             warn(f"{name} is not logged: {problem}")
 
-    def write(self, tracker: Any) -> None:
+    def write(self, tracker: MediaTracker | None) -> None:
         """Write all queued entries to files, then send them to the tracker unless it is None."""
         entries = self.entries
         self.entries = []
@@ -152,7 +165,9 @@ class RecordedMedia:
                     warn(f"{entry.name} is not sent to the tracker ({message})")
 
 
-def copy_images(images: Any) -> torch.Tensor | list[Image.Image]:
+def copy_images(
+    images: torch.Tensor | Iterable[Image.Image],
+) -> torch.Tensor | list[Image.Image]:
     """Copy at most `MOST_IMAGES` images without waiting for their device.
 
     The recipe may change its images before the queue is written.
@@ -192,7 +207,7 @@ def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
     return [Image.fromarray(image, mode) for image in pixels]
 
 
-def histogram_of(values: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Count values in equal bins on their device, without waiting for it.
 
     Returns:
@@ -220,11 +235,11 @@ def histogram_of(values: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return counts, torch.stack([low, high]), (~is_finite).sum()
 
 
-def copy_cell(cell: Any) -> Any:
+def copy_cell(cell: object) -> object:
     return cell.detach().clone() if isinstance(cell, torch.Tensor) else cell
 
 
-def to_cell(cell: Any) -> Cell:
+def to_cell(cell: object) -> Cell:
     """Convert a table's cell to what JSON and a tracker accept; other objects become text."""
     if isinstance(cell, torch.Tensor | np.ndarray | np.generic):
         cell = cell.tolist()

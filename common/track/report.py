@@ -1,5 +1,6 @@
 """The text a run prints: its plan at the start, a line per log interval, a table at the end."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.table import Column, Table
@@ -105,7 +106,7 @@ def labelled(name: str, value: float) -> str:
     return f"{metric.label} {metric.text(value)}"
 
 
-def interval_text(row: Facts) -> str:
+def interval_text(row: Mapping[str, float]) -> str:
     """Return the progress line of a log interval: loss, the recipe's metrics, speed, memory.
 
     The learning rates and the gradient norm are only in the logs.
@@ -122,7 +123,7 @@ def interval_text(row: Facts) -> str:
     return "  ".join([*training_metrics, speed, memory])
 
 
-def evaluation_text(values: Facts, split: str, position: Facts) -> str:
+def evaluation_text(values: Mapping[str, float], split: str, position: Mapping[str, float]) -> str:
     """Return the line of an evaluation, usually at most 100 characters wide.
 
     Args:

@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from accelerate import Accelerator
@@ -22,6 +22,11 @@ from common.track import media
 from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.service import MOST_SECONDS_TO_FINISH, ServiceWatch
+
+if TYPE_CHECKING:  # a run imports only its own tracker
+    import wandb
+    from torch.utils.tensorboard import SummaryWriter
+    from wandb import Run as WandbRun
 
 LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
 PROBE_BYTES = 2**16  # written to a folder to see whether it takes W&B's files
@@ -54,7 +59,7 @@ class TensorBoard:
         self.accelerator.log(dict(row), step=int(row[STEP]))
 
     @property
-    def native(self) -> Any:
+    def native(self) -> "SummaryWriter":
         return self.accelerator.get_tracker("tensorboard", unwrap=True)
 
     def log_media(self, entry: Entry) -> None:
@@ -67,7 +72,11 @@ class TensorBoard:
                 caption = entry.captions[number] if entry.captions else number
                 writer.add_image(f"{entry.name}/{caption}", pixels, entry.step, dataformats="HWC")
         elif isinstance(entry, TableEntry):
-            lines = [entry.columns, ["---"] * len(entry.columns), *entry.rows]
+            lines: list[Sequence[object]] = [
+                entry.columns,
+                ["---"] * len(entry.columns),
+                *entry.rows,
+            ]
             text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
             writer.add_text(entry.name, text, entry.step)
         elif isinstance(entry, HistogramEntry):
@@ -89,7 +98,7 @@ class WandB:
         config: TrainingConfig,
         run_config: RunConfig,
         directory: Path,
-        earlier: Sequence[Facts],
+        earlier: Sequence[Mapping[str, float]],
     ) -> None:
         """Start the W&B run, online if the server accepts the key, else offline.
 
@@ -104,28 +113,16 @@ class WandB:
         import wandb
 
         mode, reason = wandb_mode()
-        settings = wandb.Settings(
-            silent=True,
-            # W&B would store every redrawing of a progress bar. The run keeps whole lines itself.
-            console="off",
-            init_timeout=20,  # seconds
-            # Upload no command line, which may contain a token, and no code or git remotes.
-            x_disable_meta=True,
-            save_code=False,
-            disable_git=True,
-            disable_code=True,
-        )
-        arguments = init_arguments(config, run_config, directory) | {
-            "mode": mode,
-            "settings": settings,
-        }
+        arguments = init_arguments(config, run_config, directory)
+        arguments |= {"mode": mode, "settings": settings_of_run()}
         accelerator.log_with = filter_trackers(["wandb"])
         try:
             accelerator.init_trackers(config.project, None, {"wandb": arguments})
         except Exception as problem:
             accelerator.trackers.clear()
             wandb.teardown()  # the failed attempt would keep the run's id in use
-            mode, reason = "offline", f"the server refused: {type(problem).__name__}"
+            mode = "offline"
+            reason = f"the server refused: {type(problem).__name__}"
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
         self.service = ServiceWatch()
         with self.limited():
@@ -142,10 +139,13 @@ class WandB:
         return self.service.limited()
 
     def begin(
-        self, accelerator: Accelerator, run_config: RunConfig, earlier: Sequence[Facts]
+        self,
+        accelerator: Accelerator,
+        run_config: RunConfig,
+        earlier: Sequence[Mapping[str, float]],
     ) -> None:
         """Define how W&B shows the metrics, and log the `earlier` rows again that it lost."""
-        self.run: Any = accelerator.get_tracker("wandb", unwrap=True)
+        self.run: WandbRun = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(run_config), allow_val_change=True)
         self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
@@ -185,23 +185,23 @@ class WandB:
             self.run.summary[self.objective.best_key] = self.best
 
     @property
-    def native(self) -> Any:
+    def native(self) -> "WandbRun":
         return self.run
 
     def log_media(self, entry: Entry) -> None:
         """Show images, a table or a histogram that a recipe has logged, at the entry's step."""
         import wandb
 
-        panel: Any = None
+        panel: wandb.Table | wandb.Histogram | list[wandb.Image] | None = None
         if isinstance(entry, ImagesEntry):
             captions = entry.captions or [file.stem for file in entry.files]
             pairs = zip(entry.files, captions, strict=True)
             panel = [wandb.Image(str(file), caption=caption) for file, caption in pairs]
         elif isinstance(entry, TableEntry):
-            table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
-            panel = media.kept_in_run(self.run, entry.name, table, entry.step)
+            panel = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
+            media.keep_in_run(self.run, entry.name, panel, entry.step)
         elif isinstance(entry, HistogramEntry):
-            histogram: Any = (entry.counts, entry.edges)  # lists will do, and are converted
+            histogram = (np.array(entry.counts), np.array(entry.edges))
             panel = wandb.Histogram(np_histogram=histogram)
         # Do not commit: the metrics of the same step follow, and belong to the same row.
         with self.limited():
@@ -216,7 +216,7 @@ class WandB:
 
 def init_arguments(
     config: TrainingConfig, run_config: RunConfig, directory: Path
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
     environment = run_config.environment
     variable = os.environ.get
@@ -241,7 +241,24 @@ def init_arguments(
     }
 
 
-def wandb_settings() -> Any:
+def settings_of_run() -> "wandb.Settings":
+    """Return the settings of the W&B run, which print nothing and send nothing private."""
+    import wandb
+
+    return wandb.Settings(
+        silent=True,
+        # W&B would store every redrawing of a progress bar. The run keeps whole lines itself.
+        console="off",
+        init_timeout=20,  # seconds
+        # Upload no command line, which may contain a token, and no code or git remotes.
+        x_disable_meta=True,
+        save_code=False,
+        disable_git=True,
+        disable_code=True,
+    )
+
+
+def wandb_settings() -> "wandb.Settings":
     """Return W&B's settings, which `WANDB_*` variables may change.
 
     Raises:

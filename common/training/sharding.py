@@ -202,8 +202,8 @@ class ShardingAccelerator(Accelerator):
         fully_shard(model, **self.shard_options)
         for parameters, name, parameter in sharded_places:
             parameters[name] = parameter
-        for name, parameter in model.named_parameters():
-            self.sharded_parameters[original_parameters[name]] = parameter
+        for name, sharded_parameter in model.named_parameters():
+            self.sharded_parameters[original_parameters[name]] = sharded_parameter
         # `fully_shard` gave the network a class whose instances refuse to be copied.
         model_class: Any = type(model)
         model_class.__deepcopy__ = lambda module, memo: self.copy_sharded(module)
