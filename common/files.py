@@ -178,7 +178,7 @@ def read_lines(
         elif row is not None or number < len(lines):
             damage = f"{path}, line {number}, is damaged"
             if say is None:
-                raise UserError(f"{damage}: remove that line")
+                raise UserError(damage, advice="remove that line")
             say(f"{damage}, and left out")
     return rows
 
@@ -214,7 +214,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
         lock.acquire(timeout=patience)
     except Timeout:
         advice = "wait for its end, or name another --output-dir"
-        raise UserError(f"another job writes to {path.parent}: {advice}") from None
+        raise UserError(f"another job writes to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
         pass
     try:

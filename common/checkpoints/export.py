@@ -229,14 +229,16 @@ def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], pat
             difference = f"it has no {name}, which this model needs ({count:,} such tensors)"
         else:
             difference = f"{name} has the shape {shape_there} there and {shape_here} here"
-        raise UserError(f"{path} is of another model: {difference}: {advice}")
+        raise UserError(f"{path} is of another model: {difference}", advice=advice)
 
 
 def refuse_other_kind(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
     """Raise a `UserError` if weights and a model's state have no name in common."""
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
-            f"{path} has weights of another model: none of its {len(weights):,} tensors has a name "
-            f"of this one ({min(weights)} there, {min(state)} here): pass weights of this "
-            "recipe's model"
+            (
+                f"{path} has weights of another model: none of its {len(weights):,} tensors has "
+                f"a name of this one ({min(weights)} there, {min(state)} here)"
+            ),
+            advice="pass weights of this recipe's model",
         )

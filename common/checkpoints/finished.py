@@ -42,7 +42,9 @@ def step_of(checkpoint: Path | str) -> int:
     """Return the update that a checkpoint's name states; a `UserError` for any other name."""
     match = NAME.fullmatch(Path(checkpoint).name)
     if match is None:
-        raise UserError(f"{checkpoint} is no checkpoint's name: pass one such as step-00000120")
+        raise UserError(
+            f"{checkpoint} is no checkpoint's name", advice="pass one such as step-00000120"
+        )
     return int(match[1])
 
 
@@ -161,7 +163,7 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
     undo_renaming(folder)
     path, problems = newest_whole(folder, named, run_id)
     if path is None and named is not None and step_folders(folder):
-        raise UserError(no_checkpoint_up_to(named, folder, problems, run_id))
+        raise no_checkpoint_up_to(named, folder, problems, run_id)
     for problem in problems:
         warn(f"checkpoint passed over: {problem}")
     with writing(str(folder)):
@@ -175,8 +177,10 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
     return path
 
 
-def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: str | None) -> str:
-    """Return the message for a `named` checkpoint that can't be used, nor any before it."""
+def no_checkpoint_up_to(
+    named: str, folder: Path, problems: list[str], run_id: str | None
+) -> UserError:
+    """Return the error for a `named` checkpoint that can't be used, nor any before it."""
     if problems:
         reason = f"no checkpoint up to {named} is whole ({problems[0]})"
     else:
@@ -184,10 +188,10 @@ def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: s
         reason = f"{folder} has no checkpoint up to {named}, and {first} is its first"
     newest, _ = newest_whole(folder, None, run_id)
     if newest is None:
-        return f"{reason}: put a whole copy back, or begin anew by --resume {quoted(folder.parent)}"
-    return (
-        f"{reason}: go on with the newest one, {newest.name}, by --resume {quoted(folder.parent)}"
-    )
+        advice = "put a whole copy of a checkpoint back, or train from the start"
+    else:
+        advice = f"go on with the newest one, {newest.name},"
+    return UserError(reason, advice=f"{advice} by --resume {quoted(folder.parent)}")
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:

@@ -96,7 +96,8 @@ class Network:
         for key in sorted(parameters.keys() | saved.keys()):
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(
-                    f"{path} is of another model: its {name}.{key} does not fit: {MODEL_ADVICE}"
+                    f"{path} is of another model: its {name}.{key} does not fit",
+                    advice=MODEL_ADVICE,
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])

@@ -178,7 +178,8 @@ class Parts:
         if different_names:
             names = ", ".join(sorted(different_names))
             raise UserError(
-                f"{path} is of another model: it and this recipe differ in {names}: {MODEL_ADVICE}"
+                f"{path} is of another model: it and this recipe differ in {names}",
+                advice=MODEL_ADVICE,
             )
 
 
@@ -195,7 +196,7 @@ def fitting(path: Path, name: str) -> Iterator[None]:
     except Exception as problem:
         cause = " ".join(f"{type(problem).__name__}: {problem}".split())
         mistake = f"{path} is of another model: its {name} does not fit ({cause:.150})"
-        raise UserError(f"{mistake}: {MODEL_ADVICE}") from None
+        raise UserError(mistake, advice=MODEL_ADVICE) from None
 
 
 def load(part: Stateful, state: Any, path: Path, name: str) -> None:
@@ -339,8 +340,11 @@ def insist_on_facts(path: Path, saved: Mapping[str, Any], present: Mapping[str, 
     for name, advice in KEPT.items():
         if name in facts_before and facts_before[name] != facts_now.get(name):
             raise UserError(
-                f"{path} was written with {name.replace('_', ' ')} {facts_before[name]!s:.200}, "
-                f"and now {facts_now.get(name)!s:.200}: {advice}"
+                (
+                    f"{path} was written with {name.replace('_', ' ')} "
+                    f"{facts_before[name]!s:.200}, and now {facts_now.get(name)!s:.200}"
+                ),
+                advice=advice,
             )
 
 
@@ -364,4 +368,4 @@ def insist_on_flags(
             changes.append(f"{spelled(name)} {before!s:.99} and now has {now!s:.99}")
     if changes:
         advice = "put these values back in the run's config.json, or start another run"
-        raise UserError(f"{path} was trained with {', '.join(changes)}: {advice}")
+        raise UserError(f"{path} was trained with {', '.join(changes)}", advice=advice)

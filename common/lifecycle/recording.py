@@ -26,8 +26,11 @@ def log_interval(context: Context, kept: KeptParts) -> None:
     if names_of_both:
         name = names_of_both[0]
         raise UserError(
-            f"run.record got the metric {name.removeprefix('train/')!r}, and the run logs its own "
-            f"{name}: choose another name"
+            (
+                f"run.record got the metric {name.removeprefix('train/')!r}, and the run logs "
+                f"its own {name}"
+            ),
+            advice="choose another name",
         )
     context.logs.interval({**values, **own_values})
 

@@ -113,5 +113,5 @@ def reached(stage: Stage | None, call: str) -> Stage:
         UserError: the recipe has not made this call yet.
     """
     if stage is None:
-        raise UserError(f"the recipe needs {call} before this: make the call earlier")
+        raise UserError(f"the recipe needs {call} before this", advice="make the call earlier")
     return stage

@@ -54,7 +54,9 @@ def refuse_device_without_compiler() -> None:
     """Raise a `UserError` if torch.compile does not support the current accelerator."""
     device = default_device()
     if is_accelerator(device) and not has_compiler(device):
-        raise UserError(f"torch.compile makes no kernels for {device.type}: leave out --compile")
+        raise UserError(
+            f"torch.compile makes no kernels for {device.type}", advice="leave out --compile"
+        )
 
 
 def as_written(model: nn.Module) -> AbstractContextManager[None]:

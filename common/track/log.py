@@ -124,15 +124,15 @@ class Log:
         """
         if not isinstance(figures, Mapping):
             raise UserError(
-                f"run.log got a {type(figures).__name__}: pass it figures by name, such as those "
-                "of sums.result()"
+                f"run.log got a {type(figures).__name__}",
+                advice="pass it figures by name, such as those of sums.result()",
             )
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
             names = ", ".join(values) or "nothing"
             advice = "set OBJECTIVE to one of these"
             raise UserError(
-                f"the objective is {self.objective}, and the evaluation has {names}: {advice}"
+                f"the objective is {self.objective}, and the evaluation has {names}", advice=advice
             )
         return values
 
@@ -144,8 +144,9 @@ class Log:
         if name is not None:
             raise UserError(
                 f"sums.add got the mean of {name!r} over a batch instead of its total, so it would "
-                "be logged divided by the batch size: write sums.record(loss, metrics, len(y)), "
-                f"which takes means, or sums.add(len(y), {name}={name} * len(y))"
+                "be logged divided by the batch size",
+                advice="write sums.record(loss, metrics, len(y)), which takes means, or "
+                f"sums.add(len(y), {name}={name} * len(y))",
             )
 
     def add(self, values: Facts) -> None:
@@ -173,7 +174,8 @@ class Log:
                 f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
             )
             raise TrainingError(
-                f"{self.directory}/metrics.jsonl can't be written ({problem}): {advice}",
+                f"{self.directory}/metrics.jsonl can't be written ({problem})",
+                advice=advice,
                 every_rank=True,
                 resumable=is_of_disk(problem),
             ) from None

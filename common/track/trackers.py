@@ -29,7 +29,16 @@ SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again 
 
 
 class TrackerSettingsError(ValueError):
-    """An environment variable has a value that the tracker does not accept."""
+    """An environment variable has a value that the tracker does not accept.
+
+    Training goes on without the tracker. A tool that needs the tracker raises a `UserError` with
+    this problem and this advice.
+    """
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem}: {advice}")
+        self.problem = problem
+        self.advice = advice
 
 
 class TensorBoard:
@@ -257,11 +266,11 @@ def wandb_settings() -> Any:
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
         value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
         raise TrackerSettingsError(
-            f"W&B rejects {variable}{value} ({error['msg']}): correct or unset {variable}"
+            f"W&B rejects {variable}{value}: {error['msg']}", f"correct or unset {variable}"
         ) from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
         raise TrackerSettingsError(
-            f"W&B rejects a WANDB_* variable ({problem}): correct or unset it"
+            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset it"
         ) from None
 
 

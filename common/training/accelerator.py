@@ -68,8 +68,10 @@ def launching() -> Iterator[None]:
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
         is_resumable = outcome_of(problem).resumable
         details = f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_WORDS]}"
-        message = f"the processes that were launched can't begin ({details}): {LAUNCH}"
-        raise UserError(message, every_rank=True, resumable=is_resumable) from None
+        problem_text = f"the processes that were launched can't begin ({details})"
+        raise UserError(
+            problem_text, advice=LAUNCH, every_rank=True, resumable=is_resumable
+        ) from None
 
 
 @launching()
@@ -89,7 +91,7 @@ def build_accelerator(
     options = ddp_options(ddp or {}, config.gradient_compression)
     if not 0 <= rank() < world_size():
         position = f"this is process {rank()} of {world_size()}, numbered from 0"
-        raise UserError(f"RANK and WORLD_SIZE say that {position}: {LAUNCH}", every_rank=True)
+        raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     is_known = use_cpu or name_device_for_accelerate()
@@ -97,7 +99,9 @@ def build_accelerator(
     local_processes = local_world_size()
     if not use_cpu and local_processes > devices:
         counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
-        raise UserError(f"the launcher started {counts}: pass it --num_processes {devices}")
+        raise UserError(
+            f"the launcher started {counts}", advice=f"pass it --num_processes {devices}"
+        )
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
     if use_cpu:
         prepare_cpu(config, precision)
@@ -134,8 +138,8 @@ def build_accelerator(
     if uses_fsdp and accelerator.num_processes > 1:
         if config.auto_batch_size:
             raise UserError(
-                "--auto-batch-size has each rank try sizes alone, which a sharded model can't: "
-                "pass a --batch-size"
+                "--auto-batch-size has each rank try sizes alone, which a sharded model can't",
+                advice="pass a --batch-size",
             )
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
@@ -150,7 +154,7 @@ def prepare_cpu(config: TrainingConfig, precision: str) -> None:
     """
     if config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16"
-        raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
+        raise UserError("gradients can't travel as bf16 between processes on a CPU", advice=advice)
     if precision == "bf16" and not (cpu_has_bf16() or config.resume):
         problem = "this processor emulates bf16, which takes many times as long as fp32"
         warn(f"{problem}: pass --mixed-precision no")
@@ -173,13 +177,13 @@ def refuse_missing_processes(accelerator: Accelerator) -> None:
     """Raise a `UserError` if the processes of this job do not train together."""
     if accelerator.num_processes != world_size():
         problem = f"but each of them sees {accelerator.num_processes}"
-        raise UserError(f"the launcher started {world_size()} processes, {problem}: {LAUNCH}")
+        raise UserError(f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH)
     # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables for several processes, but
     # starts only one.
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
     if expects_more and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1:
         problem = "was asked for more (or MASTER_ADDR is set, and should not be)"
-        raise UserError(f"the launcher started one process, and {problem}: {LAUNCH}")
+        raise UserError(f"the launcher started one process, and {problem}", advice=LAUNCH)
 
 
 def name_device_for_accelerate() -> bool:
@@ -224,7 +228,7 @@ def refuse_launchers_compiler() -> None:
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() not in ("", "no"):
         problem = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
-        raise UserError(f"{problem}: leave that out, and pass --compile to the recipe")
+        raise UserError(problem, advice="leave that out, and pass --compile to the recipe")
 
 
 def refuse_other_launchers() -> None:
@@ -233,7 +237,7 @@ def refuse_other_launchers() -> None:
         value = os.environ.get(variable, "")
         if value.lower() in TRUE_WORDS:
             problem = f"{variable}={value} asks for {setting}, which recipes do not use"
-            raise UserError(f"{problem}: unset it, or launch with one of accelerate_configs/")
+            raise UserError(problem, advice="unset it, or launch with one of accelerate_configs/")
 
 
 class SharedScaler(torch.amp.GradScaler):
@@ -319,7 +323,7 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
             "--init-from"
         )
     if not is_offered(precision, use_cpu):
-        raise UserError(f"{MISSING_PRECISION[precision]}: {advice}")
+        raise UserError(MISSING_PRECISION[precision], advice=advice)
     return precision
 
 

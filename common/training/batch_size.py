@@ -94,7 +94,7 @@ def fit_batch_size(
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
         advice = "try --gradient-checkpointing, or a smaller model or sample"
-        raise TrainingError(f"out of memory with one sample a batch: {advice}")
+        raise TrainingError("out of memory with one sample a batch", advice=advice)
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
     say_fastest(fastest(fitting, fitting, chosen), per_update)
@@ -177,8 +177,11 @@ def refuse_unfit_loss(
     """
     if couples:
         raise UserError(
-            "--auto-batch-size would change the updates: this recipe's loss depends on what else "
-            "is in a micro-batch (couples_samples=True); leave it out, and pass a --batch-size"
+            "--auto-batch-size would change the updates",
+            advice=(
+                "this recipe's loss depends on what else is in a micro-batch "
+                "(couples_samples=True); leave it out, and pass a --batch-size"
+            ),
         )
     if processes == 1:
         return
@@ -193,9 +196,11 @@ def refuse_unfit_loss(
         buffer.copy_(before)
     if finder.name is not None:
         raise UserError(
-            f"compute_loss communicates with other processes ({finder.name}), and "
-            "--auto-batch-size has each process try sizes by itself: leave --auto-batch-size out, "
-            "and pass a --batch-size"
+            (
+                f"compute_loss communicates with other processes ({finder.name}), and "
+                "--auto-batch-size has each process try sizes by itself"
+            ),
+            advice="leave --auto-batch-size out, and pass a --batch-size",
         )
 
 
@@ -323,23 +328,24 @@ def attempt(
     return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
 
 
-def out_of_memory_advice(
+def out_of_memory_error(
     config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
-) -> str:
-    """Return what to do after a run ran out of memory, with a command to start or resume it.
+) -> TrainingError:
+    """Return the error of a run that ran out of memory, with a command to start or resume it.
 
     The command halves the micro-batch and doubles the accumulation, so that the updates stay the
     same.
     """
     peak = memory.peak_memory(memory.memory_used(device))
-    message = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
+    problem = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB"
     if is_accelerator(device):  # on a CPU, the data lie in the host's memory in any case
         placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
         if placed_mib:
             without = "none with --data-placement workers"
-            message += f" The data take {placed_mib:,.0f} of them, and {without}."
+            problem += f" (the data take {placed_mib:,.0f} of them, and {without})"
     if config.batch_size == 1:
-        return f"{message} Try --gradient-checkpointing, or {smaller_model_advice(config)}"
+        advice = f"try --gradient-checkpointing, or {smaller_model_advice(config)}"
+        return TrainingError(problem, advice=advice, every_rank=True)
     has_checkpoint = any(step_folders(directory / "checkpoints"))
     arguments = ["--resume", str(directory)] if has_checkpoint else sys.argv[1:]
     half = config.batch_size // 2
@@ -348,7 +354,8 @@ def out_of_memory_advice(
     same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
     command = f"accelerate launch {command_line([sys.argv[0], *arguments])} {flags}"
     smaller_model = smaller_model_advice(config)
-    return f"{message} Either {smaller_model}, or make {same} from half the batch: {command}"
+    advice = f"either {smaller_model}, or make {same} from half the batch with {command}"
+    return TrainingError(problem, advice=advice, every_rank=True)
 
 
 def smaller_model_advice(config: TrainingConfig) -> str:

@@ -73,5 +73,5 @@ class Gatherer:
                 "give one row a sample, as many on each; run.equal_batches(loader) makes an "
                 "evaluation's batches equal"
             )
-            raise UserError(f"run.gather: the ranks have {shown}: {advice}")
+            raise UserError(f"run.gather: the ranks have {shown}", advice=advice)
         self.known.add(shape_and_dtype)

@@ -37,8 +37,8 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]]) -> None:
     complete = {name: runs for name, runs in finished.items() if len(runs) == seeds}
     if not complete:
         raise UserError(
-            "no variant finished, so there is nothing to compare: look for the reasons above, and "
-            "give the same command again"
+            "no variant finished, so there is nothing to compare",
+            advice="look for the reasons above, and give the same command again",
         )
     # One comparison for each seed, of all variants.
     comparisons = [compare(read_runs(runs)) for runs in zip(*complete.values(), strict=True)]
