@@ -204,9 +204,10 @@ def refuse_credentials(words: list[str]) -> None:
         if CREDENTIALS.search(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
-                f"{flag.split('=')[0]} holds a user's name or token",
+                f"{flag.split('=')[0]} has a user's name or token in its address",
                 advice=(
-                    "pass a name or a local folder, and the token in the environment, as HF_TOKEN"
+                    "pass a Hub id or a local folder, and set the environment variable HF_TOKEN "
+                    "to the token"
                 ),
             )
 
@@ -227,7 +228,8 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     values = saved.get("config")
     if not isinstance(values, dict):
         raise UserError(
-            f"{path} is not the config.json of a run", advice="pass one that a recipe wrote"
+            f"{path} is not the config.json of a run",
+            advice="pass the config.json of a run directory, such as runs/NAME/config.json",
         )
     names = {field.name for field in fields(config_class)}
     unknown_flags = ", ".join(sorted(values.keys() - names))

@@ -145,7 +145,7 @@ def advice_for(problem: str) -> str:
         is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
         if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
             return advice
-    return "remove the cause"
+    return "check this path and its disk"
 
 
 def is_of_disk(error: BaseException) -> bool:

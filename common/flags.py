@@ -277,5 +277,5 @@ def refuse_flag(config: Any, name: str, recipe: str) -> None:
             f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} "
             "has used it by the end of the first update"
         ),
-        advice=f"leave it out, or change the recipe ({needs})",
+        advice=f"leave {spelled(name)} out, or change the recipe so that {needs}",
     )

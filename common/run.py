@@ -179,7 +179,7 @@ class Run:
                     f"{missing_part} was prepared but not passed to run.keep(), so a resume "
                     "would lose it"
                 ),
-                advice="pass it to run.keep() under a name",
+                advice="add it to the call, as in run.keep(..., name=part)",
             )
         self.kept = KeptParts(
             model=model,

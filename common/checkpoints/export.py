@@ -111,7 +111,11 @@ def load_initial(
     if not config.evaluate_only:
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
-            say(f"--init-from {config.init_from}: of other classes, or none: {name} begins anew")
+            say(
+                f"--init-from {config.init_from} has other classes than these data, or none: "
+                f"{name} "
+                "starts with random values"
+            )
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, config.init_from)
@@ -215,7 +219,7 @@ def put_weights(
 def refuse_other_model(state: Mapping[str, Any], weights: Mapping[str, Any], path: Any) -> None:
     """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
-    advice = "take the same model flags and data set"
+    advice = "pass the model flags and the data set that it was trained with"
     for name in sorted(state.keys() | weights.keys()):
         shape_here = tuple(state[name].shape) if name in state else None
         shape_there = tuple(weights[name].shape) if name in weights else None

@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.system.devices import generator_state, has_generator, set_generator_state
 
 # The action if a checkpoint does not fit the model or optimizer.
-MODEL_ADVICE = "go on with the recipe and flags that wrote it, or from an older checkpoint"
+MODEL_ADVICE = "resume with the recipe and flags that wrote it, or resume from an older checkpoint"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
 # The integer type that is as wide as an element of so many bytes, to read its bits.

@@ -294,14 +294,17 @@ def restore_newest(
 
     path, damage_of_best = ask_rank_zero(choose_checkpoint)
     if path is None:
-        say(f"resuming {checkpoints.folder.parent} from its start: no whole checkpoint")
+        say(
+            f"resuming {checkpoints.folder.parent} from its start, because it has no whole "
+            "checkpoint"
+        )
         return None
     say(f"resuming {path}")
     has_lost_best = damage_of_best is not None
     if has_lost_best:
         warn(
-            "the best model so far is lost, and a later evaluation becomes the best: "
-            f"{damage_of_best}"
+            f"the best model so far is lost ({damage_of_best}); the best of the evaluations from "
+            "here on takes its place"
         )
     manifest = read_manifest(path)
     insist_on_same_run(path, manifest, present, saved_objective)

@@ -195,7 +195,7 @@ class TensorSamples(Samples):
         if len(set(sizes.values())) != 1:
             raise UserError(
                 f"the tensors of one split have different numbers of samples: {sizes}",
-                advice="give each the same number",
+                advice="pass tensors with one row per sample, all of the same length",
             )
         self.keep(**tensors)
 
@@ -275,8 +275,9 @@ class Data:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             split_names = ", ".join(self.splits) or "(none)"
             raise UserError(
-                f"data set {self.name} has the splits {split_names}",
-                advice="give it the splits train, and validation or test",
+                f"data set {self.name} has the splits {split_names}, which are not the ones that "
+                "a run needs",
+                advice="name its splits train, and validation or test or both, in Data(...)",
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
@@ -306,7 +307,8 @@ class Data:
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
             raise UserError(
-                f"data set {self.name}: split {name} is empty", advice="remove or fill it"
+                f"data set {self.name}: split {name} is empty",
+                advice="add samples to it, or remove it from Data(...)",
             )
         # The lengths of samples in blocks are known only when a block is read.
         if split.lengths is not None and split.blocks is None:
@@ -374,5 +376,5 @@ def refuse_unread(config: Any, data: Data) -> None:
                     f"{spelled(field.name)} {shown_value} has no effect, because data set "
                     f"{data.name} of this recipe does not read it"
                 ),
-                advice="leave it out",
+                advice=f"leave {spelled(field.name)} out",
             )

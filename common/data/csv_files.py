@@ -82,7 +82,7 @@ def refuse_separator_line(path: str, sample: str) -> None:
                 f"{path} begins with the line {first_line!r}, which is for spreadsheets and "
                 "would be read as the header"
             ),
-            advice="remove that line",
+            advice="remove this line from the file",
         )
 
 
@@ -104,7 +104,8 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
             f"{len(records[0])} ({names:.80})"
         ),
         advice=(
-            f"quote the texts that hold a separator ({name_of(separator)}), or name each column"
+            f"quote the texts that have a separator ({name_of(separator)}) in them, or give each "
+            "column a name in the header"
         ),
     )
 
@@ -157,7 +158,9 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
         place = head.index(0)
         command = f"tr -d '\\000' < {quoted(path)} > new.csv"
         advice = with_posix_command("remove the zero bytes", command)
-        raise UserError(f"{path} holds a zero byte at {place:,}, which is no text", advice=advice)
+        raise UserError(
+            f"{path} has a zero byte at {place:,}, so it is not a text file", advice=advice
+        )
 
 
 def refuse_unmarked_utf16(path: str, head: bytes) -> None:

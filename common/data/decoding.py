@@ -179,7 +179,7 @@ def check_disk_space(needed_bytes: int, folder: Path) -> None:
                 f"the decoded images take {needed_bytes / 2**30:.1f} GiB, and {folder.parent} "
                 "has less free space"
             ),
-            advice="lower --image-size, or let XDG_CACHE_HOME name a folder on a larger disk",
+            advice="lower --image-size, or set XDG_CACHE_HOME to a folder on a larger disk",
         )
 
 
@@ -282,7 +282,8 @@ def own_file(path: str, source: DataSource) -> str:
     )
     if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
         raise UserError(
-            f"image {path} lies outside of data set {source.location}", advice="leave it out"
+            f"image {path} lies outside of data set {source.location}",
+            advice="copy it into that folder, or remove its row",
         )
     return file
 

@@ -149,7 +149,10 @@ def relabelled(
             f"data set {name} has the class {unknown:.60}, and {evaluated.model} has only "
             f"{', '.join(model_classes):.200}"
         ),
-        advice="rename the classes, or remove the samples of the others",
+        advice=(
+            "rename the classes of the data to those of the model, or remove the samples of "
+            "classes that the model lacks"
+        ),
     )
 
 

@@ -59,7 +59,10 @@ class IterableSamples(Samples):
             if type(layer).__name__ == SHUFFLE_BUFFER:
                 raise UserError(
                     f"a {type_name} with a shuffle buffer can't be resumed exactly",
-                    advice="shuffle the shards, or read parquet files with --streaming",
+                    advice=(
+                        "shuffle the shards instead of the samples, or read parquet files with "
+                        "--streaming"
+                    ),
                 )
             layer = getattr(layer, "ex_iterable", None)
         if self.is_split:
@@ -145,8 +148,9 @@ class IterableSamples(Samples):
             UserError: always. The positions can't be divided anew.
         """
         raise UserError(
-            "each process has a position of its own in an IterableDataset",
-            advice=f"resume on {len(states)} processes",
+            f"the run was saved by {len(states)} processes, each with a position of its own in an "
+            "IterableDataset",
+            advice=f"resume it with {len(states)} processes",
         )
 
 

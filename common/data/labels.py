@@ -185,7 +185,7 @@ class LabelledData:
         distinct = {label for label in labels if label == label} - self.missing_labels
         if any(isinstance(label, float) and not label.is_integer() for label in distinct):
             raise UserError(
-                f"{where} holds real numbers, no classes",
+                f"{where} holds real numbers, which are not classes",
                 advice="name another column with --label-column",
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):
@@ -236,7 +236,7 @@ class LabelledData:
         if count >= len(candidates):
             raise UserError(
                 f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out",
-                advice="add a validation split",
+                advice="add rows, or add a split named validation",
             )
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         positions = (np.arange(count) + 0.5) * len(candidates) / count

@@ -71,8 +71,8 @@ def find_files(folder: Path) -> LocalFiles:
             visits[identity] += 1
             if visits[identity] > MOST_VISITS:
                 raise UserError(
-                    f"links in {folder} lead to {entry.path} again and again",
-                    advice="remove the links that lead back to it",
+                    f"links in {folder} form a loop at {entry.path}",
+                    advice="remove the link that leads back to this folder",
                 )
             visit(entry.path, (*parents, identity))
 

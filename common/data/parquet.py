@@ -98,7 +98,8 @@ class ParquetRows:
                 shard = self.shards[self.groups[block, SHARD]]
                 missing = "a value in each column" if None in row else "a label of its classes"
                 raise UserError(
-                    f"{shard} has a row without {missing}", advice="leave it out to stream them"
+                    f"{shard} has a row without {missing}",
+                    advice="remove such rows, or leave --streaming out to have them skipped",
                 )
             rows.append(row)
             labels.append(self.numbers[label])
@@ -184,8 +185,8 @@ class ParquetTables(LabelledData):
         is_trained_on = not source.is_whole
         if self.first not in self.splits or (len(self.classes) < 2 and is_trained_on):
             raise UserError(
-                f"{self.where}: {self.first} has no rows of two classes",
-                advice="classification needs them, so check the label column",
+                f"{self.where}: {self.first} has rows of fewer than two classes",
+                advice="add rows of another class, or check the label column",
             )
         if is_trained_on:
             self.make_validation(source)
@@ -199,8 +200,8 @@ class ParquetTables(LabelledData):
             }
         if builder.name != "parquet":
             raise UserError(
-                f"--streaming reads parquet files, and {self.where} has {builder.name}",
-                advice="leave the flag out, or write them with Dataset.to_parquet",
+                f"--streaming reads only parquet files, and {self.where} has {builder.name} files",
+                advice="leave the flag out, or convert the files with Dataset.to_parquet",
             )
         return files
 
@@ -220,7 +221,8 @@ class ParquetTables(LabelledData):
             footer = footers[path]
             if footer.features != self.features:
                 raise UserError(
-                    f"{path} has other columns than {self.first_file}", advice="make them alike"
+                    f"{path} has other columns than {self.first_file}",
+                    advice="give all files the same columns",
                 )
             shard = len(self.shards)
             for place, rows, num_bytes, checksum in footer.groups:
@@ -228,7 +230,10 @@ class ParquetTables(LabelledData):
                     groups.append([shard, place, rows, num_bytes, checksum])
             self.shards.append(path)
         if not groups:
-            raise UserError(f"{self.where}: split {name} is empty", advice="remove or fill it")
+            raise UserError(
+                f"{self.where}: split {name} is empty",
+                advice="add rows to its files, or remove them",
+            )
         first_shard = self.shards[groups[0][SHARD]]
         # GLUE's test splits, for example, mark all rows as unlabelled.
         if not distinct_values(first_shard, self.label_column) <= self.missing_labels:

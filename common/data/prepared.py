@@ -157,10 +157,10 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared) -> 
     if sizes != trained.sizes:
         raise UserError(
             (
-                f"{source.location} has changed since {trained.run} was trained on it, and which "
-                "samples it held out is not known"
+                f"{source.location} has changed since {trained.run} was trained on it, so the "
+                "samples that it held out are not known"
             ),
-            advice="put new samples into a folder of their own, or name them test",
+            advice="put the new samples into another folder, or into a split named test",
         )
     notes.append(
         f"they are not as when {trained.run} read them, in content or flags: samples that it was "
@@ -184,7 +184,7 @@ def with_labels_of(evaluated: Evaluated, source: DataSource, data: Prepared) -> 
                 f"data set {source.name} has other classes than {evaluated.model}, or in another "
                 "order"
             ),
-            advice="leave --streaming out to evaluate them",
+            advice="leave --streaming out, so that the classes can be matched by name",
         )
     note = None
     for arrays in data.arrays.values():

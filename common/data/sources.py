@@ -86,7 +86,8 @@ def choose_source(
     source = ask_rank_zero(choose)
     if config.streaming and source.location in BUILT_IN:
         raise UserError(
-            f"--streaming: data set {source.name} is built in", advice="leave the flag out"
+            f"--streaming reads files, and data set {source.name} is built in",
+            advice="leave the flag out",
         )
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
     return for_evaluation(source, config.init_from) if config.evaluate_only else source
@@ -126,7 +127,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
                     f"this data set with {trained_share}, and its training samples would be "
                     "evaluated"
                 ),
-                advice="leave the flag out",
+                advice="leave --validation-share out",
             )
         return replace(
             source,
@@ -198,11 +199,12 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
         suffixes = ", ".join(TABLE_SUFFIXES)
         raise UserError(
             f"--dataset {name} is a file that can't be read as a table",
-            advice=f"pass one of {suffixes}, or the folder that holds it",
+            advice=f"pass a file whose name ends in one of {suffixes}, or pass a folder",
         )
     if UNUSABLE_IN_PATH.search(str(path)):
         raise UserError(
-            f"--dataset {name!r} has * ? [ :: or a new line in its path", advice="rename it"
+            f"--dataset {name!r} has * ? [ :: or a new line in its path",
+            advice="rename the file or folder",
         )
     if is_folder:
         fingerprint = fingerprint_of_folder(path)

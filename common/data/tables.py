@@ -90,7 +90,7 @@ class Tables(LabelledData):
                         f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, "
                         f"and its classes are numbered from 0 to {len(numbers) - 1}"
                     ),
-                    advice="correct the label",
+                    advice="correct this label in the data",
                 )
             self.labels[role] = np.array([numbers[label] for label in labels])
 
@@ -108,11 +108,8 @@ class Tables(LabelledData):
             )
         if len(present) < 2:
             raise UserError(
-                f"{self.where}all rows of train have one label",
-                advice=(
-                    "classification needs two, so add rows of another class or name another "
-                    "column with --label-column"
-                ),
+                f"{self.where}all rows of train have the same label, and classification needs two",
+                advice=("add rows of another class, or name another column with --label-column"),
             )
 
     def note_majority(self) -> None:
@@ -141,7 +138,7 @@ class Tables(LabelledData):
         if not rows and role == self.first:
             raise UserError(
                 f"data set {self.name}: no row of {role} has a {required}",
-                advice="check the data, or name another column",
+                advice="fill it in in the data, or name another column",
             )
         dropped = total - len(rows)
         if dropped:

@@ -27,7 +27,9 @@ def measured_value(name: str, value: Any, caller: str) -> Value:
     if isinstance(value, torch.Tensor):
         if value.is_complex():
             raise UserError(
-                f"{caller}: {name!r} is complex", advice="give real numbers", every_rank=True
+                f"{caller}: {name!r} is a complex number",
+                advice="pass real numbers, such as its absolute value",
+                every_rank=True,
             )
         return value.detach()
     if isinstance(value, (bool, int, float, np.number, np.bool_)) and not np.iscomplexobj(value):
@@ -36,7 +38,7 @@ def measured_value(name: str, value: Any, caller: str) -> Value:
         return torch.from_numpy(value)
     raise UserError(
         f"{caller}: {name!r} is a {type(value).__name__}",
-        advice="give a tensor or a number",
+        advice="pass a tensor or a number",
         every_rank=True,
     )
 
@@ -69,7 +71,7 @@ def figure(name: str, value: Any) -> float:
             pass
     shape = f" of shape {tuple(value.shape)}" if is_array else ""
     raise UserError(
-        f"the evaluation's {name!r} is a {type(value).__name__}{shape}",
-        advice="each figure is one number",
+        f"the evaluation's {name!r} is a {type(value).__name__}{shape}, and not one number",
+        advice="return one number for each name, such as value.item()",
         every_rank=True,
     )

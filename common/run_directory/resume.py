@@ -93,7 +93,7 @@ def refuse_contradictions(
     if contradictions:
         raise UserError(
             f"can't resume {directory} with {', '.join(contradictions)}",
-            advice="leave the flag out, or start another run",
+            advice="leave what differs out, or start another run without --resume",
         )
 
 
@@ -130,10 +130,10 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
     if changed:
         raise UserError(
             (
-                f"{directory} became another run while this command waited for it: it has "
+                f"{directory} was replaced by another run while this command waited for it: it has "
                 f"{listed(changed)}"
             ),
-            advice="give the command again",
+            advice="repeat the command",
             resumable=True,
         )
     return False
@@ -153,15 +153,17 @@ def run_of(named: Path, output_dir: str | None) -> Path:
         if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
                 f"--resume {named}: {directory} has checkpoints, but no config.json",
-                advice="put that file back, which says what the run is",
+                advice="put the run's config.json back into that directory",
             )
     if os.path.isfile(named / STATUS):
         raise UserError(
-            f"--resume {named}: that run ended before training began", advice="start it again"
+            f"--resume {named}: that run ended before training began, so there is nothing to "
+            "resume",
+            advice="repeat the command that started it",
         )
     raise UserError(
         f"--resume {named} is neither a run's directory nor one of its checkpoints",
-        advice="pass one, such as runs/NAME",
+        advice="pass one of them, such as runs/NAME",
     )
 
 
@@ -241,7 +243,7 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     record = parse_record(contents, RunConfig, str(path))
     if not record.config or not record.given:
         raise UserError(
-            f"{path} has no flags", advice="put a copy of it back, or start another run"
+            f"{path} has no flags", advice="put a whole copy of the file back, or start another run"
         )
     # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
     flags = record.config | {"mixed_precision": record.environment.mixed_precision}
@@ -280,7 +282,7 @@ def keep_effective_batch(config: Any, defaults: Any, effective_batch: int) -> An
                 f"the run's effective batch is {effective_batch}, and not "
                 f"{config.effective_batch_size}"
             ),
-            advice="leave the flag out, or start another run",
+            advice="leave --effective-batch-size out, or start another run without --resume",
         )
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
@@ -321,7 +323,7 @@ def with_effective_batch(config: Any, effective_batch: int) -> Any:
         advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
         (
-            f"an effective batch of {effective_batch} can't be accumulated of {batch_size} × "
+            f"an effective batch of {effective_batch} is no multiple of batch size {batch_size} × "
             f"{processes} processes"
         ),
         advice=advice,

@@ -125,12 +125,14 @@ class Log:
         if not isinstance(figures, Mapping):
             raise UserError(
                 f"run.log got a {type(figures).__name__}",
-                advice="pass it figures by name, such as those of sums.result()",
+                advice="pass a dictionary of figures, such as sums.result()",
             )
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
             names = ", ".join(values) or "nothing"
-            advice = "set OBJECTIVE to one of these"
+            advice = (
+                "set OBJECTIVE to one of these names, or return the objective in the evaluation"
+            )
             raise UserError(
                 f"the objective is {self.objective}, and the evaluation has {names}", advice=advice
             )

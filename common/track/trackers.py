@@ -291,7 +291,10 @@ def wandb_folder(directory: Path) -> Path:
             file.write(bytes(PROBE_BYTES))
     except (OSError, ValueError) as problem:
         cause = getattr(problem, "strerror", None) or problem
-        warn(f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory}")
+        warn(
+            f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory} "
+            "instead"
+        )
         return directory
     return Path(chosen_folder)
 

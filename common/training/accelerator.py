@@ -49,8 +49,8 @@ UNSUPPORTED_LAUNCHERS = {
 # By precision, why a device can't run it.
 MISSING_PRECISION = {
     "fp16": "fp16 needs a GPU that has it and there is none here (it would silently run as fp32)",
-    "bf16": "this GPU has no bf16 arithmetic",
-    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020)",
+    "bf16": "bf16 needs a GPU that has it, and this one has not",
+    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020), and there is none here",
 }
 # What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
@@ -139,7 +139,7 @@ def build_accelerator(
         if config.auto_batch_size:
             raise UserError(
                 "--auto-batch-size has each rank try sizes alone, which a sharded model can't",
-                advice="pass a --batch-size",
+                advice="leave --auto-batch-size out, and pass --batch-size",
             )
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
@@ -228,7 +228,9 @@ def refuse_launchers_compiler() -> None:
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() not in ("", "no"):
         problem = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
-        raise UserError(problem, advice="leave that out, and pass --compile to the recipe")
+        raise UserError(
+            problem, advice="leave --dynamo_backend out, and pass --compile to the recipe"
+        )
 
 
 def refuse_other_launchers() -> None:
@@ -237,7 +239,9 @@ def refuse_other_launchers() -> None:
         value = os.environ.get(variable, "")
         if value.lower() in TRUE_WORDS:
             problem = f"{variable}={value} asks for {setting}, which recipes do not use"
-            raise UserError(problem, advice="unset it, or launch with one of accelerate_configs/")
+            raise UserError(
+                problem, advice=f"unset {variable}, or launch with one of accelerate_configs/"
+            )
 
 
 class SharedScaler(torch.amp.GradScaler):
@@ -319,8 +323,8 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (
-            "resume this run on a machine that has it, or start another from its model with "
-            "--init-from"
+            "resume this run on a machine that has it, or start another run from its model with "
+            "--init-from RUN"
         )
     if not is_offered(precision, use_cpu):
         raise UserError(MISSING_PRECISION[precision], advice=advice)

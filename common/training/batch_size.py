@@ -93,7 +93,7 @@ def fit_batch_size(
     show_trials(rates, peaks)
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
-        advice = "try --gradient-checkpointing, or a smaller model or sample"
+        advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
         raise TrainingError("out of memory with one sample a batch", advice=advice)
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
@@ -102,7 +102,7 @@ def fit_batch_size(
     if chosen == requested:
         return chosen, accumulation
     reason = "does not fit" if chosen < requested else "is slower"
-    say(f"batch {requested} {reason}: {chosen} × {accumulation} accumulated")
+    say(f"batch {requested} {reason}: using {chosen} × {accumulation} accumulated")
     accelerator.gradient_accumulation_steps = accumulation
     for loader in loaders.values():
         loader.cut_into(chosen, accumulation)
@@ -177,11 +177,10 @@ def refuse_unfit_loss(
     """
     if couples:
         raise UserError(
-            "--auto-batch-size would change the updates",
-            advice=(
-                "this recipe's loss depends on what else is in a micro-batch "
-                "(couples_samples=True); leave it out, and pass a --batch-size"
-            ),
+            "--auto-batch-size would change the updates, because this recipe's loss depends on "
+            "what "
+            "else is in a micro-batch (couples_samples=True)",
+            advice="leave --auto-batch-size out, and pass --batch-size",
         )
     if processes == 1:
         return
@@ -200,7 +199,7 @@ def refuse_unfit_loss(
                 f"compute_loss communicates with other processes ({finder.name}), and "
                 "--auto-batch-size has each process try sizes by itself"
             ),
-            advice="leave --auto-batch-size out, and pass a --batch-size",
+            advice="leave --auto-batch-size out, and pass --batch-size",
         )
 
 

@@ -26,7 +26,7 @@ class EarlyStopping:
         if config.early_stopping is not None and validation_split != "validation":
             raise UserError(
                 "--early-stopping would choose by test data, because there are no validation data",
-                advice="hold some out, as with --validation-share 0.1",
+                advice="hold some of train out, as with --validation-share 0.1",
             )
 
     def is_due(self, global_step: int) -> bool:

@@ -195,7 +195,7 @@ class GradientGuard:
                 ),
                 advice=(
                     "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "
-                    "also look for broken samples"
+                    "also look for damaged samples in the data"
                 ),
             )
         if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:

@@ -225,7 +225,8 @@ class ShardingAccelerator(Accelerator):
         """
         if model not in self.skeletons:
             raise UserError(
-                "part of a sharded network can't be copied", advice="copy the whole network"
+                "part of a sharded network can't be copied",
+                advice="copy the whole network, as copy.deepcopy(model) does",
             )
 
         def first_forward(module: Any, *args: Any, **kwargs: Any) -> Any:

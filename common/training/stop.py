@@ -169,7 +169,8 @@ class StopAgreement:
         raise TrainingError(
             f"a checkpoint could not be written ({cause})",
             advice=(
-                f"{advice_for(cause.message)}, then go on from the one before with --resume "
+                f"{advice_for(cause.message)}, then go on from the checkpoint before it with "
+                "--resume "
                 f"{quoted(self.directory)}"
             ),
             resumable=cause.is_of_disk,

@@ -147,13 +147,13 @@ def read_directory(path: Path) -> RunRecord:
                 f"{path} has nothing to compare, because its training has not begun "
                 f"({status}{detail})"
             ),
-            advice="leave it out, or start it again",
+            advice="leave this run out, or repeat the command that started it",
         )
     if saved_config is None:
         runs_inside = len([*path.glob("*/config.json")])
         if runs_inside:
             raise UserError(
-                f"{path} is no run, but holds {runs_inside} runs",
+                f"{path} is a folder of {runs_inside} runs, and not a run",
                 advice=f"pass them, as in {path}/*",
             )
         raise UserError(
@@ -190,7 +190,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
         lines = answer.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(
             f"{file} can't be read as a W&B run ({lines[-1]})",
-            advice="put a whole copy of it back, or leave it out",
+            advice="put a whole copy of this file back, or leave this run out",
         )
     return answer.stdout
 
@@ -245,7 +245,8 @@ def read_project(address: str) -> list[RunRecord]:
         ]
     if not records:
         raise UserError(
-            f"W&B's {address} has no run of these recipes", advice="pass another project"
+            f"W&B's {address} has no run of these recipes",
+            advice="pass a project to which recipes have logged runs",
         )
     return records
 

@@ -102,7 +102,9 @@ def choose_device(name: str) -> None:
         count = torch.accelerator.device_count()
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
-        raise UserError(f"--device {name} is not here", advice=f"pass {' or '.join(names)}")
+        raise UserError(
+            f"--device {name} is not on this machine", advice=f"pass {' or '.join(names)}"
+        )
     os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
     if name != "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = name

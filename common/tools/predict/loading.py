@@ -80,7 +80,7 @@ def load_transformers_model(
     missing = loading["missing_keys"]
     if missing:  # Transformers fills these with random values
         raise UserError(
-            f"{folder} is no whole model, because {WEIGHTS} has no {min(missing)}",
+            f"{folder} is an incomplete model, because {WEIGHTS} lacks {min(missing)}",
             advice="put a whole copy of the folder back",
         )
     return model

@@ -130,7 +130,8 @@ class Predictor:
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
             raise UserError(
-                f"{self.folder}: the outputs are not finite", advice="pass --mixed-precision no"
+                f"{self.folder}: some outputs of the model are NaN or infinite",
+                advice="pass --mixed-precision no",
             )
         return probabilities
 

@@ -49,7 +49,10 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         raise UserError(f"--trials {arguments.trials} can't work", advice="give 1 or more")
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
-        raise UserError(f"--config-file {settings.config_file} is no file", advice="name another")
+        raise UserError(
+            f"--config-file {settings.config_file} does not exist",
+            advice="pass a file of accelerate_configs/, or of `accelerate config`",
+        )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     settings = replace(
@@ -99,6 +102,7 @@ def new_settings(
         raise UserError(problem, advice="name a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(
-            f"--study {study} holds something else than a search", advice="name another"
+            f"--study {study} is a folder that is not a search",
+            advice="name another folder, or a new one",
         )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

@@ -192,7 +192,7 @@ def refuse(run: RunRecord, difference: str) -> None:
     place = Path(run.source)
     raise UserError(
         f"{place} is no trial of this search: it was run with {difference}",
-        advice=f"move it out of {place.parent}",
+        advice=f"move {place.name} out of {place.parent}",
     )
 
 

@@ -102,7 +102,7 @@ class Search:
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
                     f"no trial succeeds; {directory.name} {result.message}",
-                    advice="remove the cause, or search other values",
+                    advice="correct what made it fail, or search other values",
                 )
 
     def trials(self) -> Iterator[Trial]:
@@ -206,7 +206,9 @@ def report(search: Search, recipe: Recipe) -> None:
     finished = finished_trials(search.study)
     ranked = [trial for trial in finished if (search.directory_of(trial) / "config.json").is_file()]
     if not ranked:
-        raise UserError("no trial finished", advice="give more --trials, or a narrower range")
+        raise UserError(
+            "no trial finished", advice="pass a larger --trials, or a narrower range of values"
+        )
     directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
     show(compare(read_runs(directories)))
     metric = describe(f"val/{search.objective.metric}")

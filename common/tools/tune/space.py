@@ -40,7 +40,10 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     for word, values in words_by_flag(words).items():
         name = word.removeprefix("--").replace("-", "_")
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
-            raise UserError(f"{word} is for one run alone", advice=f"leave {word} out")
+            raise UserError(
+                f"{word} is a flag of single runs, which a search sets itself",
+                advice=f"leave {word} out",
+            )
         flag = spelled(name)
         distribution = None
         # In the value of a flag that names a file or a data set, a comma or a colon is a letter.
@@ -111,7 +114,9 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         if not word.startswith("--"):
             if not values_of:
-                raise UserError(f"{word} belongs to no flag", advice="write its flag before it")
+                raise UserError(
+                    f"{word} is a value without a flag", advice="write the flag before it"
+                )
             last_flag = next(reversed(values_of))
             values_of[last_flag].append(word)
             continue
@@ -120,7 +125,7 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
         if flag in values_of or opposite in values_of:  # only the last one would count
-            raise UserError(f"{flag} is given twice", advice="leave one of them out")
+            raise UserError(f"{flag} is stated twice", advice="leave one of the two out")
         values_of[flag] = [value] if equals else []
     return values_of
 
@@ -143,7 +148,8 @@ def parse_values(
     choices = tuple(dict.fromkeys(choice.strip() for choice in value.split(",")))
     if "" in choices and len(choices) > 1:
         raise UserError(
-            f"{flag} {value} has an empty choice", advice="write all choices, or fewer commas"
+            f"{flag} {value} has an empty choice",
+            advice="write a value between the commas, or remove one of the commas",
         )
     return CategoricalDistribution(choices) if len(choices) > 1 else None
 

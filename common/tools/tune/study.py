@@ -50,7 +50,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     if searched - set(space.items()):
         raise UserError(
             f"{path} belongs to another search than {directory}/search.json",
-            advice="move one of them away",
+            advice="move the file that does not belong here to another folder",
         )
     study.set_user_attr("objective", str(objective))
     seed_sampler(study, len(trials))

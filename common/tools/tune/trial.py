@@ -56,7 +56,8 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
             yield
     except Timeout:
         raise UserError(
-            f"{directory} is being used by another process", advice="wait for it"
+            f"{directory} is being used by another process",
+            advice="wait until it ends, or name another directory by --study",
         ) from None
     except KeyboardInterrupt:
         say(f"stopped: go on with {command_to_continue}")

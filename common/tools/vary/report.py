@@ -38,14 +38,14 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]]) -> None:
     if not complete:
         raise UserError(
             "no variant finished, so there is nothing to compare",
-            advice="look for the reasons above, and give the same command again",
+            advice="correct what made the runs fail (see above), and repeat the command",
         )
     # One comparison for each seed, of all variants.
     comparisons = [compare(read_runs(runs)) for runs in zip(*complete.values(), strict=True)]
     corner = "" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     rows = [[corner, *complete], *rows_of_means(comparisons)]
     for warning in warnings(comparisons[0]):
-        say(f"to be compared with care: {warning}")
+        say(f"not a fair comparison: {warning}")
     print_table(arranged(rows))
     write_text(directory / "table.md", "\n".join(markdown_table(arranged(rows))) + "\n")
     if seeds > 1:

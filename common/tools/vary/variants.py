@@ -75,7 +75,8 @@ def run_variants(
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
             raise UserError(
-                f"--{name} has a range, which is for recipes tune", advice="give choices a,b,c"
+                f"--{name} has a range, which only `recipes tune` takes",
+                advice="pass choices with commas, such as 0.1,0.01",
             )
     if seeds > 1 and ("seed" in space or "--seed" in shared):
         raise UserError(
@@ -104,8 +105,8 @@ def run_variants(
     failed = len(variants) * seeds - sum(map(len, finished.values()))
     if failed:
         raise UserError(
-            f"{failed} runs failed, for the reasons above",
-            advice="give the same command to try them again",
+            f"{failed} runs failed, for the reasons printed above",
+            advice="correct what made them fail, and repeat the command to try them again",
         )
 
 
@@ -126,7 +127,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
         variants[name] = Variant(name, count, command_words(space, values))
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
-            "two variants would have the same name", advice="give values that differ in letters"
+            "two variants would have the same name",
+            advice="choose values that differ in a letter or a digit",
         )
     return list(variants.values())
 
@@ -156,7 +158,7 @@ def claim(directory: Path, command: list[str]) -> None:
     content = {"asked": command}
     if claimed != content and set(os.listdir(directory)) - {".lock"}:
         raise UserError(
-            f"{directory} holds something else than these variants",
+            f"{directory} has files of something else than these variants",
             advice="name another --output-dir",
         )
     write_json(directory / "vary.json", content)

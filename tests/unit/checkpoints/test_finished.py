@@ -38,7 +38,7 @@ def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
 def test_what_is_no_checkpoints_name_is_refused(tmp_path: Path, name: str) -> None:
     """Rather than taken for the start of the run, which would put all checkpoints aside."""
     save(tmp_path, 3)
-    with pytest.raises(UserError, match=f"{name} is no checkpoint's name"):
+    with pytest.raises(UserError, match=f"{name} is not a checkpoint's name"):
         newest_whole(tmp_path, named=name)
 
 

@@ -255,7 +255,9 @@ def test_more_processes_than_samples_of_an_update_are_refused(
     """With what they hold, and what would make the update."""
     run = write_run(tmp_path / "run", MLP(batch_size=32))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="of 32 can't be accumulated of 32 × 3 processes: start as"):
+    with pytest.raises(
+        UserError, match="32 is no multiple of batch size 32 × 3 processes"
+    ):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="32 × 2 processes: pass --batch-size 16"):
@@ -280,7 +282,9 @@ def test_effective_batch_sets_the_accumulation(
         assert (found.batch_size, found.gradient_accumulation_steps) == (batch, accumulation)
     with pytest.raises(UserError, match="effective batch is 192, and not 384"):
         parse(monkeypatch, "mnist_mlp", "--resume", run, asked[0], 384)
-    with pytest.raises(UserError, match=f"100 can't be accumulated of 64 × {processes} processes"):
+    with pytest.raises(
+        UserError, match=f"is no multiple of batch size 64 × {processes}"
+    ):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 
 

@@ -200,7 +200,9 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
     """They would be no JSON, and their order no answer."""
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
-    with pytest.raises(UserError, match=r"model: the outputs are not finite: pass"):
+    with pytest.raises(
+        UserError, match="some outputs of the model are NaN or infinite: pass"
+    ):
         predictor([Image.new("RGB", (2, 2), "white")])
 
 

@@ -109,7 +109,7 @@ def test_names_are_not_searched() -> None:
         (["--batch-size", "0:64"], "--batch-size 0 can't work"),
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
         (["--resume", "auto", *RATES], "leave --resume out"),
-        (["stray", *RATES], "stray belongs to no flag"),
+        (["stray", *RATES], "stray is a value without a flag"),
         ([*RATES, *RATES], "given twice"),
     ],
 )
