@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from rich.table import Table
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -21,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.agreement import gather_numbers
 from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
-from common.console import CONSOLE, say
+from common.console import say
 from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, UserError, is_out_of_memory
 from common.flags import spelled, stated
@@ -32,6 +31,7 @@ from common.models.compile import as_written, is_compiled
 from common.system.devices import empty_cache, is_accelerator
 from common.system.machine import is_main_rank
 from common.system.platforms import command_line
+from common.tables import print_table
 
 MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is so many times as fast
 MIN_SECONDS = 0.3  # for which a size is timed, after a first pass
@@ -126,13 +126,13 @@ def combine_over_ranks(
 
 def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
     """Print a table of the sizes that a rank has tried; 0 samples/s: it does not fit."""
-    table = Table("batch", "peak, MiB", "samples/s", title="micro-batches, forward and backward")
+    rows = [["batch", "peak, MiB", "samples/s"]]
     for size, rate in rates.items():
         if 0 <= rate < math.inf:
             speed = f"{rate:,.0f}" if rate > 0 else "does not fit"
-            table.add_row(f"{size:,}", f"{peaks[size]:,.0f}", speed)
+            rows.append([f"{size:,}", f"{peaks[size]:,.0f}", speed])
     if is_main_rank():
-        CONSOLE.print(table)
+        print_table(rows, title="micro-batches, forward and backward")
 
 
 def say_fastest(size: int, per_update: int) -> None:

@@ -8,14 +8,13 @@ from common.console import say
 from common.errors import UserError
 from common.files import write_text
 from common.system.platforms import shown_path
+from common.tables import markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import (
     FigureRow,
     arranged,
     figure_rows,
-    markdown_table,
-    print_table,
     warnings,
 )
 
