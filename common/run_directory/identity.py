@@ -9,6 +9,7 @@ from common.errors import UserError
 from common.files import json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
 from common.run_directory.records import Status
+from common.system.platforms import quoted
 from common.system.printable import listed
 
 SIGNATURE = "sha256"  # the entry of a signed file with the digest of all other entries
@@ -59,7 +60,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:
             f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}",
             advice=(
                 "put a copy of the file back, or start another run with its flags by --config "
-                f"{path}"
+                f"{quoted(path)}"
             ),
         )
     run_id = saved.get("run_id")

@@ -16,6 +16,7 @@ from common.run_directory.directory import INITIAL, LOCK, STATUS, read_status
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
 from common.run_directory.records import Flags, RunConfig, parse_record
 from common.system.machine import world_size
+from common.system.platforms import quoted
 from common.system.printable import listed
 
 
@@ -201,8 +202,8 @@ def newest_unfinished(config: Any, recipe: str) -> Path | None:
                     f"{listed(differences)}"
                 ),
                 advice=(
-                    f"go on with it by --resume {directory}, give the flags that it was started "
-                    "with, or begin another run by --output-dir or by removing it"
+                    f"go on with it by --resume {quoted(directory)}, pass the flags that it was "
+                    "started with, or start another run with --output-dir NEW"
                 ),
             )
     return None

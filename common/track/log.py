@@ -20,7 +20,7 @@ from common.system.platforms import quoted
 from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import TensorBoard, WandB
+from common.track.trackers import TensorBoard, TrackerSettingsError, WandB
 
 
 class Log:
@@ -81,6 +81,9 @@ class Log:
         """Go on without the tracker if it fails, with whatever error."""
         try:
             yield
+        except TrackerSettingsError as problem:
+            self.tracker = None
+            warn(f"the run is not tracked, only metrics.jsonl is written, because {problem}")
         except Exception as problem:
             self.tracker = None
             warn(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")

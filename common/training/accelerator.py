@@ -23,6 +23,7 @@ from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.measure.memory import limit_memory
 from common.system.devices import (
+    ASKS_FOR_CPU,
     default_device,
     has_autocast,
     has_float64,
@@ -31,7 +32,15 @@ from common.system.devices import (
     is_accelerator,
     is_cpu_asked_for,
 )
-from common.system.machine import cpu_threads, local_world_size, name_interface, rank, world_size
+from common.system.machine import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    cpu_threads,
+    local_world_size,
+    name_interface,
+    rank,
+    world_size,
+)
 from common.training.averaging import ddp_options
 from common.training.rendezvous import rendezvous_url
 from common.training.sharding import ShardingAccelerator, take_fsdp_request
@@ -57,7 +66,15 @@ MISSING_PRECISION = {
 # float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
 # faster than fp32, and each unfused fp16 update would wait for the GPU.
 AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
-TRUE_WORDS = ("1", "true", "yes", "on")  # how launchers write True in the environment
+# The variables in which Accelerate expects a word for yes or no. It raises an error for others.
+YES_OR_NO = (
+    ASKS_FOR_CPU,
+    "ACCELERATE_CPU_AFFINITY",
+    "ACCELERATE_DEBUG_MODE",
+    "ACCELERATE_USE_FSDP",
+    "FORK_LAUNCHED",
+)
+LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 @contextmanager
@@ -87,6 +104,7 @@ def build_accelerator(
     Raises:
         UserError: the launcher, a flag or an option asks for something that can't run here.
     """
+    refuse_malformed_variables()
     refuse_launchers_compiler()
     options = ddp_options(ddp or {}, config.gradient_compression)
     if not 0 <= rank() < world_size():
@@ -220,6 +238,37 @@ def forget_accelerator() -> None:
     GradientState._reset_state()
 
 
+def refuse_malformed_variables() -> None:
+    """Raise a `UserError` that names a variable of Accelerate's with neither yes nor no in it."""
+    for variable in YES_OR_NO:
+        value = os.environ.get(variable)
+        if value is not None and value.lower() not in TRUE_WORDS + FALSE_WORDS:
+            raise UserError(
+                f"the environment variable {variable} is {value!r:.50}, which is neither true nor "
+                "false",
+                advice=f"set {variable} to true or false, or unset it",
+                every_rank=True,
+            )
+
+
+def launchers_precision() -> str:
+    """Return the precision that the launcher asks for, "no" if it asks for none.
+
+    Raises:
+        UserError: the variable names no precision that recipes have.
+    """
+    value = os.environ.get(LAUNCHERS_PRECISION) or "no"
+    precision = value.lower()
+    if precision not in ("no", "fp16", "bf16"):
+        raise UserError(
+            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is no "
+            "precision of these recipes",
+            advice=f"set {LAUNCHERS_PRECISION} to no, fp16 or bf16, or unset it",
+            every_rank=True,
+        )
+    return precision
+
+
 def refuse_launchers_compiler() -> None:
     """Raise a `UserError` if the launcher asks for torch.compile: recipes have a flag for it.
 
@@ -318,8 +367,8 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     best = best_precision(use_cpu)
     precision = requested
     if requested == "auto":
-        launcher_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        precision = launcher_precision if launcher_precision in ("fp16", "bf16") else best
+        asked_for = launchers_precision()
+        precision = best if asked_for == "no" else asked_for
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (

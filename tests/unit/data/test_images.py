@@ -88,7 +88,7 @@ def test_folder_names_are_classes_or_what_is_not_read_is_told(tmp_path: Path) ->
     assert said in refusal(partial(images, folder))
     for place in ("a[b]", "a*", "a::b", "a\nb"):
         folder = write_image_folder(tmp_path / place, ["cat", "dog"], per_class=4)
-        assert "rename it" in refusal(partial(images, folder))
+        assert "rename the file or folder" in refusal(partial(images, folder))
 
 
 def test_held_out_rows_are_the_same_each_time(
