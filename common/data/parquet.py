@@ -302,15 +302,11 @@ def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     import fsspec
     import pyarrow.parquet as parquet
 
-    try:
-        with fsspec.open(path) as raw, parquet.ParquetFile(raw, pre_buffer=True) as file:
-            yield file
-    except Exception as problem:
-        cause = f"{type(problem).__name__}: {' '.join(str(problem).split()):.300}"
-        is_remote = "://" in path
-        advice = "check the connection" if is_remote else "put a whole copy of the file back"
-        raise UserError(
-            f"{path} can't be read ({cause})",
-            advice=f"{advice}, and start the run again",
-            resumable=is_remote,
-        ) from None
+    is_remote = "://" in path
+    advice = "check the connection" if is_remote else "put a whole copy of the file back"
+    with (
+        reading(path, f"{advice}, and start the run again", resumable=is_remote),
+        fsspec.open(path) as raw,
+        parquet.ParquetFile(raw, pre_buffer=True) as file,
+    ):
+        yield file
