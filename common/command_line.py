@@ -204,8 +204,11 @@ def refuse_credentials(words: list[str]) -> None:
         if CREDENTIALS.search(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
-                f"{flag.split('=')[0]} holds a user's name or token: pass a name or a local "
-                "folder, and the token in the environment, as HF_TOKEN"
+                f"{flag.split('=')[0]} has a user's name or token in its address",
+                advice=(
+                    "pass a Hub id or a local folder, and set the environment variable HF_TOKEN "
+                    "to the token"
+                ),
             )
 
 
@@ -220,24 +223,30 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     """
     path = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(path):
-        raise UserError(f"--config {path} does not exist: pass a run's config.json")
+        raise UserError(f"--config {path} does not exist", advice="pass a run's config.json")
     saved = read_json(path)
     values = saved.get("config")
     if not isinstance(values, dict):
-        raise UserError(f"{path} is not the config.json of a run: pass one that a recipe wrote")
+        raise UserError(
+            f"{path} is not the config.json of a run",
+            advice="pass the config.json of a run directory, such as runs/NAME/config.json",
+        )
     names = {field.name for field in fields(config_class)}
     unknown_flags = ", ".join(sorted(values.keys() - names))
     if unknown_flags:
         raise UserError(
-            f"{path} has {unknown_flags}, which this recipe lacks, so it belongs to another recipe "
-            "or version: pass the config.json of a run of this recipe"
+            (
+                f"{path} has {unknown_flags}, which this recipe lacks, so it belongs to another "
+                "recipe or version"
+            ),
+            advice="pass the config.json of a run of this recipe",
         )
     recipe = saved.get("recipe")
     missing_flags = sorted(names - values.keys())
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
         raise UserError(
-            f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}: pass the "
-            "config.json of a run of this recipe"
+            f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}",
+            advice="pass the config.json of a run of this recipe",
         )
     repeated = {
         name: value for name, value in values.items() if role_of(config_class, name).repeated

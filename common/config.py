@@ -88,4 +88,4 @@ class TrainingConfig:
     def validate(self) -> None:
         """Reject what no flag's own limits show, before any data or model is loaded."""
         if self.evaluate_only and self.init_from is None:
-            raise UserError("--evaluate-only needs a model: add --init-from runs/NAME")
+            raise UserError("--evaluate-only needs a model", advice="add --init-from runs/NAME")

@@ -38,10 +38,10 @@ ADVICE = {
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
 # Printed if a process is lost at the same update for the second time, which is no accident.
-LOST_AGAIN = (
-    "this is the second time at update {step}, so that a restart would not mend it: look for ranks "
-    "with other numbers of batches, a collective (gather, reduce) under a condition that not all "
-    "ranks meet, or a process that is killed for its memory"
+LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
+LOST_AGAIN_ADVICE = (
+    "look for ranks with other numbers of batches, a collective (gather, reduce) under a condition "
+    "that not all ranks meet, or a process that is killed for its memory"
 )
 
 
@@ -52,9 +52,9 @@ class UserError(SystemExit):
     status 1. All ranks meet the same mistake, so only rank 0 prints it.
 
     Args:
-        problem: what is wrong and where, without "error:". It may end with the action.
-        advice: the action, if it is not part of `problem`. State it here if another sentence may
-            repeat the problem alone.
+        problem: what is wrong and where, without "error:".
+        advice: what the user can do, as an instruction such as "pass --num-workers 0". The
+            library always gives one, and a test checks it. A recipe's own check may do without.
         every_rank: whether any rank prints the message, because only one may have the problem.
         resumable: whether the same command may succeed later, so that it is no mistake.
     """
@@ -63,7 +63,8 @@ class UserError(SystemExit):
         self, problem: str, *, advice: str = "", every_rank: bool = False, resumable: bool = False
     ) -> None:
         self.problem = printable(problem)
-        self.message = printable(f"{problem}: {advice}") if advice else self.problem
+        self.advice = printable(advice)
+        self.message = f"{self.problem}: {self.advice}" if advice else self.problem
         self.resumable = resumable
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
@@ -75,10 +76,12 @@ class UserError(SystemExit):
 class ReplacedDirectoryError(UserError):
     """A run's directory was removed, moved or replaced while the run wrote to it."""
 
+    ADVICE = "start the run again, and leave its directory in place"
+
     def __init__(self, directory: object) -> None:
         super().__init__(
-            f"{directory} was removed, moved or replaced while the run wrote to it: start the run "
-            "again, and leave its directory in place"
+            f"{directory} was removed, moved or replaced while the run wrote to it",
+            advice=self.ADVICE,
         )
 
 
@@ -142,7 +145,7 @@ def advice_for(problem: str) -> str:
         is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
         if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
             return advice
-    return "remove the cause"
+    return "check this path and its disk"
 
 
 def is_of_disk(error: BaseException) -> bool:

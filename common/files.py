@@ -46,7 +46,7 @@ def writing(subject: str, advice: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def reading(subject: str, advice: str) -> Iterator[None]:
+def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[None]:
     """Turn any error while a library reads a user's file into a `UserError`.
 
     A full disk stays an `OSError`: libraries write caches of the files that they read, and the file
@@ -55,6 +55,7 @@ def reading(subject: str, advice: str) -> Iterator[None]:
     Args:
         subject: what is read, the first words of the message, such as a path or a flag.
         advice: what the user can do.
+        resumable: whether the same command may succeed later, as with a file of the Hub.
     """
     try:
         yield
@@ -66,7 +67,7 @@ def reading(subject: str, advice: str) -> Iterator[None]:
             raise cause from None
         words = " ".join(str(cause).split())[:MOST_WORDS]
         problem = f"{subject} can't be read ({type(cause).__name__}: {words})"
-        raise UserError(problem, advice=advice) from None
+        raise UserError(problem, advice=advice, resumable=resumable) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -178,7 +179,7 @@ def read_lines(
         elif row is not None or number < len(lines):
             damage = f"{path}, line {number}, is damaged"
             if say is None:
-                raise UserError(f"{damage}: remove that line")
+                raise UserError(damage, advice="remove that line")
             say(f"{damage}, and left out")
     return rows
 
@@ -214,7 +215,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
         lock.acquire(timeout=patience)
     except Timeout:
         advice = "wait for its end, or name another --output-dir"
-        raise UserError(f"another job writes to {path.parent}: {advice}") from None
+        raise UserError(f"another job writes to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
         pass
     try:

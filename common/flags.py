@@ -98,7 +98,9 @@ def check_limits(config: Any) -> None:
         for item in value if isinstance(value, tuple) else [value]:
             wanted = outside(type(config), field.name, item)
             if wanted is not None:
-                raise UserError(f"{spelled(field.name)} {item!r:.99} can't work: give {wanted}")
+                raise UserError(
+                    f"{spelled(field.name)} {item!r:.99} can't work", advice=f"give {wanted}"
+                )
 
 
 def outside(config_class: type, name: str, value: Any) -> str | None:
@@ -157,7 +159,7 @@ def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dic
         wanted = outside_type(types[name], value) or outside_limits(config_class, name, value)
         if wanted is not None:
             shown = reprlib.repr(value)
-            raise UserError(f"{source} has {shown} for {spelled(name)}: give {wanted}")
+            raise UserError(f"{source} has {shown} for {spelled(name)}", advice=f"give {wanted}")
         flags[name] = value
     return flags
 
@@ -271,6 +273,9 @@ def refuse_flag(config: Any, name: str, recipe: str) -> None:
     call = TAKES_EFFECT_IN.get(name)
     needs = f"it takes effect in {call}" if call else f"use config.{name} before the loop"
     raise UserError(
-        f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} has "
-        f"used it by the end of the first update: leave it out, or change the recipe ({needs})"
+        (
+            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} "
+            "has used it by the end of the first update"
+        ),
+        advice=f"leave {spelled(name)} out, or change the recipe so that {needs}",
     )

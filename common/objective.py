@@ -48,8 +48,8 @@ class Objective(NamedTuple):
         """Raise a `TrainingError` if the final value is worse than `--target`."""
         if target is not None and not self.reaches(value, target):
             raise TrainingError(
-                f"the final {self.metric} {value:.4f} is worse than --target {target}: train for "
-                "longer, or choose another target"
+                f"the final {self.metric} {value:.4f} is worse than --target {target}",
+                advice="train for longer, or choose another target",
             )
 
     def best(self, values: Iterable[float]) -> float | None:

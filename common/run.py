@@ -175,8 +175,11 @@ class Run:
         missing_part = left_out(self.accelerator, parts.values())
         if missing_part:
             raise UserError(
-                f"{missing_part} was prepared but not passed to run.keep(), so a resume would lose "
-                "it: pass it to run.keep() under a name"
+                (
+                    f"{missing_part} was prepared but not passed to run.keep(), so a resume "
+                    "would lose it"
+                ),
+                advice="add it to the call, as in run.keep(..., name=part)",
             )
         self.kept = KeptParts(
             model=model,

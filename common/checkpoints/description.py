@@ -135,10 +135,10 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
     for name in described:
         if saved[name].get("class") != now[name]["class"]:
             classes = f"the class {now[name]['class']} and was of {saved[name].get('class')}"
-            raise UserError(f"{path} is of another recipe: {name} is of {classes}: {ADVICE}")
+            raise UserError(f"{path} is of another recipe: {name} is of {classes}", advice=ADVICE)
     for name in described:
         for difference in differences(name, saved[name], now[name]):
-            raise UserError(f"{path} is of another recipe: {difference}: {ADVICE}")
+            raise UserError(f"{path} is of another recipe: {difference}", advice=ADVICE)
 
 
 def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:

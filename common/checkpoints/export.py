@@ -115,7 +115,10 @@ def load_initial(
     if not config.evaluate_only:
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
-            say(f"--init-from {initial_model}: of other classes, or none: {name} begins anew")
+            say(
+                f"--init-from {initial_model} has other classes than these data, or none: {name} "
+                "starts with random values"
+            )
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, initial_model)
@@ -221,7 +224,7 @@ def refuse_other_model(
 ) -> None:
     """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
-    advice = "take the same model flags and data set"
+    advice = "pass the model flags and the data set that it was trained with"
     for name in sorted(state.keys() | weights.keys()):
         shape_here = tuple(state[name].shape) if name in state else None
         shape_there = tuple(weights[name].shape) if name in weights else None
@@ -235,7 +238,7 @@ def refuse_other_model(
             difference = f"it has no {name}, which this model needs ({count:,} such tensors)"
         else:
             difference = f"{name} has the shape {shape_there} there and {shape_here} here"
-        raise UserError(f"{path} is of another model: {difference}: {advice}")
+        raise UserError(f"{path} is of another model: {difference}", advice=advice)
 
 
 def refuse_other_kind(
@@ -244,7 +247,9 @@ def refuse_other_kind(
     """Raise a `UserError` if weights and a model's state have no name in common."""
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
-            f"{path} has weights of another model: none of its {len(weights):,} tensors has a name "
-            f"of this one ({min(weights)} there, {min(state)} here): pass weights of this "
-            "recipe's model"
+            (
+                f"{path} has weights of another model: none of its {len(weights):,} tensors has "
+                f"a name of this one ({min(weights)} there, {min(state)} here)"
+            ),
+            advice="pass weights of this recipe's model",
         )

@@ -42,7 +42,9 @@ def step_of(checkpoint: Path | str) -> int:
     """Return the update that a checkpoint's name states; a `UserError` for any other name."""
     match = NAME.fullmatch(Path(checkpoint).name)
     if match is None:
-        raise UserError(f"{checkpoint} is no checkpoint's name: pass one such as step-00000120")
+        raise UserError(
+            f"{checkpoint} is not a checkpoint's name", advice="pass one such as step-00000120"
+        )
     return int(match[1])
 
 
@@ -56,7 +58,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     with contextlib.suppress(RecursionError, ValidationError):  # nested too deeply, or malformed
         if contents == signed(contents):
             return Manifest.model_validate(contents)
-    raise UserError(f"{path} is damaged: it is not what was written", advice=PUT_BACK)
+    raise UserError(f"{path} is damaged, because it is not as the run wrote it", advice=PUT_BACK)
 
 
 def owner_of(checkpoint: Path) -> str | None:
@@ -161,9 +163,9 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
     undo_renaming(folder)
     path, problems = newest_whole(folder, named, run_id)
     if path is None and named is not None and step_folders(folder):
-        raise UserError(no_checkpoint_up_to(named, folder, problems, run_id))
+        raise no_checkpoint_up_to(named, folder, problems, run_id)
     for problem in problems:
-        warn(f"checkpoint passed over: {problem}")
+        warn(f"skipped a checkpoint, because {problem}")
     with writing(str(folder)):
         for unfinished in folder.glob(f"*{UNFINISHED}"):
             remove(unfinished)
@@ -175,8 +177,10 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
     return path
 
 
-def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: str | None) -> str:
-    """Return the message for a `named` checkpoint that can't be used, nor any before it."""
+def no_checkpoint_up_to(
+    named: str, folder: Path, problems: list[str], run_id: str | None
+) -> UserError:
+    """Return the error for a `named` checkpoint that can't be used, nor any before it."""
     if problems:
         reason = f"no checkpoint up to {named} is whole ({problems[0]})"
     else:
@@ -184,10 +188,10 @@ def no_checkpoint_up_to(named: str, folder: Path, problems: list[str], run_id: s
         reason = f"{folder} has no checkpoint up to {named}, and {first} is its first"
     newest, _ = newest_whole(folder, None, run_id)
     if newest is None:
-        return f"{reason}: put a whole copy back, or begin anew by --resume {quoted(folder.parent)}"
-    return (
-        f"{reason}: go on with the newest one, {newest.name}, by --resume {quoted(folder.parent)}"
-    )
+        advice = "put a whole copy of a checkpoint back, or train from the start"
+    else:
+        advice = f"go on with the newest one, {newest.name},"
+    return UserError(reason, advice=f"{advice} by --resume {quoted(folder.parent)}")
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:
@@ -195,7 +199,7 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
     for checkpoint in step_folders(folder):
         if step_of(checkpoint) > step_of(chosen):
             aside = checkpoint.with_name(checkpoint.name + SUPERSEDED)
-            say(f"put aside, until another checkpoint is whole: {aside}")
+            say(f"set aside as {aside}, until a new checkpoint is complete")
             remove(aside)
             rename_path(checkpoint, aside)
 
@@ -216,7 +220,7 @@ def undo_renaming(folder: Path) -> None:
 def put_all_aside(folder: Path) -> None:
     """Rename a folder whose checkpoints are all unusable, but leave other runs' files in place."""
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
-    say(f"put aside, and kept: {aside}")
+    say(f"no checkpoint in {folder} is whole: moved all of them to {aside}")
     rename_path(folder, aside)
     for of_another_run in sorted(aside.glob(f"{OF_ANOTHER_RUN}*")):
         folder.mkdir(exist_ok=True)
@@ -234,7 +238,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
     aside = free_name(folder / OF_ANOTHER_RUN)
     aside.mkdir()
     for path in foreign:
-        say(f"put aside, because another run wrote it: {aside / path.name}")
+        say(f"moved {path.name}, which another run wrote, to {aside / path.name}")
         rename_path(path, aside / path.name)
 
 

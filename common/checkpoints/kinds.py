@@ -20,7 +20,7 @@ from common.system.devices import generator_state, has_generator, set_generator_
 
 State = dict[str, Any]  # a part's state: tensors and plain values, nested in dicts and lists
 # The action if a checkpoint does not fit the model or optimizer.
-MODEL_ADVICE = "go on with the recipe and flags that wrote it, or from an older checkpoint"
+MODEL_ADVICE = "resume with the recipe and flags that wrote it, or resume from an older checkpoint"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
 # The integer type that is as wide as an element of so many bytes, to read its bits.
@@ -97,7 +97,8 @@ class Network:
         for key in sorted(parameters.keys() | saved.keys()):
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(
-                    f"{path} is of another model: its {name}.{key} does not fit: {MODEL_ADVICE}"
+                    f"{path} is of another model: its {name}.{key} does not fit",
+                    advice=MODEL_ADVICE,
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])

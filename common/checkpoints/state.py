@@ -206,7 +206,8 @@ class Parts:
         if different_names:
             names = ", ".join(sorted(different_names))
             raise UserError(
-                f"{path} is of another model: it and this recipe differ in {names}: {MODEL_ADVICE}"
+                f"{path} is of another model: it and this recipe differ in {names}",
+                advice=MODEL_ADVICE,
             )
 
 
@@ -223,7 +224,7 @@ def fitting(path: Path, name: str) -> Iterator[None]:
     except Exception as problem:
         cause = " ".join(f"{type(problem).__name__}: {problem}".split())
         mistake = f"{path} is of another model: its {name} does not fit ({cause:.150})"
-        raise UserError(f"{mistake}: {MODEL_ADVICE}") from None
+        raise UserError(mistake, advice=MODEL_ADVICE) from None
 
 
 def load(part: Stateful, state: object, path: Path, name: str) -> None:
@@ -321,14 +322,17 @@ def restore_newest(
 
     path, damage_of_best = ask_rank_zero(choose_checkpoint)
     if path is None:
-        say(f"resuming {checkpoints.folder.parent} from its start: no whole checkpoint")
+        say(
+            f"resuming {checkpoints.folder.parent} from its start, because it has no whole "
+            "checkpoint"
+        )
         return None
     say(f"resuming {path}")
     has_lost_best = damage_of_best is not None
     if has_lost_best:
         warn(
-            "the best model so far is lost, and a later evaluation becomes the best: "
-            f"{damage_of_best}"
+            f"the best model so far is lost ({damage_of_best}); the best of the evaluations from "
+            "here on takes its place"
         )
     manifest = read_manifest(path)
     insist_on_same_run(path, manifest, present, saved_objective)
@@ -367,8 +371,11 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
     for name, advice in KEPT.items():
         if name in facts_before and facts_before[name] != facts_now.get(name):
             raise UserError(
-                f"{path} was written with {name.replace('_', ' ')} {facts_before[name]!s:.200}, "
-                f"and now {facts_now.get(name)!s:.200}: {advice}"
+                (
+                    f"{path} was written with {name.replace('_', ' ')} "
+                    f"{facts_before[name]!s:.200}, and now {facts_now.get(name)!s:.200}"
+                ),
+                advice=advice,
             )
 
 
@@ -392,4 +399,4 @@ def insist_on_flags(
             changes.append(f"{spelled(name)} {before!s:.99} and now has {now!s:.99}")
     if changes:
         advice = "put these values back in the run's config.json, or start another run"
-        raise UserError(f"{path} was trained with {', '.join(changes)}: {advice}")
+        raise UserError(f"{path} was trained with {', '.join(changes)}", advice=advice)

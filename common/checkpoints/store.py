@@ -71,7 +71,7 @@ class SaveFailure:
 
     @classmethod
     def of(cls, problem: BaseException, rank: int) -> Self:
-        # `Stopper.raise_failure` adds the action. That of a replaced directory is in its sentence.
+        # `Stopper.raise_failure` adds the action.
         text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(
             f"rank {rank}: {text}",

@@ -206,8 +206,8 @@ class TensorSamples(Samples):
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(
-                f"the tensors of one split have different numbers of samples: {sizes}: give each "
-                "the same number"
+                f"the tensors of one split have different numbers of samples: {sizes}",
+                advice="pass tensors with one row per sample, all of the same length",
             )
         self.keep(**tensors)
 
@@ -288,8 +288,9 @@ class Data:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             split_names = ", ".join(self.splits) or "(none)"
             raise UserError(
-                f"data set {self.name} has the splits {split_names}: give it the splits train, and "
-                "validation or test"
+                f"data set {self.name} has the splits {split_names}, which are not the ones that "
+                "a run needs",
+                advice="name its splits train, and validation or test or both, in Data(...)",
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
@@ -306,13 +307,21 @@ class Data:
         if not isinstance(split, Samples):
             if isinstance(split, IterableDataset) or not isinstance(split, MapStyle):
                 raise UserError(
-                    f"data set {self.name}: split {name} is a {type(split).__name__}, whose "
-                    "samples can't be read by index: give a map-style Dataset with __len__ and "
-                    "__getitem__, TensorSamples, or, for training only, IterableSamples"
+                    (
+                        f"data set {self.name}: split {name} is a {type(split).__name__}, whose "
+                        "samples can't be read by index"
+                    ),
+                    advice=(
+                        "give a map-style Dataset with __len__ and __getitem__, TensorSamples, "
+                        "or, for training only, IterableSamples"
+                    ),
                 )
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
-            raise UserError(f"data set {self.name}: split {name} is empty: remove or fill it")
+            raise UserError(
+                f"data set {self.name}: split {name} is empty",
+                advice="add samples to it, or remove it from Data(...)",
+            )
         # The lengths of samples in blocks are known only when a block is read.
         if split.lengths is not None and split.blocks is None:
             self.check_lengths(name, split)
@@ -324,8 +333,11 @@ class Data:
             split.lengths = np.asarray(split.lengths, dtype=np.int64)
         if split.lengths.shape != (len(split),):
             raise UserError(
-                f"data set {self.name}: split {name} has lengths of shape {split.lengths.shape} "
-                f"for {len(split):,} samples: give one length per sample"
+                (
+                    f"data set {self.name}: split {name} has lengths of shape "
+                    f"{split.lengths.shape} for {len(split):,} samples"
+                ),
+                advice="give one length per sample",
             )
 
     def facts(self) -> DataFacts:
@@ -370,6 +382,9 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
         if value != field.default:
             shown_value = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
-                f"{spelled(field.name)} {shown_value} has no effect, because data set {data.name} "
-                "of this recipe does not read it: leave it out"
+                (
+                    f"{spelled(field.name)} {shown_value} has no effect, because data set "
+                    f"{data.name} of this recipe does not read it"
+                ),
+                advice=f"leave {spelled(field.name)} out",
             )

@@ -114,8 +114,8 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     repeated = [file for file, count in counts.items() if count > 1]
     if repeated:
         raise UserError(
-            f"data set {local_files.folder}: {repeated[0]} is in two splits by its path: rename "
-            "the file or its folder"
+            f"data set {local_files.folder}: the path of {repeated[0]} names two splits",
+            advice="rename the file or its folder, so that the path names one split",
         )
     suffixes = {os.path.splitext(file)[1] for file in counts}
     lowercase_suffixes = {suffix.lower() for suffix in suffixes}
@@ -158,7 +158,10 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
             raise  # no single table is damaged
     for name, split in splits.items():
         if not len(split):
-            raise UserError(f"{description}: split {name} is empty: remove or fill it")
+            raise UserError(
+                f"{description}: split {name} is empty",
+                advice="add rows to the files of this split, or remove them",
+            )
     return splits, notes
 
 
@@ -177,7 +180,10 @@ def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
     if builder.name != "csv":
         for file in local_files:
             if os.path.basename(file) == "metadata.csv" and find_dialect(file) != DEFAULT:
-                raise UserError(f"{file} is {find_dialect(file)}: write it with commas, in UTF-8")
+                raise UserError(
+                    f"{file} is {find_dialect(file)}",
+                    advice="save it again with commas between the columns, in UTF-8",
+                )
         return {}
     if builder.config.encoding is not None or builder.config.sep not in SEPARATORS:
         return {}  # the README of the data set states the dialect
@@ -273,8 +279,11 @@ def refuse_damaged_table(
         differing = [name for name in names if expected.get(name) != features.get(name)]
         if differing:
             raise UserError(
-                f"{description}: its file {file} has other names or types in the columns "
-                f"{', '.join(differing)} than others: give all files the same columns"
+                (
+                    f"{description}: its file {file} has other names or types in the columns "
+                    f"{', '.join(differing)} than others"
+                ),
+                advice="give all files the same columns",
             )
 
 
@@ -297,6 +306,8 @@ def features_of(
         )
     except ValueError as problem:
         if "corresponds to no data" in str(problem):
-            raise UserError(f"{file} has no rows: remove or fill it") from None
+            raise UserError(
+                f"{file} has no rows", advice="add rows to this file, or remove it"
+            ) from None
         raise
     return table.features

@@ -63,7 +63,7 @@ def find_dialect(path: str) -> Dialect:
         sample = file.read(SAMPLE)
     is_whole = len(sample) < SAMPLE
     if is_whole and not sample.strip():
-        raise UserError(f"{path} is empty: remove it, or write a header and rows into it")
+        raise UserError(f"{path} is empty", advice="remove it, or write a header and rows into it")
     refuse_separator_line(path, sample)
     separator = find_separator(sample, is_whole)
     refuse_unnamed_columns(path, read_records(sample, separator, is_whole), separator)
@@ -78,8 +78,11 @@ def refuse_separator_line(path: str, sample: str) -> None:
     first_line = sample.partition("\n")[0].strip().strip('"')
     if re.fullmatch(r"sep=.?", first_line, re.IGNORECASE):
         raise UserError(
-            f"{path} begins with the line {first_line!r}, which is for spreadsheets and would be "
-            "read as the header: remove that line"
+            (
+                f"{path} begins with the line {first_line!r}, which is for spreadsheets and "
+                "would be read as the header"
+            ),
+            advice="remove this line from the file",
         )
 
 
@@ -96,9 +99,14 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
         return
     names = ", ".join(records[0])
     raise UserError(
-        f"{path}: its first row has {len(records[1])} values, and its header only "
-        f"{len(records[0])} ({names:.80}): quote the texts that hold a separator "
-        f"({name_of(separator)}), or name each column"
+        (
+            f"{path}: its first row has {len(records[1])} values, and its header only "
+            f"{len(records[0])} ({names:.80})"
+        ),
+        advice=(
+            f"quote the texts that have a separator ({name_of(separator)}) in them, or give each "
+            "column a name in the header"
+        ),
     )
 
 
@@ -131,7 +139,7 @@ def check_encoding(path: str, encoding: str) -> None:
                 decoder.decode(block, final=not block)
             except UnicodeDecodeError as problem:
                 place = decoded_bytes + problem.start
-                raise UserError(decoding_problem(path, encoding, problem, place)) from None
+                raise decoding_error(path, encoding, problem, place) from None
             if not block:
                 return
             decoded_bytes += len(block)
@@ -150,7 +158,9 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
         place = head.index(0)
         command = f"tr -d '\\000' < {quoted(path)} > new.csv"
         advice = with_posix_command("remove the zero bytes", command)
-        raise UserError(f"{path} holds a zero byte at {place:,}, which is no text: {advice}")
+        raise UserError(
+            f"{path} has a zero byte at {place:,}, so it is not a text file", advice=advice
+        )
 
 
 def refuse_unmarked_utf16(path: str, head: bytes) -> None:
@@ -161,27 +171,28 @@ def refuse_unmarked_utf16(path: str, head: bytes) -> None:
     are_high_bytes_last = head[1::2].count(0) > head[::2].count(0)
     encoding = "UTF-16LE" if are_high_bytes_last else "UTF-16BE"
     raise UserError(
-        f"{path} is not in UTF-8, likely {encoding} without a mark: "
-        f"{conversion_advice(path, encoding)}"
+        f"{path} is not in UTF-8, likely {encoding} without a mark",
+        advice=conversion_advice(path, encoding),
     )
 
 
-def decoding_problem(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> str:
-    """Return a sentence on where a file is not in its encoding, and what to do.
+def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> UserError:
+    """Return an error that says where a file is not in its encoding, and what to do.
 
     Args:
         place: the number of the byte in the file.
     """
     name = encoding.upper()
     if encoding != "utf-8":
-        return (
-            f"{path} begins as {name}, and can't be decoded at byte {place:,} ({problem.reason}): "
-            "save it again, in UTF-8"
+        return UserError(
+            f"{path} begins as {name}, and can't be decoded at byte {place:,} ({problem.reason})",
+            advice="save it again, in UTF-8",
         )
     byte = problem.object[problem.start]
-    return (
+    return UserError(
         f"{path} is not in UTF-8 (byte 0x{byte:02X} at {place:,}); of Western languages it is "
-        f"likely Windows-1252 or Latin-1: {conversion_advice(path, 'CP1252')}"
+        "likely Windows-1252 or Latin-1",
+        advice=conversion_advice(path, "CP1252"),
     )
 
 

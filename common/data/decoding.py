@@ -191,8 +191,11 @@ def check_disk_space(needed_bytes: int, folder: Path) -> None:
     """Raise a `UserError` if the disk of `folder` has less free space than needed."""
     if needed_bytes > shutil.disk_usage(folder).free:
         raise UserError(
-            f"the decoded images take {needed_bytes / 2**30:.1f} GiB, and {folder.parent} has less "
-            "free space: lower --image-size, or let XDG_CACHE_HOME name a folder on a larger disk"
+            (
+                f"the decoded images take {needed_bytes / 2**30:.1f} GiB, and {folder.parent} "
+                "has less free space"
+            ),
+            advice="lower --image-size, or set XDG_CACHE_HOME to a folder on a larger disk",
         )
 
 
@@ -294,7 +297,10 @@ def own_file(path: str, source: DataSource) -> str:
         datasets.config.HF_DATASETS_CACHE,
     )
     if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
-        raise UserError(f"image {path} lies outside of data set {source.location}: leave it out")
+        raise UserError(
+            f"image {path} lies outside of data set {source.location}",
+            advice="copy it into that folder, or remove its row",
+        )
     return file
 
 

@@ -145,8 +145,14 @@ def relabelled(
         return renumbering[labels], f"classes by their numbers: {meanings:.200}"
     unknown = next(class_name for class_name in class_names if class_name not in model_labels)
     raise UserError(
-        f"data set {name} has the class {unknown:.60}, and {evaluated.model} has only "
-        f"{', '.join(model_classes):.200}: rename the classes, or remove the samples of the others"
+        (
+            f"data set {name} has the class {unknown:.60}, and {evaluated.model} has only "
+            f"{', '.join(model_classes):.200}"
+        ),
+        advice=(
+            "rename the classes of the data to those of the model, or remove the samples of "
+            "classes that the model lacks"
+        ),
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
-from common.files import digest_of, reading
+from common.files import digest_of, reading, receipt_of
 
 WHOLE_BYTES = 64 * 2**20  # arrays of one split are read as a whole up to this size together
 ROWS = 256  # rows that are read of each larger array
@@ -72,9 +72,7 @@ def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
         may_be_read = os.path.splitext(path)[1].lower() in READ_WHOLE
         if may_be_read and status.st_size <= min(SMALL_BYTES, bytes_left):
             bytes_left -= status.st_size
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            identities.append([path, status.st_size, digest])
+            identities.append([path, status.st_size, receipt_of(Path(path))["sha256"]])
         else:
             times = (status.st_mtime_ns, status.st_ctime_ns)
             identities.append([path, status.st_size, *times, status.st_ino])

@@ -59,8 +59,8 @@ class IterableSamples(Samples):
         type_name = type(dataset).__name__
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
             raise UserError(
-                f"a {type_name} without state_dict and load_state_dict can't be resumed: add both "
-                "methods, or give a map-style data set"
+                f"a {type_name} without state_dict and load_state_dict can't be resumed",
+                advice="add both methods, or give a map-style data set",
             )
         layer = getattr(dataset, "_ex_iterable", None)
         self.is_split = layer is not None  # only data sets of `datasets` have this attribute
@@ -68,8 +68,11 @@ class IterableSamples(Samples):
         while layer is not None:
             if type(layer).__name__ == SHUFFLE_BUFFER:
                 raise UserError(
-                    f"a {type_name} with a shuffle buffer can't be resumed exactly: shuffle the "
-                    "shards, or read parquet files with --streaming"
+                    f"a {type_name} with a shuffle buffer can't be resumed exactly",
+                    advice=(
+                        "shuffle the shards instead of the samples, or read parquet files with "
+                        "--streaming"
+                    ),
                 )
             layer = getattr(layer, "ex_iterable", None)
         if self.is_split:
@@ -102,8 +105,8 @@ class IterableSamples(Samples):
                 yield row
             if not count and self.position["dataset"] is None:
                 raise UserError(
-                    "an IterableDataset has no sample for a process: give it more samples, or "
-                    "start fewer processes",
+                    "an IterableDataset has no sample for a process",
+                    advice="give it more samples, or start fewer processes",
                     every_rank=True,
                 )
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}
@@ -155,8 +158,9 @@ class IterableSamples(Samples):
             UserError: always. The positions can't be divided anew.
         """
         raise UserError(
-            "each process has a position of its own in an IterableDataset: resume on "
-            f"{len(states)} processes"
+            f"the run was saved by {len(states)} processes, each with a position of its own in an "
+            "IterableDataset",
+            advice=f"resume it with {len(states)} processes",
         )
 
 

@@ -146,15 +146,18 @@ class LabelledData:
             if column not in suitable:
                 problem = "another type there" if column in self.features else "no such column"
                 raise UserError(
-                    f"{flag} {column}: data set {self.name} has {problem}: choose among its "
-                    f"columns {self.describe_columns()}"
+                    f"{flag} {column}: data set {self.name} has {problem}",
+                    advice=f"choose among its columns {self.describe_columns()}",
                 )
         if not 1 <= len(columns) <= at_most:
             needed = "one" if at_most == 1 else f"one to {at_most}"
             candidate_names = f" ({', '.join(columns)})" if columns else ""
             raise UserError(
-                f"data set {self.name} has {len(columns) or 'no'} columns for "
-                f"{flag}{candidate_names}: name {needed} of its columns {self.describe_columns()}"
+                (
+                    f"data set {self.name} has {len(columns) or 'no'} columns for "
+                    f"{flag}{candidate_names}"
+                ),
+                advice=f"name {needed} of its columns {self.describe_columns()}",
             )
         return columns
 
@@ -191,12 +194,13 @@ class LabelledData:
         distinct = {label for label in labels if label == label} - self.missing_labels
         if any(isinstance(label, float) and not label.is_integer() for label in distinct):
             raise UserError(
-                f"{where} holds real numbers, no classes: name another column with --label-column"
+                f"{where} holds real numbers, which are not classes",
+                advice="name another column with --label-column",
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):
             raise UserError(
-                f"{where} holds neither text nor whole numbers: name another column with "
-                "--label-column"
+                f"{where} holds neither text nor whole numbers",
+                advice="name another column with --label-column",
             )
         self.classes = sorted(distinct, key=lambda label: (isinstance(label, str), label))
         self.class_names = [
@@ -229,16 +233,19 @@ class LabelledData:
             share = DEFAULT_VALIDATION_SHARE if is_only_split else 0
         elif share == 0 and is_only_split:
             raise UserError(
-                f"--validation-share 0 holds nothing out of train, and data set {self.name} has "
-                "no other split to evaluate on: leave the flag out, or add a test split"
+                (
+                    f"--validation-share 0 holds nothing out of train, and data set {self.name} "
+                    "has no other split to evaluate on"
+                ),
+                advice="leave the flag out, or add a test split",
             )
         if not share or "validation" in self.splits:
             return candidates[:0]
         count = max(1, round(share * total))
         if count >= len(candidates):
             raise UserError(
-                f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out: "
-                "add a validation split"
+                f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out",
+                advice="add rows, or add a split named validation",
             )
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         positions = (np.arange(count) + 0.5) * len(candidates) / count
@@ -285,9 +292,8 @@ def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, s
         return [("test", train)]
     if train is None:
         raise UserError(
-            f"data set {source.name} has no split to train on, only "
-            f"{' and '.join(split_names)}: add a split train, or evaluate a model with "
-            "--evaluate-only"
+            f"data set {source.name} has no split to train on, only {' and '.join(split_names)}",
+            advice="add a split train, or evaluate a model with --evaluate-only",
         )
     evaluated = [(SPLIT_ROLES[name], name) for name in split_names if name in SPLIT_ROLES]
     return [("train", train), *evaluated]

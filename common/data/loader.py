@@ -248,7 +248,8 @@ def check_fits(size: int | None, free: int, device: torch.device) -> None:
     else:
         return
     raise UserError(
-        f"--data-placement device: this recipe's {problem}: pass workers, or leave it out"
+        f"--data-placement device: this recipe's {problem}",
+        advice="pass --data-placement workers, or leave the flag out",
     )
 
 
@@ -300,8 +301,12 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
     """
     if config.max_steps is None or config.auto_batch_size or name != "train":
         raise UserError(
-            "an IterableDataset does not state its number of samples: pass --max-steps, leave "
-            "--auto-batch-size out, and evaluate on others"
+            "an IterableDataset does not state its number of samples, so it can only be used for "
+            "training, with a stated number of updates",
+            advice=(
+                "pass --max-steps, leave --auto-batch-size out, and evaluate on a map-style data "
+                "set"
+            ),
         )
     accumulation = config.gradient_accumulation_steps
     global_batch = config.batch_size * accumulation * accelerator.num_processes
@@ -360,9 +365,11 @@ def evaluation_order(
     is_model_shared = bool(getattr(accelerator, "mesh", None))
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
-            "the ranks of a sharded model must evaluate the same number of batches, and "
-            f"{name} has only {len(samples):,} samples: pass a larger --batch-size, or fewer "
-            "processes"
+            (
+                "the ranks of a sharded model must evaluate the same number of batches, and "
+                f"{name} has only {len(samples):,} samples"
+            ),
+            advice="pass a larger --batch-size, or start fewer processes",
         )
     return order
 

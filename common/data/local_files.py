@@ -70,8 +70,8 @@ def find_files(folder: Path) -> LocalFiles:
             visits[identity] += 1
             if visits[identity] > MOST_VISITS:
                 raise UserError(
-                    f"links in {folder} lead to {entry.path} again and again: remove the links "
-                    "that lead back to it"
+                    f"links in {folder} form a loop at {entry.path}",
+                    advice="remove the link that leads back to this folder",
                 )
             visit(entry.path, (*parents, identity))
 
@@ -136,8 +136,11 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
         if is_folder or is_missing_table or is_empty_class or not readable:
             missing = "a split" if is_missing_table else "a class or split"
             raise UserError(
-                f"data set {local_files.folder}: {local_files.relative(path)!r} is a link that "
-                f"leads nowhere, and {missing} would be missing: {advice}"
+                (
+                    f"data set {local_files.folder}: {local_files.relative(path)!r} is a link "
+                    f"that leads nowhere, and {missing} would be missing"
+                ),
+                advice=advice,
             )
         count += suffix in suffixes
     if not count:

@@ -48,9 +48,11 @@ class TrainingOrder:
     def __post_init__(self) -> None:
         if self.num_samples < self.global_batch:
             raise UserError(
-                f"the training split has {self.num_samples:,} samples, fewer than the effective "
-                f"batch of {self.global_batch:,}: lower --batch-size or "
-                "--gradient-accumulation-steps"
+                (
+                    f"the training split has {self.num_samples:,} samples, fewer than the "
+                    f"effective batch of {self.global_batch:,}"
+                ),
+                advice="lower --batch-size or --gradient-accumulation-steps",
             )
 
     @property

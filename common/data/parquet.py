@@ -100,7 +100,10 @@ class ParquetRows:
             if None in row or label not in self.numbers:
                 shard = self.shards[self.groups[block, SHARD]]
                 missing = "a value in each column" if None in row else "a label of its classes"
-                raise UserError(f"{shard} has a row without {missing}: leave it out to stream them")
+                raise UserError(
+                    f"{shard} has a row without {missing}",
+                    advice="remove such rows, or leave --streaming out to have them skipped",
+                )
             rows.append(row)
             labels.append(self.numbers[label])
         return rows, np.array(labels)
@@ -185,8 +188,8 @@ class ParquetTables(LabelledData):
         is_trained_on = not source.is_whole
         if self.first not in self.splits or (len(self.classes) < 2 and is_trained_on):
             raise UserError(
-                f"{self.where}: {self.first} has no rows of two classes: classification needs "
-                "them, so check the label column"
+                f"{self.where}: {self.first} has rows of fewer than two classes",
+                advice="add rows of another class, or check the label column",
             )
         if is_trained_on:
             self.make_validation(source)
@@ -200,8 +203,8 @@ class ParquetTables(LabelledData):
             }
         if builder.name != "parquet":
             raise UserError(
-                f"--streaming reads parquet files, and {self.where} has {builder.name}: leave the "
-                "flag out, or write them with Dataset.to_parquet"
+                f"--streaming reads only parquet files, and {self.where} has {builder.name} files",
+                advice="leave the flag out, or convert the files with Dataset.to_parquet",
             )
         return files
 
@@ -220,14 +223,20 @@ class ParquetTables(LabelledData):
         for path in paths:
             footer = footers[path]
             if footer.features != self.features:
-                raise UserError(f"{path} has other columns than {self.first_file}: make them alike")
+                raise UserError(
+                    f"{path} has other columns than {self.first_file}",
+                    advice="give all files the same columns",
+                )
             shard = len(self.shards)
             for place, rows, num_bytes, checksum in footer.groups:
                 if rows:
                     groups.append([shard, place, rows, num_bytes, checksum])
             self.shards.append(path)
         if not groups:
-            raise UserError(f"{self.where}: split {name} is empty: remove or fill it")
+            raise UserError(
+                f"{self.where}: split {name} is empty",
+                advice="add rows to its files, or remove them",
+            )
         first_shard = self.shards[groups[0][SHARD]]
         # GLUE's test splits, for example, mark all rows as unlabelled.
         if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
@@ -296,14 +305,11 @@ def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     import fsspec
     import pyarrow.parquet as parquet
 
-    try:
-        with fsspec.open(path) as raw, parquet.ParquetFile(raw, pre_buffer=True) as file:
-            yield file
-    except Exception as problem:
-        cause = f"{type(problem).__name__}: {' '.join(str(problem).split()):.300}"
-        is_remote = "://" in path
-        advice = "check the connection" if is_remote else "put a whole copy of the file back"
-        raise UserError(
-            f"{path} can't be read ({cause}): {advice}, and start the run again",
-            resumable=is_remote,
-        ) from None
+    is_remote = "://" in path
+    advice = "check the connection" if is_remote else "put a whole copy of the file back"
+    with (
+        reading(path, f"{advice}, and start the run again", resumable=is_remote),
+        fsspec.open(path) as raw,
+        parquet.ParquetFile(raw, pre_buffer=True) as file,
+    ):
+        yield file

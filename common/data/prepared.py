@@ -162,9 +162,11 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}
     if sizes != trained.sizes:
         raise UserError(
-            f"{source.location} has changed since {trained.run} was trained on it, and which "
-            "samples it held out is not known: put new samples into a folder of their own, or name "
-            "them test"
+            (
+                f"{source.location} has changed since {trained.run} was trained on it, so the "
+                "samples that it held out are not known"
+            ),
+            advice="put the new samples into another folder, or into a split named test",
         )
     notes.append(
         f"they are not as when {trained.run} read them, in content or flags: samples that it was "
@@ -186,8 +188,11 @@ def with_labels_of(
         return data
     if data.facts.get("index") is not None:
         raise UserError(
-            f"data set {source.name} has other classes than {evaluated.model}, or in another "
-            "order: leave --streaming out to evaluate them"
+            (
+                f"data set {source.name} has other classes than {evaluated.model}, or in another "
+                "order"
+            ),
+            advice="leave --streaming out, so that the classes can be matched by name",
         )
     note = None
     for arrays in data.arrays.values():

@@ -90,7 +90,10 @@ def choose_source(
 
     source = ask_rank_zero(choose)
     if config.streaming and source.location in BUILT_IN:
-        raise UserError(f"--streaming: data set {source.name} is built in: leave the flag out")
+        raise UserError(
+            f"--streaming reads files, and data set {source.name} is built in",
+            advice="leave the flag out",
+        )
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
     if not config.evaluate_only:
         return source
@@ -127,9 +130,12 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
             else:
                 trained_share = f"--validation-share {trained.validation_share:g}"
             raise UserError(
-                f"--validation-share {source.validation_share:g}: {trained.run} trained on this "
-                f"data set with {trained_share}, and its training samples would be evaluated: "
-                "leave the flag out"
+                (
+                    f"--validation-share {source.validation_share:g}: {trained.run} trained on "
+                    f"this data set with {trained_share}, and its training samples would be "
+                    "evaluated"
+                ),
+                advice="leave --validation-share out",
             )
         return replace(
             source,
@@ -160,7 +166,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
         return built_in_source(name, "named, built in")
     if "://" in name or not name:  # the message does not repeat it, because it may hold a token
         raise UserError(
-            "--dataset is empty or an address: pass a name, a Hub id, or a local folder or file"
+            "--dataset is empty or an address",
+            advice="pass a name, a Hub id, or a local folder or file",
         )
     with reading(f"--dataset {name}", "check the path, and the right to read it"):
         source = find_local(name, configuration)
@@ -175,9 +182,13 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     suggestion = similar_name(name)
     similar = "" if suggestion is None else f"{suggestion} if you meant that, "
     raise UserError(
-        f"--dataset {name} can't be found: there is no such folder or file, it is not cached, and "
-        f"the Hub has no {location} or does not answer: pass {similar}a local folder or file, "
-        f"or one that is built in ({', '.join(BUILT_IN)})"
+        (
+            f"--dataset {name} can't be found: there is no such folder or file, it is not "
+            f"cached, and the Hub has no {location} or does not answer"
+        ),
+        advice=(
+            f"pass {similar}a local folder or file, or one that is built in ({', '.join(BUILT_IN)})"
+        ),
     )
 
 
@@ -195,11 +206,14 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
     if not is_folder and not (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
         suffixes = ", ".join(TABLE_SUFFIXES)
         raise UserError(
-            f"--dataset {name} is a file that can't be read as a table: pass one of {suffixes}, or "
-            "the folder that holds it"
+            f"--dataset {name} is a file that can't be read as a table",
+            advice=f"pass a file whose name ends in one of {suffixes}, or pass a folder",
         )
     if UNUSABLE_IN_PATH.search(str(path)):
-        raise UserError(f"--dataset {name!r} has * ? [ :: or a new line in its path: rename it")
+        raise UserError(
+            f"--dataset {name!r} has * ? [ :: or a new line in its path",
+            advice="rename the file or folder",
+        )
     if is_folder:
         fingerprint = fingerprint_of_folder(path)
         short_name = path.name.lower()

@@ -86,8 +86,11 @@ class Tables(LabelledData):
             unknown = set(labels) - numbers.keys()
             if unknown:
                 raise UserError(
-                    f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, and "
-                    f"its classes are numbered from 0 to {len(numbers) - 1}: correct the label"
+                    (
+                        f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, "
+                        f"and its classes are numbered from 0 to {len(numbers) - 1}"
+                    ),
+                    advice="correct this label in the data",
                 )
             self.labels[role] = np.array([numbers[label] for label in labels])
 
@@ -105,8 +108,8 @@ class Tables(LabelledData):
             )
         if len(present) < 2:
             raise UserError(
-                f"{self.where}all rows of train have one label: classification needs two, so add "
-                "rows of another class or name another column with --label-column"
+                f"{self.where}all rows of train have the same label, and classification needs two",
+                advice=("add rows of another class, or name another column with --label-column"),
             )
 
     def note_majority(self) -> None:
@@ -134,8 +137,8 @@ class Tables(LabelledData):
         total = len(self.splits[role])
         if not rows and role == self.first:
             raise UserError(
-                f"data set {self.name}: no row of {role} has a {required}: check the data, or name "
-                "another column"
+                f"data set {self.name}: no row of {role} has a {required}",
+                advice="fill it in in the data, or name another column",
             )
         dropped = total - len(rows)
         if dropped:
@@ -191,4 +194,4 @@ def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> 
     column_types = {type(feature) for feature in split.features.values()}
     if column_types == {Image}:
         advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
-        raise UserError(f"{where}its images have no labels: {advice}")
+        raise UserError(f"{where}its images have no labels", advice=advice)

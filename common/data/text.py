@@ -218,7 +218,9 @@ def load_text(
         UserError: the data can't be read or have no text, or the tokenizer can't be loaded.
     """
     if source.location == "synthetic":
-        raise UserError("--dataset synthetic makes images, not text: pass docstrings or a folder")
+        raise UserError(
+            "--dataset synthetic makes images, not text", advice="pass docstrings or a folder"
+        )
     version = f"text-9-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {
         "checkpoint": checkpoint,

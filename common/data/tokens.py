@@ -208,8 +208,11 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
     has_vocabulary = tokenizer_file.is_file() or (folder / "vocab.txt").is_file()
     if folder.is_dir() and not has_vocabulary:
         raise UserError(
-            f"checkpoint {checkpoint}: no tokenizer can be loaded, because it has no "
-            "tokenizer.json: pass a folder that has one, or a Hub id"
+            (
+                f"checkpoint {checkpoint}: no tokenizer can be loaded, because it has no "
+                "tokenizer.json"
+            ),
+            advice="pass a folder that has one, or a Hub id",
         )
     advice = "pass a local folder, or a Hub id that can be reached"
     with reading(f"checkpoint {checkpoint}: its tokenizer", advice):

@@ -73,7 +73,7 @@ class Reader:
         except UserError as error:
             # A `UserError` exits the process that raises it. The worker must live on, and so it
             # sends the error in place of the batch.
-            return UserError(error.message, resumable=error.resumable)
+            return UserError(error.problem, advice=error.advice, resumable=error.resumable)
 
 
 class Workers:
@@ -209,7 +209,9 @@ class Workers:
             with self.watch.waiting():
                 batch = next(batches)
         if isinstance(batch, UserError):
-            raise UserError(batch.message, every_rank=True, resumable=batch.resumable)
+            raise UserError(
+                batch.problem, advice=batch.advice, every_rank=True, resumable=batch.resumable
+            )
         self.check_shared_memory(batch)
         return batch
 
@@ -262,18 +264,20 @@ class Workers:
         if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):
             raise error
         if watch.verdict == "no batch came":
-            message = (
-                f"no batch came for {self.patience:.0f} s from {watch.reason}: start the run "
-                "again, or allow slow data more time with --collective-timeout"
-            )
-            raise UserError(message, every_rank=True, resumable=True) from None
+            raise UserError(
+                f"no batch came for {self.patience:.0f} s from {watch.reason}",
+                advice="start the run again, or allow slow data more time with "
+                "--collective-timeout SECONDS",
+                every_rank=True,
+                resumable=True,
+            ) from None
         if TOO_MANY_FILES in error_text:
             advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
-            message = (
-                "this process may not open as many files as the loader's workers need: "
-                f"{advice}pass --num-workers 0"
-            )
-            raise UserError(message, every_rank=True) from None
+            raise UserError(
+                "this process may not open as many files as the loader's workers need",
+                advice=f"{advice}pass --num-workers 0",
+                every_rank=True,
+            ) from None
         if watch.verdict != "stop requested":
             raise LostProcessError(f"a worker of the loader is gone ({error_text})") from error
 

@@ -6,6 +6,8 @@ from common.console import OF_THE_LAUNCHER, say, tell
 from common.data.loader import Loader
 from common.data.workers import kill_workers
 from common.errors import (
+    LOST_AGAIN,
+    LOST_AGAIN_ADVICE,
     Outcome,
     Preempted,
     TrainingError,
@@ -17,7 +19,7 @@ from common.errors import (
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
 from common.run_directory.directory import read_status
-from common.training.batch_size import out_of_memory_advice
+from common.training.batch_size import out_of_memory_error
 
 
 def close_after(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:
@@ -45,13 +47,13 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     context.logs.finish(exit_code=1)
     directory.remove_if_unused()
     if is_lost_again:
-        raise TrainingError(str(status.reason), every_rank=True) from None
+        problem = f"{outcome.reason}; {LOST_AGAIN.format(step=step)}"
+        raise TrainingError(problem, advice=LOST_AGAIN_ADVICE, every_rank=True) from None
     if outcome.resumable and not is_first and not isinstance(error, UserError):
         raise SystemExit(1) from None  # another rank was lost first, and says why
     if is_out_of_memory(error) and is_first:
         device = context.accelerator.device
-        advice = out_of_memory_advice(context.config, directory.path, device, loaders)
-        raise TrainingError(advice, every_rank=True) from None
+        raise out_of_memory_error(context.config, directory.path, device, loaders) from None
 
 
 def close_after_request(error: Preempted, context: Context, outcome: Outcome, step: int) -> None:

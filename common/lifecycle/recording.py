@@ -26,8 +26,11 @@ def log_interval(context: Context, kept: KeptParts) -> None:
     if names_of_both:
         name = names_of_both[0]
         raise UserError(
-            f"run.record got the metric {name.removeprefix('train/')!r}, and the run logs its own "
-            f"{name}: choose another name"
+            (
+                f"run.record got the metric {name.removeprefix('train/')!r}, and the run itself "
+                f"logs {name}"
+            ),
+            advice="give the metric another name",
         )
     context.logs.interval({**values, **own_values})
 
@@ -49,6 +52,6 @@ def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
         if place is None:
             refuse_flag(context.config, name, f"{context.recipe}.py")
         say(
-            f"{spelled(name)} was set, and this process did not use it in the first update: "
-            f"see that {place} is reached"
+            f"{spelled(name)} was set, and the first update did not use it: check that {place} is "
+            "reached later, or leave the flag out"
         )

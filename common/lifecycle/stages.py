@@ -113,5 +113,8 @@ def reached(stage: Stage | None, call: str) -> Stage:
         UserError: the recipe has not made this call yet.
     """
     if stage is None:
-        raise UserError(f"the recipe needs {call} before this: make the call earlier")
+        raise UserError(
+            f"the recipe has not called {call} yet, which this call needs",
+            advice=f"call {call} earlier in the recipe",
+        )
     return stage

@@ -208,8 +208,9 @@ def tell_other_device(kind_before: str, kind_now: str) -> None:
     """Say on rank 0 that a run goes on with another kind of device, such as "mps" after "cpu"."""
     if kind_before != kind_now:
         say(
-            f"{kind_now} instead of {kind_before}: figures differ by rounding, and random numbers "
-            "that the device draws, such as dropout's, are others"
+            f"the run goes on on {kind_now} instead of {kind_before}: figures differ by rounding, "
+            "and "
+            "the device draws other random numbers, such as those of dropout"
         )
 
 

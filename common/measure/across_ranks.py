@@ -55,8 +55,12 @@ def common_shapes(
             first_shape = shapes.setdefault(key, shape)
             if first_shape != shape:
                 raise UserError(
-                    f"sums.add: {key[1]!r} has shape {tuple(shape)} on rank {rank} and "
-                    f"{tuple(first_shape)} on another: add up over the batch first, so that the "
-                    "shape is the same on all ranks"
+                    (
+                        f"sums.add: {key[1]!r} has shape {tuple(shape)} on rank {rank} and "
+                        f"{tuple(first_shape)} on another"
+                    ),
+                    advice=(
+                        "add up over the batch first, so that the shape is the same on all ranks"
+                    ),
                 )
     return shapes

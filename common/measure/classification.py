@@ -70,7 +70,7 @@ class ClassificationSums(Sums):
     def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
         """Raise a `UserError`: only `add` gets the logits and labels that are needed here."""
         advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
-        raise UserError(f"ClassificationSums.record needs the labels: {advice}")
+        raise UserError("ClassificationSums.record needs the labels", advice=advice)
 
     @property
     def has_matrix(self) -> bool:

@@ -79,7 +79,10 @@ class Meters:
                 self.flops = training_flops_of_values(model, compute_loss, samples, self.device)
             if self.flops is None:
                 reason = str(problem).partition("\n")[0]
-                warn(f"no perf/mfu: FLOPs can't be counted ({type(problem).__name__}: {reason})")
+                warn(
+                    f"perf/mfu is not logged, because the model's FLOPs can't be counted "
+                    f"({type(problem).__name__}: {reason})"
+                )
 
     def accumulate(self, accumulation: int) -> None:
         """Begin new sums for updates of so many micro-batches."""

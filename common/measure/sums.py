@@ -145,8 +145,8 @@ class Sums:
         """
         if not isinstance(metrics, Mapping | None):
             raise UserError(
-                f"sums.record got a {type(metrics).__name__} in place of metrics: "
-                "call it as record(loss, {name: values}, number_of_samples)",
+                f"sums.record got a {type(metrics).__name__} in place of metrics",
+                advice="call it as record(loss, {name: values}, number_of_samples)",
                 every_rank=True,
             )
         size = measured_value("count", count, "sums.record")
@@ -180,12 +180,14 @@ class Sums:
     def refuse_if_taken(self, name: str, others: Mapping[str, Any]) -> None:
         """Raise a `UserError` if a name means the number of samples, or is one of the `others`."""
         if name == "count":
-            conflict = "the number of samples"
+            conflict = "the name of the number of samples"
         elif name in others:
-            conflict = "given to sums.add and sums.record"
+            conflict = "given to both sums.add and sums.record"
         else:
             return
-        raise UserError(f"{name!r} is {conflict}: choose another name", every_rank=True)
+        raise UserError(
+            f"{name!r} is {conflict}", advice="give the metric another name", every_rank=True
+        )
 
     def reduce(self) -> Reduced:
         """Return the sums of all ranks; called on all ranks.
@@ -254,8 +256,11 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     shape = tuple(getattr(value, "shape", ()))
     if shape_before != shape:
         raise UserError(
-            f"sums.add: {name!r} has shape {shape_before} for one batch and {shape} for another: "
-            "a total has one shape, so add up over the batch first, as with .sum(0)",
+            f"sums.add: {name!r} has shape {shape_before} for one batch and {shape} for another",
+            advice=(
+                "add up over the batch first, as with .sum(0), so that all batches have the same "
+                "shape"
+            ),
             every_rank=True,
         )
     return total_with(total, before)

@@ -26,14 +26,19 @@ def measured_value(name: str, value: Any, caller: str) -> Value:
     """
     if isinstance(value, torch.Tensor):
         if value.is_complex():
-            raise UserError(f"{caller}: {name!r} is complex: give real numbers", every_rank=True)
+            raise UserError(
+                f"{caller}: {name!r} is a complex number",
+                advice="pass real numbers, such as its absolute value",
+                every_rank=True,
+            )
         return value.detach()
     if isinstance(value, (bool, int, float, np.number, np.bool_)) and not np.iscomplexobj(value):
         return float(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value)
     raise UserError(
-        f"{caller}: {name!r} is a {type(value).__name__}: give a tensor or a number",
+        f"{caller}: {name!r} is a {type(value).__name__}",
+        advice="pass a tensor or a number",
         every_rank=True,
     )
 
@@ -49,8 +54,8 @@ def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
         is_same = type(loss) is type(metric) and bool(loss == metric)
     if not is_same:
         raise UserError(
-            f"{caller} got two values for 'loss', as the loss and as a metric: give the metric "
-            "another name",
+            f"{caller} got two values for 'loss', as the loss and as a metric",
+            advice="give the metric another name",
             every_rank=True,
         )
 
@@ -66,6 +71,7 @@ def figure(name: str, value: Any) -> float:
             pass
     shape = f" of shape {tuple(value.shape)}" if is_array else ""
     raise UserError(
-        f"the evaluation's {name!r} is a {type(value).__name__}{shape}: each figure is one number",
+        f"the evaluation's {name!r} is a {type(value).__name__}{shape}, and not one number",
+        advice="return one number for each name, such as value.item()",
         every_rank=True,
     )

@@ -85,9 +85,12 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
             return str(Path(name).resolve())
     if name == "scratch" or hub_commit(name, "models"):
         return name
-    reason = "no such folder, it is not cached, and the Hub has no such model or does not answer"
+    reason = (
+        "there is no such folder, it is not cached, and the Hub has no such model or does not "
+        "answer"
+    )
     advice = "pass a local folder, or --model scratch to train a small one"
-    raise UserError(f"--model {name} can't be had: {reason}: {advice}")
+    raise UserError(f"--model {name} can't be loaded: {reason}", advice=advice)
 
 
 def check_checkpoint(name: str, max_length: int) -> None:
@@ -102,8 +105,8 @@ def check_checkpoint(name: str, max_length: int) -> None:
     model_type = facts["model_type"]
     if model_type != "bert":
         raise UserError(
-            f"checkpoint {name} is a {model_type} model, and this recipe trains BERT: pass a BERT "
-            "model"
+            f"checkpoint {name} is a {model_type} model, and this recipe trains BERT",
+            advice="pass a BERT model, such as bert-base-uncased, as --model",
         )
     length = padded_length(max_length)
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
@@ -113,14 +116,14 @@ def check_checkpoint(name: str, max_length: int) -> None:
             needs = f"{least} to {most:,} for --max-length {max_length}"
             padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
             raise UserError(
-                f"checkpoint {name} has {field} {value!r}, and needs {needs}, {padded}: pass "
-                "another model, or a smaller --max-length"
+                f"checkpoint {name} has {field} {value!r}, and the recipe needs {needs}, {padded}",
+                advice="pass another model, or a smaller --max-length",
             )
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         advice = "save it again with save_pretrained of Transformers, or pass another model"
         raise UserError(
-            f"checkpoint {name} has no weights in safetensors, and pickled ones are not loaded: "
-            f"{advice}"
+            f"checkpoint {name} has no weights in safetensors, and pickled ones are not loaded",
+            advice=advice,
         )
 
 
@@ -174,15 +177,15 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         for key in map(str, keys):
             if ".layer." in key or "_embeddings." in key:
                 raise UserError(
-                    f"checkpoint {name}: its weights don't fit its config.json (first {key}): put "
-                    "a whole copy of the folder back, or pass another model"
+                    f"checkpoint {name}: its weights don't fit its config.json (first {key})",
+                    advice="put a whole copy of the folder back, or pass another model",
                 )
     tokenizer_size = data.vocabulary_size
     weights_size = model.config.vocab_size
     if tokenizer_size > weights_size:
         sizes = f"its tokenizer has {tokenizer_size:,} tokens and its weights {weights_size:,}"
-        advice = "put the tokenizer and weights that belong together into the folder"
-        raise UserError(f"checkpoint {name}: {sizes}: {advice}")
+        advice = "put a tokenizer and weights that belong together into the folder"
+        raise UserError(f"checkpoint {name}: {sizes}", advice=advice)
     return model
 
 

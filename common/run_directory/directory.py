@@ -18,6 +18,7 @@ from common.agreement import ask_rank_zero, gather_lists
 from common.errors import (
     LETTING_GO,
     LOST_AGAIN,
+    LOST_AGAIN_ADVICE,
     Outcome,
     ReplacedDirectoryError,
     UserError,
@@ -198,7 +199,7 @@ class RunDirectory:
         steps_of_losses = earlier.lost_at_steps
         if is_loss:
             if global_step in steps_of_losses:
-                again = LOST_AGAIN.format(step=global_step)
+                again = f"{LOST_AGAIN.format(step=global_step)}: {LOST_AGAIN_ADVICE}"
                 outcome = outcome._replace(resumable=False, reason=f"{outcome.reason}; {again}")
             steps_of_losses = [*steps_of_losses, global_step][-MOST_LOSSES:]
         with contextlib.suppress(UserError):  # the disk may be full; the reason is printed anyway
@@ -233,9 +234,12 @@ def insist_on_sight(mark: Path, patience: float) -> None:
     if blind_ranks:
         names = f"{', '.join(blind_ranks):.200}"
         raise UserError(
-            f"{mark.parent.absolute()} is not on a file system that all machines share: "
-            f"{names} can't see what rank 0 writes there, and their "
-            "parts of a checkpoint would be lost: name an --output-dir that all machines share"
+            (
+                f"{mark.parent.absolute()} is not on a file system that all machines share: "
+                f"{names} can't see what rank 0 writes there, and their parts of a checkpoint "
+                "would be lost"
+            ),
+            advice="name an --output-dir that all machines share",
         )
 
 
@@ -268,11 +272,11 @@ def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
         advice = "name another directory, or go on with the run by --resume auto"
-        raise UserError(f"--output-dir {path} holds a run, which is kept: {advice}")
+        raise UserError(f"--output-dir {path} holds a run, which is kept", advice=advice)
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
         mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
         advice = "put that file back and add --resume auto, or name another folder"
-        raise UserError(f"{mistake}: {advice}")
+        raise UserError(mistake, advice=advice)
 
 
 def saved_run_id(path: Path) -> str | None:
@@ -344,7 +348,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
             insist_on_written_weights(folder)
             return folder
     advice = "pass a run that finished, or its model folder"
-    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS}): {advice}")
+    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS})", advice=advice)
 
 
 def insist_on_written_weights(folder: Path) -> None:
@@ -357,7 +361,7 @@ def insist_on_written_weights(folder: Path) -> None:
     if expected_digest is not None and digest_of_file(path) != expected_digest:
         mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
         advice = f"take a whole copy, or remove {WEIGHTS_DIGEST} there if you changed the weights"
-        raise UserError(f"{mistake}: {advice}")
+        raise UserError(mistake, advice=advice)
 
 
 def digest_of_file(path: Path) -> str:

@@ -9,6 +9,7 @@ from common.errors import UserError
 from common.files import json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
 from common.run_directory.records import Status
+from common.system.platforms import quoted
 from common.system.printable import listed
 
 SIGNATURE = "sha256"  # the entry of a signed file with the digest of all other entries
@@ -56,8 +57,11 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:
     witnesses = find_witnesses(directory)
     if SIGNATURE in saved and saved != signed(saved):
         raise EditedConfigError(
-            f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}: put a copy of "
-            f"the file back, or start another run with its flags by --config {path}"
+            f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}",
+            advice=(
+                "put a copy of the file back, or start another run with its flags by --config "
+                f"{quoted(path)}"
+            ),
         )
     run_id = saved.get("run_id")
     if not isinstance(run_id, str) or not witnesses:
@@ -65,8 +69,8 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:
     if all(witness.run_id != run_id for witness in witnesses):
         witness = witnesses[0]
         raise EditedConfigError(
-            f"{path} is of run {run_id:.50}, and {witness.path} is of run {witness.run_id:.50}: "
-            "put back the config.json of the run whose checkpoints these are"
+            f"{path} is of run {run_id:.50}, and {witness.path} is of run {witness.run_id:.50}",
+            advice="put back the config.json of the run whose checkpoints these are",
         )
 
 

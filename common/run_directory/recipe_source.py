@@ -59,7 +59,10 @@ class RecipeSource:
         last_file = directory.path / (changes[-1].file if changes else KEPT)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
             name = f"recipe-at-{step:08d}.py"
-            warn(f"the recipe was changed since: from update {step} on the run is another recipe's")
+            warn(
+                "the recipe was changed since the run was last saved: it is used from update "
+                f"{step} on"
+            )
             for line in self.changed_lines(last_file):
                 say(line)
             keep(directory, name, self.text)

@@ -16,6 +16,7 @@ from common.run_directory.directory import INITIAL, LOCK, STATUS, read_status
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
 from common.run_directory.records import Flags, RunConfig, parse_record
 from common.system.machine import world_size
+from common.system.platforms import quoted
 from common.system.printable import listed
 
 
@@ -92,8 +93,8 @@ def refuse_contradictions(
     ]
     if contradictions:
         raise UserError(
-            f"can't resume {directory} with {', '.join(contradictions)}: leave the flag out, or "
-            "start another run"
+            f"can't resume {directory} with {', '.join(contradictions)}",
+            advice="leave what differs out, or start another run without --resume",
         )
 
 
@@ -129,8 +130,11 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
         changed.append(f"an effective batch of {samples_before}, which was {samples}")
     if changed:
         raise UserError(
-            f"{directory} became another run while this command waited for it: it has "
-            f"{listed(changed)}: give the command again",
+            (
+                f"{directory} was replaced by another run while this command waited for it: it has "
+                f"{listed(changed)}"
+            ),
+            advice="repeat the command",
             resumable=True,
         )
     return False
@@ -142,19 +146,25 @@ def run_of(named: Path, output_dir: str | None) -> Path:
         if os.path.isdir(named) and os.path.isfile(directory / "config.json"):
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
-                raise UserError(f"--resume {named} goes on in {directory}: leave --output-dir out")
+                raise UserError(
+                    f"--resume {named} goes on in {directory}", advice="leave --output-dir out"
+                )
             return directory
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named}: {directory} has checkpoints, but no config.json: put that file "
-                "back, which says what the run is"
+                f"--resume {named}: {directory} has checkpoints, but no config.json",
+                advice="put the run's config.json back into that directory",
             )
     if os.path.isfile(named / STATUS):
-        raise UserError(f"--resume {named}: that run ended before training began: start it again")
+        raise UserError(
+            f"--resume {named}: that run ended before training began, so there is nothing to "
+            "resume",
+            advice="repeat the command that started it",
+        )
     raise UserError(
-        f"--resume {named} is neither a run's directory nor one of its checkpoints: pass one, such "
-        "as runs/NAME"
+        f"--resume {named} is neither a run's directory nor one of its checkpoints",
+        advice="pass one of them, such as runs/NAME",
     )
 
 
@@ -187,9 +197,14 @@ def newest_unfinished(config: Any, recipe: str) -> Path | None:
     for directory, differences in others:
         if may_be_gone_on_with(directory):
             raise UserError(
-                f"--resume auto: {directory} is unfinished and has other flags: "
-                f"{listed(differences)}: go on with it by --resume {directory}, give the flags "
-                "that it was started with, or begin another run by --output-dir or by removing it"
+                (
+                    f"--resume auto: {directory} is unfinished and has other flags: "
+                    f"{listed(differences)}"
+                ),
+                advice=(
+                    f"go on with it by --resume {quoted(directory)}, pass the flags that it was "
+                    "started with, or start another run with --output-dir NEW"
+                ),
             )
     return None
 
@@ -223,12 +238,14 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     other_recipe = contents.get("recipe")
     if other_recipe != recipe:
         raise UserError(
-            f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}: resume it with "
-            "its own recipe, or start another run"
+            f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}",
+            advice="resume it with its own recipe, or start another run",
         )
     record = parse_record(contents, RunConfig, str(path))
     if not record.config or not record.given:
-        raise UserError(f"{path} has no flags: put a copy of it back, or start another run")
+        raise UserError(
+            f"{path} has no flags", advice="put a whole copy of the file back, or start another run"
+        )
     # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
     flags = record.config | {"mixed_precision": record.environment.mixed_precision}
     if os.path.isdir(directory / INITIAL):
@@ -262,8 +279,11 @@ def keep_effective_batch(config: Any, defaults: Any, effective_batch: int) -> An
     """
     if config.effective_batch_size not in (None, effective_batch):
         raise UserError(
-            f"the run's effective batch is {effective_batch}, and not "
-            f"{config.effective_batch_size}: leave the flag out, or start another run"
+            (
+                f"the run's effective batch is {effective_batch}, and not "
+                f"{config.effective_batch_size}"
+            ),
+            advice="leave --effective-batch-size out, or start another run without --resume",
         )
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
@@ -274,9 +294,13 @@ def keep_effective_batch(config: Any, defaults: Any, effective_batch: int) -> An
     product = batch_size * accumulation * processes
     if product != effective_batch:
         raise UserError(
-            f"the run has an effective batch of {effective_batch}, and {batch_size} × "
-            f"{accumulation} accumulated × {processes} processes is {product}: choose --batch-size "
-            f"and --gradient-accumulation-steps to make {effective_batch}"
+            (
+                f"the run has an effective batch of {effective_batch}, and {batch_size} × "
+                f"{accumulation} accumulated × {processes} processes is {product}"
+            ),
+            advice=(
+                f"choose --batch-size and --gradient-accumulation-steps to make {effective_batch}"
+            ),
         )
     return config
 
@@ -299,8 +323,11 @@ def with_effective_batch(config: Any, effective_batch: int) -> Any:
     else:
         advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
-        f"an effective batch of {effective_batch} can't be accumulated of {batch_size} × "
-        f"{processes} processes: {advice}"
+        (
+            f"an effective batch of {effective_batch} is no multiple of batch size {batch_size} × "
+            f"{processes} processes"
+        ),
+        advice=advice,
     )
 
 

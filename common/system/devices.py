@@ -56,7 +56,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 def is_cpu_asked_for() -> bool:
     """Whether the environment or the launcher asks for the CPU, beside an accelerator."""
-    return os.environ.get(ASKS_FOR_CPU, "").lower() in ("1", "true", "yes", "on")
+    return os.environ.get(ASKS_FOR_CPU, "").lower() in machine.TRUE_WORDS
 
 
 def default_device() -> torch.device:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from common.system.platforms import usable_cores
 
+# How launchers and users write yes and no in the environment, as Accelerate reads it.
+TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
+
 
 def count_of(name: str, default: int) -> int:
     """Return an integer from the environment, or the default if malformed; callers validate it."""

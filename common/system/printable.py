@@ -81,6 +81,11 @@ def look_alike_of(character: str) -> str:
 codecs.register_error(PLAIN, look_alike)
 
 
+def for_output(text: str, encoding: str) -> str:
+    """Return `text` as an output in this encoding shows it, with lookalikes for what it lacks."""
+    return text.encode(encoding, PLAIN).decode(encoding)
+
+
 def escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
 

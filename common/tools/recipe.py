@@ -27,10 +27,12 @@ def load_recipe(path: Path) -> Recipe:
         UserError: the path is not a recipe.
     """
     if not os.path.isfile(path):
-        raise UserError(f"{path} is no file: pass a recipe, such as recipes/resnet.py")
+        raise UserError(f"{path} is no file", advice="pass a recipe, such as recipes/resnet.py")
     spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{path} is no recipe: pass a Python file")
+        raise UserError(
+            f"{path} is no Python file", advice="pass a recipe, such as recipes/resnet.py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where the dataclass looks its types up
     # A launched recipe can import the modules in its own folder.
@@ -44,8 +46,11 @@ def load_recipe(path: Path) -> Recipe:
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
         raise UserError(
-            f"{path} is no recipe, because it has no Config: add a class Config(TrainingConfig)"
+            f"{path} is no recipe, because it has no class Config",
+            advice="add class Config(TrainingConfig) to it, or pass another file",
         )
     if not hasattr(module, "OBJECTIVE"):
-        raise UserError(f'{path} states no objective: add OBJECTIVE = "METRIC:max" or "METRIC:min"')
+        raise UserError(
+            f"{path} states no objective", advice='add OBJECTIVE = "METRIC:max" or "METRIC:min"'
+        )
     return Recipe(path, module, config_class, Objective.parse(str(module.OBJECTIVE)))

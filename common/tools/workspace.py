@@ -37,7 +37,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print it as JSON, save nothing")
     arguments = parser.parse_args(words)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.project):
-        raise UserError(f"{arguments.project} is no W&B project: pass ENTITY/PROJECT")
+        raise UserError(
+            f"{arguments.project} is not the address of a W&B project", advice="pass ENTITY/PROJECT"
+        )
     entity, project = arguments.project.split("/")
     build = build_report if arguments.report else build_view
     page = build(entity, project, arguments.name, goal_metrics(arguments.objective))

@@ -20,7 +20,7 @@ from common.system.platforms import quoted
 from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import TensorBoard, WandB
+from common.track.trackers import TensorBoard, TrackerSettingsError, WandB
 
 
 class LogState(TypedDict):
@@ -93,6 +93,9 @@ class Log:
         """Go on without the tracker if it fails, with whatever error."""
         try:
             yield
+        except TrackerSettingsError as problem:
+            self.tracker = None
+            warn(f"the run is not tracked, only metrics.jsonl is written, because {problem}")
         except Exception as problem:
             self.tracker = None
             warn(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
@@ -140,15 +143,17 @@ class Log:
         """
         if not isinstance(figures, Mapping):
             raise UserError(
-                f"run.log got a {type(figures).__name__}: pass it figures by name, such as those "
-                "of sums.result()"
+                f"run.log got a {type(figures).__name__}",
+                advice="pass a dictionary of figures, such as sums.result()",
             )
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
             names = ", ".join(values) or "nothing"
-            advice = "set OBJECTIVE to one of these"
+            advice = (
+                "set OBJECTIVE to one of these names, or return the objective in the evaluation"
+            )
             raise UserError(
-                f"the objective is {self.objective}, and the evaluation has {names}: {advice}"
+                f"the objective is {self.objective}, and the evaluation has {names}", advice=advice
             )
         return values
 
@@ -160,8 +165,9 @@ class Log:
         if name is not None:
             raise UserError(
                 f"sums.add got the mean of {name!r} over a batch instead of its total, so it would "
-                "be logged divided by the batch size: write sums.record(loss, metrics, len(y)), "
-                f"which takes means, or sums.add(len(y), {name}={name} * len(y))"
+                "be logged divided by the batch size",
+                advice="write sums.record(loss, metrics, len(y)), which takes means, or "
+                f"sums.add(len(y), {name}={name} * len(y))",
             )
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -189,7 +195,8 @@ class Log:
                 f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
             )
             raise TrainingError(
-                f"{self.directory}/metrics.jsonl can't be written ({problem}): {advice}",
+                f"{self.directory}/metrics.jsonl can't be written ({problem})",
+                advice=advice,
                 every_rank=True,
                 resumable=is_of_disk(problem),
             ) from None

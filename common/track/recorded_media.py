@@ -17,6 +17,10 @@ from common.files import json_safe, write_text, writing
 
 BINS = 64  # of each histogram
 MOST_IMAGES = 64  # that one call logs
+# What a recipe may log, for a warning about anything else.
+IMAGES_ADVICE = "pass a tensor of at least one image, or a list of Pillow's images"
+TABLE_ADVICE = "pass a list of names of columns, and a list of rows with one cell for each column"
+HISTOGRAM_ADVICE = "pass a tensor, or a list of numbers, with at least one value"
 PILLOW_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
 Values = torch.Tensor | np.ndarray | Sequence[float]  # of a histogram
 Cell = bool | int | float | str | None  # what JSON and a tracker accept in a table
@@ -115,10 +119,13 @@ class RecordedMedia:
             copies = copy_images(images)
             texts = None if captions is None else [str(caption) for caption in captions]
             if texts is not None and len(texts) != len(copies):
-                raise ValueError(f"{len(copies)} images and {len(texts)} captions")
+                raise UserError(
+                    f"{len(copies)} images and {len(texts)} captions",
+                    advice="pass one caption for each image",
+                )
             return ImagesEntry(name, step, copies, texts)
 
-        self.queue(name, make_entry)
+        self.queue(name, make_entry, IMAGES_ADVICE)
 
     def table(
         self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]], step: int
@@ -129,22 +136,34 @@ class RecordedMedia:
             copies = [[copy_cell(cell) for cell in row] for row in rows]
             for row in copies:
                 if len(row) != len(columns):
-                    raise ValueError(f"{len(columns)} columns, and a row of {len(row)} cells")
+                    raise UserError(
+                        f"{len(columns)} columns, and a row of {len(row)} cells",
+                        advice="pass one cell for each column",
+                    )
             return TableEntry(name, step, [str(column) for column in columns], copies)
 
-        self.queue(name, make_entry)
+        self.queue(name, make_entry, TABLE_ADVICE)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
         """Queue a histogram of values of any shape; only the counts of its bins are kept."""
-        self.queue(name, lambda: HistogramEntry(name, step, *histogram_of(values)))
+        self.queue(
+            name, lambda: HistogramEntry(name, step, *histogram_of(values)), HISTOGRAM_ADVICE
+        )
 
-    def queue(self, name: str, make_entry: Callable[[], Entry]) -> None:
+    def queue(self, name: str, make_entry: Callable[[], Entry], advice: str) -> None:
+        """Queue an entry on rank 0, or warn that it can't be made.
+
+        Args:
+            advice: what to do about an error of a library, for values of another type.
+        """
         if not self.is_main_rank:
             return
         try:
             self.entries.append(make_entry())
+        except UserError as mistake:
+            warn(f"{name} is not logged: {mistake.message}")
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
-            warn(f"{name} is not logged: {problem}")
+            warn(f"{name} is not logged ({type(problem).__name__}: {problem}): {advice}")
 
     def write(self, tracker: MediaTracker | None) -> None:
         """Write all queued entries to files, then send them to the tracker unless it is None."""
@@ -154,8 +173,12 @@ class RecordedMedia:
             try:
                 with writing(str(self.folder)):
                     entry.write(self.folder)
-            except (UserError, ValueError, TypeError, RuntimeError) as problem:
-                warn(f"{entry.name} is not logged: {getattr(problem, 'message', problem)}")
+            except UserError as mistake:
+                warn(f"{entry.name} is not logged: {mistake.message}")
+                continue
+            except (ValueError, TypeError, RuntimeError) as problem:
+                advice = "pass values that can be written to a file"
+                warn(f"{entry.name} is not logged ({type(problem).__name__}: {problem}): {advice}")
                 continue
             if tracker is not None:
                 try:
@@ -173,18 +196,21 @@ def copy_images(
     The recipe may change its images before the queue is written.
 
     Raises:
-        ValueError: there are no images, or they have another shape or type.
+        UserError: there are no images, or they have another shape or type.
     """
     if isinstance(images, torch.Tensor):
         if images.dim() != 4 or images.shape[1] not in PILLOW_MODES:
-            shape = "[images, channels, height, width], of 1, 3 or 4 channels"
-            raise ValueError(f"its images have the shape {list(images.shape)}: give {shape}")
+            shape = "[images, channels, height, width], with 1, 3 or 4 channels"
+            raise UserError(
+                f"its images have the shape {list(images.shape)}",
+                advice=f"pass a tensor of the shape {shape}",
+            )
         if not len(images) or not images[0].numel():
-            raise ValueError("it has no images")
+            raise UserError("it has no images", advice=IMAGES_ADVICE)
         return images[:MOST_IMAGES].detach().clone()
     pictures = [image.copy() for image in list(images)[:MOST_IMAGES]]
     if not pictures or not all(isinstance(picture, Image.Image) for picture in pictures):
-        raise ValueError("it has no images: give a tensor, or a list of Pillow's images")
+        raise UserError("it has no images", advice=IMAGES_ADVICE)
     return pictures
 
 
@@ -215,11 +241,11 @@ def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         number of values that are not finite, int64 [].
 
     Raises:
-        ValueError: there are no values.
+        UserError: there are no values.
     """
     flat = torch.as_tensor(values).detach().flatten()
     if not flat.numel():
-        raise ValueError("it has no values")
+        raise UserError("it has no values", advice=HISTOGRAM_ADVICE)
     flat = flat.float()
     is_finite = flat.isfinite()
     low = torch.where(is_finite, flat, torch.inf).min()

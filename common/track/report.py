@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.table import Column, Table
-
-from common.console import CONSOLE, say
+from common.console import say
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective
 from common.run_directory.records import RunConfig
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
-from common.system.printable import printable
+from common.tables import print_facts
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 
 # The rows of the final table that describe the whole run, not one split.
@@ -155,28 +153,22 @@ def show_summary(
         commands: the tracker's commands, or its URL.
         memory: the planned and measured MiB of each part; empty if nothing was planned.
     """
-    table = Table(
-        "",
-        Column(overflow="fold"),  # a long path continues on the next line
-        title=printable(run.recipe),
-        title_justify="left",
-        show_header=False,
-    )
+    rows = []
     for name, suffix in summary_rows(Objective.parse(run.objective), summary, split).items():
         if name in summary:
             metric = describe(name)
-            table.add_row(printable(metric.heading + suffix), metric.text(summary[name]))
+            rows.append([metric.heading + suffix, metric.text(summary[name])])
     kept_step = f"{summary['progress/kept_step']:,.0f}"
     last_step = f"{summary[STEP]:,.0f}"
     best = "" if kept_step == last_step else f", the best of {last_step}"
-    table.add_row("model", f"of update {kept_step}{best}")
+    rows.append(["model", f"of update {kept_step}{best}"])
     if "perf/samples_per_second" in summary:
-        table.add_row("peak memory", f"{peak_memory(summary):,.0f} MiB")
+        rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB"])
     if memory:
-        table.add_row("planned → taken", f"MiB: {comparison_text(memory)}")
-    table.add_row("files", printable(str(folder)))
+        rows.append(["planned → taken", f"MiB: {comparison_text(memory)}"])
+    rows.append(["files", str(folder)])
     if is_main_rank():
-        CONSOLE.print(table, markup=False)
+        print_facts(rows, title=run.recipe)
     for command in commands:
         say(f"{'upload' if ' sync ' in command else 'view':8}{command}")
 

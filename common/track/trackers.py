@@ -34,7 +34,16 @@ SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again 
 
 
 class TrackerSettingsError(ValueError):
-    """An environment variable has a value that the tracker does not accept."""
+    """An environment variable has a value that the tracker does not accept.
+
+    Training goes on without the tracker. A tool that needs the tracker raises a `UserError` with
+    this problem and this advice.
+    """
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem}: {advice}")
+        self.problem = problem
+        self.advice = advice
 
 
 class TensorBoard:
@@ -274,11 +283,11 @@ def wandb_settings() -> "wandb.Settings":
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
         value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_TAG]!r}"
         raise TrackerSettingsError(
-            f"W&B rejects {variable}{value} ({error['msg']}): correct or unset {variable}"
+            f"W&B rejects {variable}{value}: {error['msg']}", f"correct or unset {variable}"
         ) from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
         raise TrackerSettingsError(
-            f"W&B rejects a WANDB_* variable ({problem}): correct or unset it"
+            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset it"
         ) from None
 
 
@@ -299,7 +308,10 @@ def wandb_folder(directory: Path) -> Path:
             file.write(bytes(PROBE_BYTES))
     except (OSError, ValueError) as problem:
         cause = getattr(problem, "strerror", None) or problem
-        warn(f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory}")
+        warn(
+            f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory} "
+            "instead"
+        )
         return directory
     return Path(chosen_folder)
 

@@ -23,6 +23,7 @@ from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.measure.memory import limit_memory
 from common.system.devices import (
+    ASKS_FOR_CPU,
     default_device,
     has_autocast,
     has_float64,
@@ -31,7 +32,15 @@ from common.system.devices import (
     is_accelerator,
     is_cpu_asked_for,
 )
-from common.system.machine import cpu_threads, local_world_size, name_interface, rank, world_size
+from common.system.machine import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    cpu_threads,
+    local_world_size,
+    name_interface,
+    rank,
+    world_size,
+)
 from common.training.averaging import ddp_options
 from common.training.rendezvous import rendezvous_url
 from common.training.sharding import ShardingAccelerator, take_fsdp_request
@@ -49,15 +58,23 @@ UNSUPPORTED_LAUNCHERS = {
 # By precision, why a device can't run it.
 MISSING_PRECISION = {
     "fp16": "fp16 needs a GPU that has it and there is none here (it would silently run as fp32)",
-    "bf16": "this GPU has no bf16 arithmetic",
-    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020)",
+    "bf16": "bf16 needs a GPU that has it, and this one has not",
+    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020), and there is none here",
 }
 # What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
 # float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
 # faster than fp32, and each unfused fp16 update would wait for the GPU.
 AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
-TRUE_WORDS = ("1", "true", "yes", "on")  # how launchers write True in the environment
+# The variables in which Accelerate expects a word for yes or no. It raises an error for others.
+YES_OR_NO = (
+    ASKS_FOR_CPU,
+    "ACCELERATE_CPU_AFFINITY",
+    "ACCELERATE_DEBUG_MODE",
+    "ACCELERATE_USE_FSDP",
+    "FORK_LAUNCHED",
+)
+LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 @contextmanager
@@ -68,8 +85,10 @@ def launching() -> Iterator[None]:
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
         is_resumable = outcome_of(problem).resumable
         details = f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_WORDS]}"
-        message = f"the processes that were launched can't begin ({details}): {LAUNCH}"
-        raise UserError(message, every_rank=True, resumable=is_resumable) from None
+        problem_text = f"the processes that were launched can't begin ({details})"
+        raise UserError(
+            problem_text, advice=LAUNCH, every_rank=True, resumable=is_resumable
+        ) from None
 
 
 @launching()
@@ -85,11 +104,12 @@ def build_accelerator(
     Raises:
         UserError: the launcher, a flag or an option asks for something that can't run here.
     """
+    refuse_malformed_variables()
     refuse_launchers_compiler()
     options = ddp_options(ddp or {}, config.gradient_compression)
     if not 0 <= rank() < world_size():
         position = f"this is process {rank()} of {world_size()}, numbered from 0"
-        raise UserError(f"RANK and WORLD_SIZE say that {position}: {LAUNCH}", every_rank=True)
+        raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     is_known = use_cpu or name_device_for_accelerate()
@@ -97,7 +117,9 @@ def build_accelerator(
     local_processes = local_world_size()
     if not use_cpu and local_processes > devices:
         counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
-        raise UserError(f"the launcher started {counts}: pass it --num_processes {devices}")
+        raise UserError(
+            f"the launcher started {counts}", advice=f"pass it --num_processes {devices}"
+        )
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
     if use_cpu:
         prepare_cpu(config, precision)
@@ -134,8 +156,8 @@ def build_accelerator(
     if uses_fsdp and accelerator.num_processes > 1:
         if config.auto_batch_size:
             raise UserError(
-                "--auto-batch-size has each rank try sizes alone, which a sharded model can't: "
-                "pass a --batch-size"
+                "--auto-batch-size has each rank try sizes alone, which a sharded model can't",
+                advice="leave --auto-batch-size out, and pass --batch-size",
             )
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
@@ -150,7 +172,7 @@ def prepare_cpu(config: TrainingConfig, precision: str) -> None:
     """
     if config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16"
-        raise UserError(f"gradients can't travel as bf16 between processes on a CPU: {advice}")
+        raise UserError("gradients can't travel as bf16 between processes on a CPU", advice=advice)
     if precision == "bf16" and not (cpu_has_bf16() or config.resume):
         problem = "this processor emulates bf16, which takes many times as long as fp32"
         warn(f"{problem}: pass --mixed-precision no")
@@ -173,13 +195,13 @@ def refuse_missing_processes(accelerator: Accelerator) -> None:
     """Raise a `UserError` if the processes of this job do not train together."""
     if accelerator.num_processes != world_size():
         problem = f"but each of them sees {accelerator.num_processes}"
-        raise UserError(f"the launcher started {world_size()} processes, {problem}: {LAUNCH}")
+        raise UserError(f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH)
     # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables for several processes, but
     # starts only one.
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
     if expects_more and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1:
         problem = "was asked for more (or MASTER_ADDR is set, and should not be)"
-        raise UserError(f"the launcher started one process, and {problem}: {LAUNCH}")
+        raise UserError(f"the launcher started one process, and {problem}", advice=LAUNCH)
 
 
 def name_device_for_accelerate() -> bool:
@@ -216,6 +238,37 @@ def forget_accelerator() -> None:
     GradientState._reset_state()
 
 
+def refuse_malformed_variables() -> None:
+    """Raise a `UserError` that names a variable of Accelerate's with neither yes nor no in it."""
+    for variable in YES_OR_NO:
+        value = os.environ.get(variable)
+        if value is not None and value.lower() not in TRUE_WORDS + FALSE_WORDS:
+            raise UserError(
+                f"the environment variable {variable} is {value!r:.50}, which is neither true nor "
+                "false",
+                advice=f"set {variable} to true or false, or unset it",
+                every_rank=True,
+            )
+
+
+def launchers_precision() -> str:
+    """Return the precision that the launcher asks for, "no" if it asks for none.
+
+    Raises:
+        UserError: the variable names no precision that recipes have.
+    """
+    value = os.environ.get(LAUNCHERS_PRECISION) or "no"
+    precision = value.lower()
+    if precision not in ("no", "fp16", "bf16"):
+        raise UserError(
+            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is no "
+            "precision of these recipes",
+            advice=f"set {LAUNCHERS_PRECISION} to no, fp16 or bf16, or unset it",
+            every_rank=True,
+        )
+    return precision
+
+
 def refuse_launchers_compiler() -> None:
     """Raise a `UserError` if the launcher asks for torch.compile: recipes have a flag for it.
 
@@ -224,7 +277,9 @@ def refuse_launchers_compiler() -> None:
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() not in ("", "no"):
         problem = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
-        raise UserError(f"{problem}: leave that out, and pass --compile to the recipe")
+        raise UserError(
+            problem, advice="leave --dynamo_backend out, and pass --compile to the recipe"
+        )
 
 
 def refuse_other_launchers() -> None:
@@ -233,7 +288,9 @@ def refuse_other_launchers() -> None:
         value = os.environ.get(variable, "")
         if value.lower() in TRUE_WORDS:
             problem = f"{variable}={value} asks for {setting}, which recipes do not use"
-            raise UserError(f"{problem}: unset it, or launch with one of accelerate_configs/")
+            raise UserError(
+                problem, advice=f"unset {variable}, or launch with one of accelerate_configs/"
+            )
 
 
 class SharedScaler(torch.amp.GradScaler):
@@ -310,16 +367,16 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     best = best_precision(use_cpu)
     precision = requested
     if requested == "auto":
-        launcher_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        precision = launcher_precision if launcher_precision in ("fp16", "bf16") else best
+        asked_for = launchers_precision()
+        precision = best if asked_for == "no" else asked_for
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (
-            "resume this run on a machine that has it, or start another from its model with "
-            "--init-from"
+            "resume this run on a machine that has it, or start another run from its model with "
+            "--init-from RUN"
         )
     if not is_offered(precision, use_cpu):
-        raise UserError(f"{MISSING_PRECISION[precision]}: {advice}")
+        raise UserError(MISSING_PRECISION[precision], advice=advice)
     return precision
 
 

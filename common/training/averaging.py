@@ -53,11 +53,11 @@ def refuse_unfit_option(name: str, value: Any) -> None:
         advice = f"state one of {', '.join(sorted(OPTIONS))}"
         if name.startswith("comm_"):
             advice += "; --gradient-compression sets the hook"
-        raise UserError(f"Run(..., ddp={{{name!r:.50}: ...}}) is no option: {advice}")
+        raise UserError(f"Run(..., ddp={{{name!r:.50}: ...}}) is no option", advice=advice)
     expected = type(OPTIONS[name])
     if type(value) is not expected:
         advice = f"give {expected.__name__}, such as {OPTIONS[name]}"
-        raise UserError(f"Run(..., ddp={{{name!r}: {value!r:.50}}}) can't work: {advice}")
+        raise UserError(f"Run(..., ddp={{{name!r}: {value!r:.50}}}) can't work", advice=advice)
 
 
 class FreezableDDP(DistributedDataParallel):
@@ -105,7 +105,7 @@ class FreezableDDP(DistributedDataParallel):
         except RuntimeError as problem:
             if UNFINISHED_REDUCTION not in str(problem):
                 raise
-            raise TrainingError(self.unused_sentence(str(problem))) from None
+            raise self.unused_error(str(problem)) from None
 
     def follow(self) -> list[bool]:
         """Register the parameters that require gradients; return for each whether it does.
@@ -135,8 +135,8 @@ class FreezableDDP(DistributedDataParallel):
         self._comm_hooks = []
         self.handler.register_comm_hook(self)
 
-    def unused_sentence(self, problem: str) -> str:
-        """Return a message for a loss that does not depend on a parameter; it names the first.
+    def unused_error(self, problem: str) -> TrainingError:
+        """Return the error for a loss that does not depend on a parameter; it names the first.
 
         Args:
             problem: torch's own message, with the indices of the parameters without gradients.
@@ -148,10 +148,11 @@ class FreezableDDP(DistributedDataParallel):
         if match:
             first_index = int(match[1].split()[0])
             name = registered_names[first_index]
-        return (
+        return TrainingError(
             f"{name} got no gradient in the last update, because the loss does not depend on it, "
-            "and DDP waits for it: freeze it with requires_grad_(False) while it is not used, or "
-            'state Run(config, __file__, OBJECTIVE, ddp={"find_unused_parameters": True})'
+            "and DDP waits for it",
+            advice="freeze it with requires_grad_(False) while it is not used, or state "
+            'Run(config, __file__, OBJECTIVE, ddp={"find_unused_parameters": True})',
         )
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from rich.table import Table
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -21,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.agreement import gather_numbers
 from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
-from common.console import CONSOLE, say
+from common.console import say
 from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, UserError, is_out_of_memory
 from common.flags import spelled, stated
@@ -32,6 +31,7 @@ from common.models.compile import as_written, is_compiled
 from common.system.devices import empty_cache, is_accelerator
 from common.system.machine import is_main_rank
 from common.system.platforms import command_line
+from common.tables import print_table
 
 MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is so many times as fast
 MIN_SECONDS = 0.3  # for which a size is timed, after a first pass
@@ -93,8 +93,8 @@ def fit_batch_size(
     show_trials(rates, peaks)
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
-        advice = "try --gradient-checkpointing, or a smaller model or sample"
-        raise TrainingError(f"out of memory with one sample a batch: {advice}")
+        advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
+        raise TrainingError("out of memory with one sample a batch", advice=advice)
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
     say_fastest(fastest(fitting, fitting, chosen), per_update)
@@ -102,7 +102,7 @@ def fit_batch_size(
     if chosen == requested:
         return chosen, accumulation
     reason = "does not fit" if chosen < requested else "is slower"
-    say(f"batch {requested} {reason}: {chosen} × {accumulation} accumulated")
+    say(f"batch {requested} {reason}: using {chosen} × {accumulation} accumulated")
     accelerator.gradient_accumulation_steps = accumulation
     for loader in loaders.values():
         loader.cut_into(chosen, accumulation)
@@ -126,13 +126,13 @@ def combine_over_ranks(
 
 def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
     """Print a table of the sizes that a rank has tried; 0 samples/s: it does not fit."""
-    table = Table("batch", "peak, MiB", "samples/s", title="micro-batches, forward and backward")
+    rows = [["batch", "peak, MiB", "samples/s"]]
     for size, rate in rates.items():
         if 0 <= rate < math.inf:
             speed = f"{rate:,.0f}" if rate > 0 else "does not fit"
-            table.add_row(f"{size:,}", f"{peaks[size]:,.0f}", speed)
+            rows.append([f"{size:,}", f"{peaks[size]:,.0f}", speed])
     if is_main_rank():
-        CONSOLE.print(table)
+        print_table(rows, title="micro-batches, forward and backward")
 
 
 def say_fastest(size: int, per_update: int) -> None:
@@ -177,8 +177,10 @@ def refuse_unfit_loss(
     """
     if couples:
         raise UserError(
-            "--auto-batch-size would change the updates: this recipe's loss depends on what else "
-            "is in a micro-batch (couples_samples=True); leave it out, and pass a --batch-size"
+            "--auto-batch-size would change the updates, because this recipe's loss depends on "
+            "what "
+            "else is in a micro-batch (couples_samples=True)",
+            advice="leave --auto-batch-size out, and pass --batch-size",
         )
     if processes == 1:
         return
@@ -193,9 +195,11 @@ def refuse_unfit_loss(
         buffer.copy_(before)
     if finder.name is not None:
         raise UserError(
-            f"compute_loss communicates with other processes ({finder.name}), and "
-            "--auto-batch-size has each process try sizes by itself: leave --auto-batch-size out, "
-            "and pass a --batch-size"
+            (
+                f"compute_loss communicates with other processes ({finder.name}), and "
+                "--auto-batch-size has each process try sizes by itself"
+            ),
+            advice="leave --auto-batch-size out, and pass --batch-size",
         )
 
 
@@ -323,23 +327,24 @@ def attempt(
     return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
 
 
-def out_of_memory_advice(
+def out_of_memory_error(
     config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
-) -> str:
-    """Return what to do after a run ran out of memory, with a command to start or resume it.
+) -> TrainingError:
+    """Return the error of a run that ran out of memory, with a command to start or resume it.
 
     The command halves the micro-batch and doubles the accumulation, so that the updates stay the
     same.
     """
     peak = memory.peak_memory(memory.memory_used(device))
-    message = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB."
+    problem = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB"
     if is_accelerator(device):  # on a CPU, the data lie in the host's memory in any case
         placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
         if placed_mib:
             without = "none with --data-placement workers"
-            message += f" The data take {placed_mib:,.0f} of them, and {without}."
+            problem += f" (the data take {placed_mib:,.0f} of them, and {without})"
     if config.batch_size == 1:
-        return f"{message} Try --gradient-checkpointing, or {smaller_model_advice(config)}"
+        advice = f"try --gradient-checkpointing, or {smaller_model_advice(config)}"
+        return TrainingError(problem, advice=advice, every_rank=True)
     has_checkpoint = any(step_folders(directory / "checkpoints"))
     arguments = ["--resume", str(directory)] if has_checkpoint else sys.argv[1:]
     half = config.batch_size // 2
@@ -348,7 +353,8 @@ def out_of_memory_advice(
     same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
     command = f"accelerate launch {command_line([sys.argv[0], *arguments])} {flags}"
     smaller_model = smaller_model_advice(config)
-    return f"{message} Either {smaller_model}, or make {same} from half the batch: {command}"
+    advice = f"either {smaller_model}, or make {same} from half the batch with {command}"
+    return TrainingError(problem, advice=advice, every_rank=True)
 
 
 def smaller_model_advice(config: TrainingConfig) -> str:

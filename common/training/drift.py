@@ -40,8 +40,11 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
     if differing:
         name = [*parameters][differing[0]]
         raise TrainingError(
-            f"the ranks' weights are no longer the same, first in {name} "
-            f"({len(differing)} of {len(sums)} parameters), and were not saved: {ADVICE}"
+            (
+                f"the ranks' weights are no longer the same, first in {name} ({len(differing)} "
+                f"of {len(sums)} parameters), and were not saved"
+            ),
+            advice=ADVICE,
         )
 
 

@@ -25,8 +25,8 @@ class EarlyStopping:
         self.is_told = False
         if config.early_stopping is not None and validation_split != "validation":
             raise UserError(
-                "--early-stopping would choose by test data, because there are no validation data: "
-                "hold some out, as with --validation-share 0.1"
+                "--early-stopping would choose by test data, because there are no validation data",
+                advice="hold some of train out, as with --validation-share 0.1",
             )
 
     def is_due(self, global_step: int) -> bool:

@@ -167,8 +167,8 @@ class Best:
         name = f"best-{self.step:08d}"
         if not any(file.startswith(name) for file in files):
             raise UserError(
-                f"{directory} is damaged, because its checkpoint does not name {name}: put a whole "
-                "copy of it back, or resume from an older checkpoint"
+                f"{directory} is damaged, because its checkpoint does not name {name}",
+                advice="put a whole copy of it back, or resume from an older checkpoint",
             )
 
     def state_dict(self) -> dict[str, Any]:

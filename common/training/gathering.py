@@ -70,8 +70,8 @@ class Gatherer:
         if len(set(of_ranks)) > 1 or not rows.ndim:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in of_ranks)
             advice = (
-                "give one row a sample, as many on each; run.equal_batches(loader) makes an "
-                "evaluation's batches equal"
+                "gather tensors with one row per sample and as many rows on each rank; "
+                "run.equal_batches(loader) makes the batches of an evaluation equal"
             )
-            raise UserError(f"run.gather: the ranks have {shown}: {advice}")
+            raise UserError(f"run.gather: the ranks have {shown}", advice=advice)
         self.known.add(shape_and_dtype)

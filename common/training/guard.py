@@ -108,9 +108,15 @@ class GradientGuard:
         for name, parameter in model.named_parameters():
             if id(parameter) in not_updated:
                 raise UserError(
-                    f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer has "
-                    "it: freeze layers after the optimizer is made (as decay_groups makes it), or "
-                    "add them with optimizer.add_param_group(...) before accelerator.prepare"
+                    (
+                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
+                        "has it"
+                    ),
+                    advice=(
+                        "freeze layers after the optimizer is made (as decay_groups makes it), "
+                        "or add them with optimizer.add_param_group(...) before "
+                        "accelerator.prepare"
+                    ),
                 )
 
     def remember_norms(
@@ -183,14 +189,22 @@ class GradientGuard:
         self.count_skipped()
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
             raise TrainingError(
-                f"a gradient or the loss was not finite by update {global_step}, and was not "
-                "applied: lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "
-                "also look for broken samples"
+                (
+                    f"a gradient or the loss was not finite by update {global_step}, and was not "
+                    "applied"
+                ),
+                advice=(
+                    "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "
+                    "also look for damaged samples in the data"
+                ),
             )
         if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:
             raise TrainingError(
-                f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update {global_step} "
-                "and were not applied: try --mixed-precision bf16, or a lower --learning-rate"
+                (
+                    f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "
+                    f"{global_step} and were not applied"
+                ),
+                advice="try --mixed-precision bf16, or a lower --learning-rate",
             )
 
     def figures(self) -> dict[str, float]:

@@ -79,8 +79,8 @@ def leave_unfit_fused_path(optimizer: Any, device: torch.device) -> None:
     for options in (optimizer.defaults, *optimizer.param_groups):
         options["fused"] = False
     warn(
-        f"the fused {type(optimizer).__name__} of {device.type} can't skip an update: the unfused "
-        "one is used, which is slower"
+        f"the fused {type(optimizer).__name__} of {device.type} can't skip an update: using the "
+        "unfused one, which is slower"
     )
 
 

@@ -129,7 +129,9 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
     if epochs is None:
         named = ", ".join(default_epochs) or "nothing"
         advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs'
-        raise UserError(f"DEFAULT_EPOCHS names {named}, and the data set is {dataset}: {advice}")
+        raise UserError(
+            f"DEFAULT_EPOCHS names {named}, and the data set is {dataset}", advice=advice
+        )
     return epochs
 
 

@@ -55,11 +55,16 @@ def take_fsdp_request() -> bool:
         if name == "ACTIVATION_CHECKPOINTING":
             advice += ", and pass --gradient-checkpointing"
         setting = f"fsdp_{name.lower()}: {value}"
-        raise UserError(f"the launcher asks for {setting}, which recipes don't support: {advice}")
+        raise UserError(
+            f"the launcher asks for {setting}, which recipes don't support", advice=advice
+        )
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         raise UserError(
-            "the launcher asks for a parallelism_config, but recipes shard a model over all "
-            "processes: remove parallelism_config from the launcher's file"
+            (
+                "the launcher asks for a parallelism_config, but recipes shard a model over all "
+                "processes"
+            ),
+            advice="remove parallelism_config from the launcher's file",
         )
     return True
 
@@ -219,7 +224,10 @@ class ShardingAccelerator(Accelerator):
             UserError: `model` is only a part of a network.
         """
         if model not in self.skeletons:
-            raise UserError("part of a sharded network can't be copied: copy the whole network")
+            raise UserError(
+                "part of a sharded network can't be copied",
+                advice="copy the whole network, as copy.deepcopy(model) does",
+            )
 
         def first_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             del module.forward  # the method of its class is used from now on
@@ -270,9 +278,14 @@ def refuse_other_weights(model: nn.Module) -> None:
         # Every forward pass does this, so `map` runs it in C.
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
-                "a sharded network can't be called with other weights than its own, as by "
-                "functional_call: turn their gradients off by requires_grad_(False) instead, or "
-                "change a copy.deepcopy of it"
+                (
+                    "a sharded network can't be called with other weights than its own, as by "
+                    "functional_call"
+                ),
+                advice=(
+                    "turn their gradients off by requires_grad_(False) instead, or change a "
+                    "copy.deepcopy of it"
+                ),
             )
 
     model.register_forward_pre_hook(insist_on_own_weights, prepend=True)

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 
 from common.agreement import gather_from_ranks, sum_in_fp32, wait_for_ranks
 from common.checkpoints.store import SaveFailure
-from common.errors import Preempted, TrainingError, advice_for
+from common.errors import Preempted, ReplacedDirectoryError, TrainingError, advice_for
 from common.system.machine import is_main_rank
 from common.system.platforms import (
     HANGUP,
@@ -165,10 +165,14 @@ class StopAgreement:
         own_failures = [each for each in failures if not each.is_of_other_rank]
         cause = (own_failures or failures)[0]
         if cause.is_replaced:  # there is no checkpoint before this one to go on from
-            raise TrainingError(cause.message)
+            raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
         raise TrainingError(
-            f"a checkpoint could not be written ({cause}): {advice_for(cause.message)}, then go on "
-            f"from the one before with --resume {quoted(self.directory)}",
+            f"a checkpoint could not be written ({cause})",
+            advice=(
+                f"{advice_for(cause.message)}, then go on from the checkpoint before it with "
+                "--resume "
+                f"{quoted(self.directory)}"
+            ),
             resumable=cause.is_of_disk,
         )
 

@@ -42,6 +42,6 @@ def test_token_in_an_address_is_refused_and_not_repeated(runner: Runner) -> None
     """Neither what is shown nor what is left has it."""
     run = runner.run("mnist_mlp", "--dataset", URL, environment=ENVIRONMENT, succeeds=False)
     assert run.returncode == 1
-    assert "--dataset holds a user's name or token" in run.errors
+    assert "--dataset has a user's name or token" in run.errors
     assert "Traceback" not in run.errors
     assert_nowhere(run, KEY, URL_TOKEN)

@@ -113,7 +113,7 @@ def test_metric_of_a_name_that_the_run_logs_is_refused(runner: Runner, tmp_path:
     own = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
     copy = edited(tmp_path, (RECORD, own))
     run = runner.run(copy, *FLAGS, "--max-steps", 9, succeeds=False)
-    assert "the metric 'grad_norm', and the run logs its own train/grad_norm" in run.errors
+    assert "the metric 'grad_norm', and the run itself logs train/grad_norm" in run.errors
     assert "Traceback" not in run.errors
 
 

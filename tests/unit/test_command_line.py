@@ -481,7 +481,7 @@ def test_flags_of_a_recipes_own(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_token_is_refused_wherever_it_stands(secret: str) -> None:
     """The command is kept with the run: no word of it may be a token, which is not repeated."""
-    with pytest.raises(UserError, match="--notes holds a user's name or token") as caught:
+    with pytest.raises(UserError, match="--notes has a user's name or token") as caught:
         refuse_credentials(["--seed", "1", "--notes", f"with {secret}"])
     assert secret not in caught.value.message
     refuse_credentials(["--init-from", "hf_finetuned_models_of_last_week", "--notes", "gh_pages"])

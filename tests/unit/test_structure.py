@@ -18,6 +18,7 @@ LEVELS = (
     ("system",),
     ("errors",),
     ("agreement", "files", "console", "flag_uses", "flags", "objective"),
+    ("tables",),
     ("run_directory",),
     ("initial",),
     ("command_line",),

@@ -53,7 +53,10 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     bar_axes[0].invert_yaxis()  # the baseline on top, as in the legend beside it
     draw_legend(legend_axes, runs, styles)
     if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
-        raise UserError(f"--plot {file}: its name must end in .png, .svg or .pdf")
+        raise UserError(
+            f"--plot {file} is no format that can be drawn",
+            advice="pass a name that ends in .png, .svg or .pdf",
+        )
     with writing(f"--plot {file}"):
         figure.savefig(file)
 

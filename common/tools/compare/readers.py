@@ -117,12 +117,15 @@ def read_source(source: str) -> list[RunRecord]:
     if path.suffix == ".wandb" and os.path.isfile(path):
         return [read_offline(path)]
     if os.path.exists(path):
-        raise UserError(f"{source} is a file: pass the run's directory that holds it")
+        raise UserError(f"{source} is a file", advice="pass the run's directory that holds it")
     if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
         return read_project(source)
     raise UserError(
-        f"{source} is no run, because there is no such folder: pass a run's directory such as "
-        "runs/NAME, a wandb/offline-run-* folder, or entity/project at W&B"
+        f"{source} is no run, because there is no such folder",
+        advice=(
+            "pass a run's directory such as runs/NAME, a wandb/offline-run-* folder, or "
+            "entity/project at W&B"
+        ),
     )
 
 
@@ -140,18 +143,22 @@ def read_directory(path: Path) -> RunRecord:
     if saved_config is None and present.status != "unknown":
         detail = f": {reason}" if reason else ""
         raise UserError(
-            f"{path} has nothing to compare, because its training has not begun ({status}{detail})"
-            ": leave it out, or start it again"
+            (
+                f"{path} has nothing to compare, because its training has not begun "
+                f"({status}{detail})"
+            ),
+            advice="leave this run out, or repeat the command that started it",
         )
     if saved_config is None:
         runs_inside = len([*path.glob("*/config.json")])
         if runs_inside:
             raise UserError(
-                f"{path} is no run, but holds {runs_inside} runs: pass them, as in {path}/*"
+                f"{path} is a folder of {runs_inside} runs, and not a run",
+                advice=f"pass them, as in {path}/*",
             )
         raise UserError(
-            f"{path} is no run, because it has no config.json: pass a run's directory, such as "
-            "runs/NAME"
+            f"{path} is no run, because it has no config.json",
+            advice="pass a run's directory, such as runs/NAME",
         )
     summary: dict[str, float] = {}
     # A run that missed its target and was resumed still has the summary of its first end.
@@ -182,8 +189,8 @@ def inspect_offline(file: Path, *flags: str) -> str:
     if answer.returncode or not answer.stdout.strip():
         lines = answer.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(
-            f"{file} can't be read as a W&B run ({lines[-1]}): put a whole copy of it back, or "
-            "leave it out"
+            f"{file} can't be read as a W&B run ({lines[-1]})",
+            advice="put a whole copy of this file back, or leave this run out",
         )
     return answer.stdout
 
@@ -203,13 +210,13 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
     try:
         mode, reason = wandb_mode()
         if mode != "online":
-            raise UserError(f"{problem} ({reason}): {advice}")
+            raise UserError(f"{problem} ({reason})", advice=advice)
         yield
     except TrackerSettingsError as error:  # it says what to do
-        raise UserError(f"{problem}: {error}") from None
+        raise UserError(f"{problem} ({error.problem})", advice=error.advice) from None
     except (wandb.Error, ValueError, OSError) as error:
         message = str(error).strip() or type(error).__name__
-        raise UserError(f"{problem} ({message.splitlines()[0]}): {advice}") from None
+        raise UserError(f"{problem} ({message.splitlines()[0]})", advice=advice) from None
 
 
 def read_project(address: str) -> list[RunRecord]:
@@ -237,7 +244,10 @@ def read_project(address: str) -> list[RunRecord]:
             if "objective" in run.config  # a project may hold other programs' runs
         ]
     if not records:
-        raise UserError(f"W&B's {address} has no run of these recipes: pass another project")
+        raise UserError(
+            f"W&B's {address} has no run of these recipes",
+            advice="pass a project to which recipes have logged runs",
+        )
     return records
 
 

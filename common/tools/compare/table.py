@@ -5,18 +5,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from common.console import CONSOLE
 from common.system.printable import printable
+from common.tables import markdown_table, print_table
 from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
 from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
 
 MOST_COLUMNS = 5  # up to this many runs stand in columns, more runs stand in rows
-FILE_WIDTH = 160  # characters of a line, where there is no terminal to fit into
 
 
 class FigureRow(NamedTuple):
@@ -160,28 +157,8 @@ def show(comparison: Comparison) -> None:
         CONSOLE.print(printable(note), markup=False)
 
 
-def print_table(cells: list[list[str]]) -> None:
-    """Print a table, its heading first; names and values may have any characters."""
-    heading, *rows = [[printable(cell) for cell in row] for row in cells]
-    table = Table(show_header=True, header_style="bold")
-    table.add_column(heading[0], no_wrap=True)
-    for name in heading[1:]:
-        table.add_column(Text(name), justify="right", overflow="fold", max_width=40)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = CONSOLE if CONSOLE.is_terminal else Console(width=max(CONSOLE.width, FILE_WIDTH))
-    console.print(table)
-
-
 def as_markdown(comparison: Comparison) -> str:
     lines = [f"> **not comparable** {printable(warning)}\n" for warning in warnings(comparison)]
     lines += markdown_table(table_cells(comparison))
     lines += [f"\n{printable(note)}" for note in notes(comparison)]
     return "\n".join(lines)
-
-
-def markdown_table(cells: list[list[str]]) -> list[str]:
-    """Return the lines of a table in Markdown; the first row of cells is its heading."""
-    heading, *rows = [[printable(cell).replace("|", "\\|") for cell in row] for row in cells]
-    separator = ["---", *["---:"] * (len(heading) - 1)]
-    return [f"| {' | '.join(row)} |" for row in (heading, separator, *rows)]

@@ -46,8 +46,8 @@ def main(words: Sequence[str] | None = None) -> None:
     first = next(inputs, None)
     if first is None:
         raise UserError(
-            f"there is nothing to predict in {' '.join(arguments.files)}: pass files that are not "
-            "empty"
+            f"there is nothing to predict in {' '.join(arguments.files)}",
+            advice="pass files that are not empty",
         )
     inputs = itertools.chain([first], inputs)
     if arguments.benchmark:
@@ -86,7 +86,7 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(arguments, name)
         if not 1 <= value <= LARGEST_NUMBER:
             raise UserError(
-                f"{spelled(name)} {value!s:.99} can't work: give 1 to {LARGEST_NUMBER:,}"
+                f"{spelled(name)} {value!s:.99} can't work", advice=f"give 1 to {LARGEST_NUMBER:,}"
             )
     return arguments
 
@@ -102,7 +102,9 @@ def choose_device(name: str) -> None:
         count = torch.accelerator.device_count()
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
-        raise UserError(f"--device {name} is not here: pass {' or '.join(names)}")
+        raise UserError(
+            f"--device {name} is not on this machine", advice=f"pass {' or '.join(names)}"
+        )
     os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
     if name != "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = name

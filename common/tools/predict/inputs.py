@@ -32,7 +32,7 @@ def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
 
 def read_standard_input() -> Iterator[str]:
     if sys.stdin is None:
-        raise UserError("standard input is closed: name files instead of -")
+        raise UserError("standard input is closed", advice="name files instead of -")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
     with reading("standard input", "pass lines in UTF-8"):
@@ -41,7 +41,9 @@ def read_standard_input() -> Iterator[str]:
 
 def read_texts(file: str) -> Iterator[str]:
     if os.path.isdir(file):
-        raise UserError(f"{file} is a folder, and this model reads texts: pass the files in it")
+        raise UserError(
+            f"{file} is a folder, and this model reads texts", advice="pass the files in it"
+        )
     with reading(file, "pass a file of lines in UTF-8, or - for standard input"):
         text = plain(Path(file)).read_text(encoding="utf-8-sig")
     # `splitlines` would also split at characters that end no line in a text file.
@@ -68,8 +70,8 @@ def images_in(folder: Path) -> list[str]:
 
     def refuse(problem: OSError) -> None:
         raise UserError(
-            f"{problem.filename} can't be read ({problem.strerror}): give this user the right to "
-            "read it, or pass other files"
+            f"{problem.filename} can't be read ({problem.strerror})",
+            advice="give this user the right to read it, or pass other files",
         )
 
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
@@ -82,7 +84,7 @@ def images_in(folder: Path) -> list[str]:
             if Path(name).suffix.lower() in suffixes and not name.startswith("."):
                 paths.append(os.path.join(parent, name))
     if not paths:
-        raise UserError(f"{folder} holds no images: pass image files, or a folder of them")
+        raise UserError(f"{folder} holds no images", advice="pass image files, or a folder of them")
     return sorted(paths)
 
 

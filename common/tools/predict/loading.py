@@ -50,10 +50,10 @@ def finished_model(run: Path) -> Path:
         UserError: there is no model, and why.
     """
     if not os.path.isdir(run):
-        raise UserError(f"{run} is no folder: pass a run that finished, such as runs/NAME")
+        raise UserError(f"{run} is no folder", advice="pass a run that finished, such as runs/NAME")
     status = present_status(run).status
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
-        raise UserError(f"{run} is {status} and has no model yet: {advice_to_go_on(run)}")
+        raise UserError(f"{run} is {status} and has no model yet", advice=advice_to_go_on(run))
     return model_folder(run, "")
 
 
@@ -80,8 +80,8 @@ def load_transformers_model(
     missing = loading["missing_keys"]
     if missing:  # Transformers fills these with random values
         raise UserError(
-            f"{folder} is no whole model, because {WEIGHTS} has no {min(missing)}: put a whole "
-            "copy of the folder back"
+            f"{folder} is an incomplete model, because {WEIGHTS} lacks {min(missing)}",
+            advice="put a whole copy of the folder back",
         )
     return model
 
@@ -96,7 +96,7 @@ def load_recipe_model(
     if "arguments" not in facts:
         name = model_class.__name__
         advice = f'add "arguments", those of {name}, to the description given to run.start'
-        raise UserError(f"{folder / FACTS} does not say how to build a {name}: {advice}")
+        raise UserError(f"{folder / FACTS} does not say how to build a {name}", advice=advice)
     advice = 'correct its "arguments", or name the file of the model by --recipe'
     with reading(str(folder / FACTS), advice):
         model = model_class(**facts["arguments"])
@@ -116,7 +116,7 @@ def class_of_recipe(
     class_name = str(facts.get("class"))
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-        raise UserError(f"{path} has no model {class_name}: name another file by --recipe")
+        raise UserError(f"{path} has no model {class_name}", advice="name another file by --recipe")
     return model_class
 
 
@@ -130,5 +130,5 @@ def own_recipe(folder: Path, facts: dict[str, Any]) -> Path:
     path = RECIPES / f"{name}.py"
     if Path(name).name != name or not path.is_file():
         advice = f"add --recipe {name}.py, or in a program pass it to load_model"
-        raise UserError(f"{folder} is of the recipe {name}: {advice}")
+        raise UserError(f"{folder} is of the recipe {name}", advice=advice)
     return path

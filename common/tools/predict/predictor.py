@@ -79,7 +79,7 @@ class Predictor:
         file = str(recipe or f"{self.facts.get('recipe')}.py")
         call = f"load_model({run!r}, {file!r})"
         advice = f"in a program, from common.tools.predict import load_model, then {call}"
-        raise UserError(f"{run} is no classifier of images or texts: load it {advice}")
+        raise UserError(f"{run} is no classifier of images or texts", advice=f"load it {advice}")
 
     def arranged(self, model: nn.Module) -> nn.Module:
         """Return the model in the form that evaluations use: without padding, or channels last."""
@@ -121,14 +121,18 @@ class Predictor:
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise UserError(
-                    f"a batch of {self.batch_size} does not fit into memory: lower --batch-size"
+                    f"a batch of {self.batch_size} does not fit into memory",
+                    advice="lower --batch-size",
                 ) from None
             raise
         # Batches hold samples of similar length, not in the order of the inputs.
         input_order = torch.cat(order.micro_batches()).argsort()
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
-            raise UserError(f"{self.folder}: the outputs are not finite: pass --mixed-precision no")
+            raise UserError(
+                f"{self.folder}: some outputs of the model are NaN or infinite",
+                advice="pass --mixed-precision no",
+            )
         return probabilities
 
     def images(self, inputs: Sequence[Any]) -> ImageSamples:
@@ -156,7 +160,9 @@ class Predictor:
         for row in rows:
             if len(row) != self.columns:
                 advice = "two texts with a tab between" if self.columns == 2 else "one text, no tab"
-                raise UserError(f"a line has {len(row)} texts ({row[0]:.60}): give {advice}")
+                raise UserError(
+                    f"a line has {len(row)} texts ({row[0]:.60})", advice=f"give {advice}"
+                )
         with reading(f"{self.folder}: its tokenizer", "put a whole copy of the folder back"):
             columns = list(zip(*rows, strict=True))
             arrays = encode(self.tokenizer, columns, self.facts["max_length"])

@@ -46,10 +46,13 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     arguments, flags = parser.parse_known_args(words)
     if arguments.trials is not None and arguments.trials < 1:
-        raise UserError(f"--trials {arguments.trials} can't work: give 1 or more")
+        raise UserError(f"--trials {arguments.trials} can't work", advice="give 1 or more")
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
-        raise UserError(f"--config-file {settings.config_file} is no file: name another")
+        raise UserError(
+            f"--config-file {settings.config_file} does not exist",
+            advice="pass a file of accelerate_configs/, or of `accelerate config`",
+        )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     settings = replace(
@@ -81,7 +84,7 @@ def saved_settings(
     if is_changed:
         searched = f"{settings.recipe} {' '.join(settings.flags)}"
         advice = "leave recipe and flags out to go on, or name another directory"
-        raise UserError(f"--study {arguments.study} searches {searched}: {advice}")
+        raise UserError(f"--study {arguments.study} searches {searched}", advice=advice)
     return settings
 
 
@@ -96,7 +99,10 @@ def new_settings(
     study = arguments.study
     if recipe is None:
         problem = "no recipe is named" if study is None else f"--study {study} holds no search"
-        raise UserError(f"{problem}: name a recipe first, such as recipes/resnet.py")
+        raise UserError(problem, advice="name a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
-        raise UserError(f"--study {study} holds something else than a search: name another")
+        raise UserError(
+            f"--study {study} is a folder that is not a search",
+            advice="name another folder, or a new one",
+        )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

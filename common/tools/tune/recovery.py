@@ -191,8 +191,8 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
 def refuse(run: RunRecord, difference: str) -> None:
     place = Path(run.source)
     raise UserError(
-        f"{place} is no trial of this search: it was run with {difference}: move it out of "
-        f"{place.parent}"
+        f"{place} is no trial of this search: it was run with {difference}",
+        advice=f"move {place.name} out of {place.parent}",
     )
 
 

@@ -101,8 +101,8 @@ class Search:
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
-                    f"no trial succeeds; {directory.name} {result.message}: remove the cause, or "
-                    "search other values"
+                    f"no trial succeeds; {directory.name} {result.message}",
+                    advice="correct what made it fail, or search other values",
                 )
 
     def trials(self) -> Iterator[Trial]:
@@ -153,7 +153,7 @@ class Search:
     def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
         if record.splits[0] != "validation":
             problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
-            self.refuse(trial, f"{problem}: let its data have a validation split")
+            self.refuse(trial, problem, "give its data a validation split")
 
     def result_of(self, trial: Trial, run: TrialRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
@@ -164,7 +164,9 @@ class Search:
         status = read_status(run.directory).status
         if status == "preempted":
             command = command_to_continue(self.directory)
-            raise UserError(f"{run.directory} was stopped from outside: go on with {command}")
+            raise UserError(
+                f"{run.directory} was stopped from outside", advice=f"go on with {command}"
+            )
         if record is None or status != "finished":
             reason = run.reason()
             trial.set_user_attr("reason", reason)
@@ -173,14 +175,14 @@ class Search:
         if value is None:
             problem = f"{run.directory.name} ended before its first evaluation on validation data"
             advice = "give --eval-every a number of updates, or train for longer"
-            self.refuse(trial, f"{problem}: {advice}")
+            self.refuse(trial, problem, advice)
         metric = describe(f"val/{self.objective.metric}")
         return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
 
-    def refuse(self, trial: Trial, message: str) -> NoReturn:
+    def refuse(self, trial: Trial, problem: str, advice: str) -> NoReturn:
         """Mark a trial as failed and end the search with a `UserError`."""
         self.study.tell(trial, state=TrialState.FAIL)
-        raise UserError(message)
+        raise UserError(problem, advice=advice)
 
     def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
         """Return the command that repeats the best trial and reaches the same figures.
@@ -204,7 +206,9 @@ def report(search: Search, recipe: Recipe) -> None:
     finished = finished_trials(search.study)
     ranked = [trial for trial in finished if (search.directory_of(trial) / "config.json").is_file()]
     if not ranked:
-        raise UserError("no trial finished: give more --trials, or a narrower range")
+        raise UserError(
+            "no trial finished", advice="pass a larger --trials, or a narrower range of values"
+        )
     directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
     show(compare(read_runs(directories)))
     metric = describe(f"val/{search.objective.metric}")

@@ -40,7 +40,10 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     for word, values in words_by_flag(words).items():
         name = word.removeprefix("--").replace("-", "_")
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
-            raise UserError(f"{word} is for one run alone: leave {word} out")
+            raise UserError(
+                f"{word} is a flag of single runs, which a search sets itself",
+                advice=f"leave {word} out",
+            )
         flag = spelled(name)
         distribution = None
         # In the value of a flag that names a file or a data set, a comma or a colon is a letter.
@@ -54,7 +57,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     check_with_recipe(space, shared, recipe)
     if len(space) < least:
         examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
-        raise UserError(f"there is nothing to search: give a flag {examples}")
+        raise UserError("there is nothing to search", advice=f"give a flag {examples}")
     return space, shared
 
 
@@ -111,7 +114,9 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         if not word.startswith("--"):
             if not values_of:
-                raise UserError(f"{word} belongs to no flag: write its flag before it")
+                raise UserError(
+                    f"{word} is a value without a flag", advice="write the flag before it"
+                )
             last_flag = next(reversed(values_of))
             values_of[last_flag].append(word)
             continue
@@ -120,7 +125,7 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
         if flag in values_of or opposite in values_of:  # only the last one would count
-            raise UserError(f"{flag} is given twice: leave one of them out")
+            raise UserError(f"{flag} is stated twice", advice="leave one of the two out")
         values_of[flag] = [value] if equals else []
     return values_of
 
@@ -142,7 +147,10 @@ def parse_values(
         return parse_range(flag, value, number)
     choices = tuple(dict.fromkeys(choice.strip() for choice in value.split(",")))
     if "" in choices and len(choices) > 1:
-        raise UserError(f"{flag} {value} has an empty choice: write all choices, or fewer commas")
+        raise UserError(
+            f"{flag} {value} has an empty choice",
+            advice="write a value between the commas, or remove one of the commas",
+        )
     return CategoricalDistribution(choices) if len(choices) > 1 else None
 
 
@@ -158,7 +166,7 @@ def parse_range(
         return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
     except ValueError as problem:
         advice = "write a range as low:high, or as low:high:log above 0"
-        raise UserError(f"{flag} {value} is no range ({problem}): {advice}") from None
+        raise UserError(f"{flag} {value} is no range ({problem})", advice=advice) from None
 
 
 def command_words(space: Space, values: Mapping[str, Any]) -> list[str]:

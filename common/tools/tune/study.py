@@ -43,13 +43,14 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
         trials = study.trials
     if saved_objective != str(objective):
         raise UserError(
-            f"{directory} is a search for {saved_objective}, not {objective}: name "
-            "another directory by --study"
+            f"{directory} is a search for {saved_objective}, not {objective}",
+            advice="name another directory by --study",
         )
     searched = {pair for trial in trials for pair in trial.distributions.items()}
     if searched - set(space.items()):
         raise UserError(
-            f"{path} belongs to another search than {directory}/search.json: move one of them away"
+            f"{path} belongs to another search than {directory}/search.json",
+            advice="move the file that does not belong here to another folder",
         )
     study.set_user_attr("objective", str(objective))
     seed_sampler(study, len(trials))
@@ -101,7 +102,7 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[No
         message = str(problem).partition("\n")[0]
         advice = "move it away, and the same command rebuilds it from the trials' directories"
         raise UserError(
-            f"{path} can't be used ({type(problem).__name__}): {message}: {advice}"
+            f"{path} can't be used ({type(problem).__name__}): {message}", advice=advice
         ) from None
 
 

@@ -55,7 +55,10 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             yield
     except Timeout:
-        raise UserError(f"{directory} is being used by another process: wait for it") from None
+        raise UserError(
+            f"{directory} is being used by another process",
+            advice="wait until it ends, or name another directory by --study",
+        ) from None
     except KeyboardInterrupt:
         say(f"stopped: go on with {command_to_continue}")
         raise SystemExit(130) from None

@@ -48,7 +48,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, flags = parser.parse_known_args(words)
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
-            "a flag stands before the recipe: name the recipe before its flags, such as "
-            "recipes/resnet.py"
+            "a flag stands before the recipe",
+            advice="name the recipe before its flags, such as recipes/resnet.py",
         )
     return arguments, flags

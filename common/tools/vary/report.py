@@ -8,14 +8,13 @@ from common.console import say
 from common.errors import UserError
 from common.files import write_text
 from common.system.platforms import shown_path
+from common.tables import markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import (
     FigureRow,
     arranged,
     figure_rows,
-    markdown_table,
-    print_table,
     warnings,
 )
 
@@ -37,15 +36,15 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]]) -> None:
     complete = {name: runs for name, runs in finished.items() if len(runs) == seeds}
     if not complete:
         raise UserError(
-            "no variant finished, so there is nothing to compare: look for the reasons above, and "
-            "give the same command again"
+            "no variant finished, so there is nothing to compare",
+            advice="correct what made the runs fail (see above), and repeat the command",
         )
     # One comparison for each seed, of all variants.
     comparisons = [compare(read_runs(runs)) for runs in zip(*complete.values(), strict=True)]
     corner = "" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     rows = [[corner, *complete], *rows_of_means(comparisons)]
     for warning in warnings(comparisons[0]):
-        say(f"to be compared with care: {warning}")
+        say(f"not a fair comparison: {warning}")
     print_table(arranged(rows))
     write_text(directory / "table.md", "\n".join(markdown_table(arranged(rows))) + "\n")
     if seeds > 1:

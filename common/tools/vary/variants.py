@@ -74,15 +74,22 @@ def run_variants(
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
-            raise UserError(f"--{name} has a range, which is for recipes tune: give choices a,b,c")
+            raise UserError(
+                f"--{name} has a range, which only `recipes tune` takes",
+                advice="pass choices with commas, such as 0.1,0.01",
+            )
     if seeds > 1 and ("seed" in space or "--seed" in shared):
-        raise UserError(f"--seeds {seeds} sets --seed to 0 to {seeds - 1}: leave --seed out")
+        raise UserError(
+            f"--seeds {seeds} sets --seed to 0 to {seeds - 1}", advice="leave --seed out"
+        )
     process_counts = list(dict.fromkeys(num_processes.split(",")))
     are_numbers = all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts)
     if seeds < 1:
-        raise UserError(f"--seeds {seeds} can't work: give 1 or more")
+        raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
     if not are_numbers:
-        raise UserError(f"--num-processes {num_processes:.99} can't work: give numbers such as 1,2")
+        raise UserError(
+            f"--num-processes {num_processes:.99} can't work", advice="give numbers such as 1,2"
+        )
     variants = list_variants(space, process_counts)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
@@ -98,7 +105,8 @@ def run_variants(
     failed = len(variants) * seeds - sum(map(len, finished.values()))
     if failed:
         raise UserError(
-            f"{failed} runs failed, for the reasons above: give the same command to try them again"
+            f"{failed} runs failed, for the reasons printed above",
+            advice="correct what made them fail, and repeat the command to try them again",
         )
 
 
@@ -118,7 +126,10 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
         name = name_of(count if len(process_counts) > 1 else "", values)
         variants[name] = Variant(name, count, command_words(space, values))
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
-        raise UserError("two variants would have the same name: give values that differ in letters")
+        raise UserError(
+            "two variants would have the same name",
+            advice="choose values that differ in a letter or a digit",
+        )
     return list(variants.values())
 
 
@@ -147,7 +158,8 @@ def claim(directory: Path, command: list[str]) -> None:
     content = {"asked": command}
     if claimed != content and set(os.listdir(directory)) - {".lock"}:
         raise UserError(
-            f"{directory} holds something else than these variants: name another --output-dir"
+            f"{directory} has files of something else than these variants",
+            advice="name another --output-dir",
         )
     write_json(directory / "vary.json", content)
 

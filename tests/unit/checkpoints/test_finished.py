@@ -38,7 +38,7 @@ def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
 def test_what_is_no_checkpoints_name_is_refused(tmp_path: Path, name: str) -> None:
     """Rather than taken for the start of the run, which would put all checkpoints aside."""
     save(tmp_path, 3)
-    with pytest.raises(UserError, match=f"{name} is no checkpoint's name"):
+    with pytest.raises(UserError, match=f"{name} is not a checkpoint's name"):
         newest_whole(tmp_path, named=name)
 
 
@@ -254,7 +254,7 @@ def test_checkpoint_before_the_first_one_is_refused_with_what_is_there(
     message = refused.value.message
     assert "no checkpoint up to step-00000002, and step-00000003 is its first" in message
     assert ("the newest one, step-00000006" in message) == is_newest_whole
-    assert ("put a whole copy back" in message) != is_newest_whole
+    assert ("put a whole copy of a checkpoint back" in message) != is_newest_whole
     assert len(step_folders(tmp_path)) == 2
 
 

@@ -131,7 +131,7 @@ def test_other_separator_is_no_column_of_one_name(tmp_path: Path) -> None:
 def test_line_for_spreadsheets_is_no_header(line: str, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text(f"{line}\nreview;label\n" + "good;yes\n" * 20)
-    assert "remove that line" in refusal(lambda: find_dialect(str(path)))
+    assert "remove this line" in refusal(lambda: find_dialect(str(path)))
 
 
 def test_zero_byte_is_no_sign_of_another_encoding(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_data_that_a_gpu_cannot_hold_are_refused(cuda: Cuda) -> None:
     split.num_bytes, cuda.free = 3 * 2**20, 2 * 2**20
     with pytest.raises(UserError) as error:
         Loader(split, EvaluationOrder(103, 10, 1, 0), GPU, "device")
-    assert "take 3 MiB, and 2 are free: pass workers" in error.value.message
+    assert "take 3 MiB, and 2 are free: pass --data-placement workers" in error.value.message
 
 
 def test_gpus_batches_come_from_pinned_indices(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     "types in parquet": (with_other_types, ("train-2.parquet", "label")),
     "no rows": (
         with_beside("sentence,label\n"),
-        ("test.csv", "has no rows: remove or fill it"),
+        ("test.csv", "has no rows: add rows to this file, or remove it"),
     ),
     "other columns in test": (with_beside("text,label\nx,a\n"), ("test.csv", "text")),
     "a list": (with_label([[1], [2]] * 6), ("--label-column", "label (List)")),

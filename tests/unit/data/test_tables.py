@@ -88,7 +88,7 @@ def test_one_class_only(tmp_path: Path) -> None:
     columns["label"] = [1] * 12
     folder = write_image_parquet(tmp_path / "one", {"train": columns})
     message = refusal(lambda: images(folder))
-    assert "one label" in message
+    assert "have the same label" in message
     assert "one" in message
 
 

@@ -46,7 +46,7 @@ def test_missing_call_is_named(name: str, run: Run) -> None:
 def test_loop_needs_its_beginning(call: str, run: Run) -> None:
     """The last of the calls that are missing."""
     arguments = () if call == "save" else (0.5,)
-    with pytest.raises(UserError, match=r"the recipe needs .*run\.(start|batches)\("):
+    with pytest.raises(UserError, match=r"the recipe has not called .*run\.(start|batches)\("):
         getattr(run, call)(*arguments)
 
 

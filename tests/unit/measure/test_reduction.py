@@ -260,7 +260,7 @@ def test_means_and_totals_stand_side_by_side() -> None:
         sums.record(1.0, None, 2)
         sums.add(2, loss=2.0)
 
-    with pytest.raises(UserError, match=r"'loss' is given to sums\.add and sums\.record"):
+    with pytest.raises(UserError, match=r"'loss' is given to both sums\.add and sums\.record"):
         on_ranks(1, both)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from common.errors import UserError
 from common.files import locked
 from common.flags import role_of
 from common.run_directory.directory import LOCK
-from common.run_directory.identity import signed_config
+from common.run_directory.identity import (
+    EditedConfigError,
+    insist_on_written_config,
+    signed_config,
+)
 from common.run_directory.resume import was_finished_meanwhile
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, other_value, parse, words, write_run
@@ -105,7 +110,9 @@ def test_a_checkpoint_is_gone_on_from_by_name(
     unbegun = tmp_path / "unbegun"
     unbegun.mkdir()
     (unbegun / "status.json").write_text('{"status": "running", "global_step": 0}')
-    with pytest.raises(UserError, match="unbegun: that run ended before training began: start it"):
+    with pytest.raises(
+        UserError, match=r"unbegun: that run ended before training began, .*: repeat"
+    ):
         parse(monkeypatch, "mnist_mlp", "--resume", unbegun)
     assert parse(
         monkeypatch, "mnist_mlp", "--resume", run, "--output-dir", tmp_path / "work" / ".." / "run"
@@ -121,7 +128,7 @@ def test_run_without_its_config_is_told_apart_from_none(
     run = write_run(tmp_path / "run", MLP())
     (run / "checkpoints" / "step-00000002").mkdir(parents=True)
     (run / "config.json").unlink()
-    with pytest.raises(UserError, match=r"run has checkpoints, but no config\.json: put that"):
+    with pytest.raises(UserError, match=r"run has checkpoints, but no config\.json: put the run's"):
         parse(monkeypatch, "mnist_mlp", "--resume", run / named)
 
 
@@ -255,7 +262,7 @@ def test_more_processes_than_samples_of_an_update_are_refused(
     """With what they hold, and what would make the update."""
     run = write_run(tmp_path / "run", MLP(batch_size=32))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="of 32 can't be accumulated of 32 × 3 processes: start as"):
+    with pytest.raises(UserError, match="32 is no multiple of batch size 32 × 3 processes"):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="32 × 2 processes: pass --batch-size 16"):
@@ -280,7 +287,7 @@ def test_effective_batch_sets_the_accumulation(
         assert (found.batch_size, found.gradient_accumulation_steps) == (batch, accumulation)
     with pytest.raises(UserError, match="effective batch is 192, and not 384"):
         parse(monkeypatch, "mnist_mlp", "--resume", run, asked[0], 384)
-    with pytest.raises(UserError, match=f"100 can't be accumulated of 64 × {processes} processes"):
+    with pytest.raises(UserError, match=f"is no multiple of batch size 64 × {processes}"):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 
 
@@ -322,3 +329,17 @@ def test_run_of_an_older_version_is_gone_on_with(
     path.write_text(json.dumps(facts))
     config = parse(monkeypatch, "mnist_mlp", "--resume", run)
     assert (config.seed, config.num_threads) == (4, None)
+
+
+def test_commands_in_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shell takes a path with a space or another of its signs as one word."""
+    run = write_run(Path("runs/my run; $HOME"), MLP(epochs=3))
+    with pytest.raises(UserError) as refused:
+        parse(monkeypatch, "mnist_mlp", "--resume", "auto")
+    command, _, _ = refused.value.advice.partition(",")
+    assert shlex.split(command)[-2:] == ["--resume", str(run)]
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"epochs": 3', '"epochs": 4'))
+    with pytest.raises(EditedConfigError) as edited:
+        insist_on_written_config(run, json.loads(path.read_text()))
+    assert shlex.split(edited.value.advice)[-2:] == ["--config", str(path)]

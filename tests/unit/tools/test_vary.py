@@ -59,7 +59,7 @@ def test_variants_are_run_once_and_compared_over_seeds(
     assert (folder / "picture.png").stat().st_size > 10_000
     assert "best accuracy" in capsys.readouterr().out
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
-    with pytest.raises(UserError, match="holds something else"):
+    with pytest.raises(UserError, match="has files of something else"):
         main(other)
 
 
@@ -78,15 +78,15 @@ def test_failed_variant_is_told_of(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--learning-rate", "0.1:1"], "--learning-rate has a range, .*: give choices a,b,c"),
+        (["--learning-rate", "0.1:1"], "--learning-rate has a range, .*: pass choices with commas"),
         (["--learning-rate", "0.1,1", "--seeds", "0"], "--seeds 0 can't work: give 1 or more"),
         (["--num-processes", "1,x"], "numbers such as 1,2"),
         (["--num-processes", "0,1"], "numbers such as 1,2"),
         (["--num-processes", "1,99999"], "numbers such as 1,2"),
         (["--seed", "3", "--seeds", "2"], "leave --seed out"),
         (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
-        (["--compile", "false,true", "--no-compile"], "--no-compile is given twice"),
-        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is given twice"),
+        (["--compile", "false,true", "--no-compile"], "--no-compile is stated twice"),
+        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is stated twice"),
         (["--hidden-sizes", "8 16,8  16"], "two variants would have the same name"),
         (["--resume", "auto"], "leave --resume out"),
     ],

@@ -14,7 +14,7 @@ import torch
 from common.objective import Objective
 from common.track.log import Log
 from common.track.media import confusion
-from common.track.trackers import wandb_mode
+from common.track.trackers import TrackerSettingsError, wandb_mode
 
 KEY = "0badc0de" * 5  # of the length that W&B expects of a key
 
@@ -90,3 +90,19 @@ def test_failing_tracker_never_stops_a_run(
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert [line["train/loss"] for line in lines] == [1.0, None]
     assert "no route" in capsys.readouterr().out
+
+
+def test_malformed_setting_of_a_tracker_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what to correct, in a sentence without a class's name, and the run goes on."""
+    log = log_with(Refusing(), tmp_path)
+    with log.tracking():
+        raise TrackerSettingsError("W&B rejects WANDB_MODE='junk'", "correct or unset WANDB_MODE")
+    assert log.tracker is None
+    expected = (
+        "the run is not tracked, only metrics.jsonl is written, because W&B rejects "
+        "WANDB_MODE='junk': correct or unset WANDB_MODE\n"
+    )
+    assert capsys.readouterr().out == expected
+    log.finish({})

@@ -68,18 +68,24 @@ def test_histogram_counts_each_finite_value(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (lambda m: m.images("x", torch.zeros(3, 8), None, 0), r"shape \[3, 8\]"),
-        (lambda m: m.images("x", torch.zeros(1, 2, 8, 8), None, 0), "1, 3 or 4 channels"),
+        (lambda m: m.images("x", torch.zeros(3, 8), None, 0), r"shape \[3, 8\]: pass a tensor"),
+        (lambda m: m.images("x", torch.zeros(1, 2, 8, 8), None, 0), "with 1, 3 or 4 channels"),
         (
             lambda m: m.images("x", torch.zeros(1, 1, 8, 8), ["a", "b"], 0),
-            "1 images and 2 captions",
+            "1 images and 2 captions: pass one caption for each image",
         ),
-        (lambda m: m.images("x", [], None, 0), "no images"),
-        (lambda m: m.images("x", "text", None, 0), "x is not logged"),
-        (lambda m: m.table("x", ["a"], [[1, 2]], 0), "1 columns, and a row of 2 cells"),
-        (lambda m: m.table("x", None, 3, 0), "x is not logged"),
-        (lambda m: m.histogram("x", [], 0), "no values"),
-        (lambda m: m.histogram("x", "text", 0), "x is not logged"),
+        (lambda m: m.images("x", [], None, 0), "no images: pass a tensor of at least one image"),
+        (
+            lambda m: m.images("x", "text", None, 0),
+            "x is not logged .*: pass a tensor of at least one image",
+        ),
+        (
+            lambda m: m.table("x", ["a"], [[1, 2]], 0),
+            "row of 2 cells: pass one cell for each column",
+        ),
+        (lambda m: m.table("x", None, 3, 0), "x is not logged .*: pass a list of names"),
+        (lambda m: m.histogram("x", [], 0), "no values: pass a tensor, or a list"),
+        (lambda m: m.histogram("x", "text", 0), "x is not logged .*: pass a tensor, or a list"),
     ],
 )
 def test_mistakes_are_warnings(

@@ -83,7 +83,7 @@ def test_folder_that_cannot_be_written_is_said(
     assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "run"
     said = capsys.readouterr().out
     assert said.startswith("WANDB_DIR ")
-    assert said.endswith(f"W&B's files go to {tmp_path}/run\n")
+    assert said.endswith(f"W&B's files go to {tmp_path}/run instead\n")
     assert "\0" not in said
 
 

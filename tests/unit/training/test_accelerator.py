@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate.commands import launch
+from accelerate.utils.environment import parse_flag_from_env
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.system import devices
+from common.system.devices import is_cpu_asked_for
+from common.system.machine import FALSE_WORDS, TRUE_WORDS
 from common.track import facts
 from common.training import accelerator
 
@@ -282,3 +285,44 @@ def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.Monke
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")
     with pytest.raises(UserError, match=f"ACCELERATE_USE_{setting}=true asks for"):
         accelerator.build_accelerator(TrainingConfig())
+
+
+@pytest.mark.parametrize("variable", accelerator.YES_OR_NO)
+@pytest.mark.parametrize("value", ["junk", "", "2"])
+def test_malformed_yes_or_no_is_named(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    expected = f"{variable} is {value!r}, .*: set {variable} to true or false, or unset it$"
+    with pytest.raises(UserError, match=expected):
+        accelerator.build_accelerator(TrainingConfig())
+
+
+@pytest.mark.parametrize("value", [*TRUE_WORDS, *FALSE_WORDS, "True", "FALSE"])
+def test_words_for_yes_and_no_are_those_of_accelerate(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run and Accelerate read the same device from the variable."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", value)
+    accelerator.refuse_malformed_variables()
+    assert is_cpu_asked_for() is parse_flag_from_env("ACCELERATE_USE_CPU")
+
+
+@pytest.mark.parametrize("value", ["junk", "fp8", "fp32"])
+def test_unknown_precision_of_the_launcher_is_named(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` would follow it; a precision that the command line states replaces it."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", value)
+    with pytest.raises(UserError, match=f"ACCELERATE_MIXED_PRECISION is '{value}', .*: set"):
+        accelerator.choose_precision("auto", use_cpu=True)
+    assert accelerator.choose_precision("no", use_cpu=True) == "no"
+
+
+@pytest.mark.parametrize("value", ["", "no", "NO"])
+def test_no_precision_of_the_launcher_leaves_the_choice(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", value)
+    best = accelerator.best_precision(use_cpu=True)
+    assert accelerator.choose_precision("auto", use_cpu=True) == best

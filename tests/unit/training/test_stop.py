@@ -94,7 +94,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
         (errno.ENOTDIR, "in its place", False),
         (errno.EFBIG, "ulimit -f", False),
         (errno.ENAMETOOLONG, "choose a shorter name", False),
-        (errno.EBUSY, "remove the cause", False),
+        (errno.EBUSY, "check this path and its disk", False),
     ],
     ids=lambda value: str(value),
 )

@@ -192,7 +192,7 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     del weights["bert.encoder.layer.0.output.dense.weight"]
     write_tensors(folder / "model.safetensors", weights)
     (folder / "model.json").write_text(json.dumps(facts))  # without the digest
-    with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
+    with pytest.raises(UserError, match=r"lacks bert\.encoder\.layer\.0\.output\.dense\.weight"):
         Predictor(folder)
 
 
@@ -200,7 +200,7 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
     """They would be no JSON, and their order no answer."""
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
-    with pytest.raises(UserError, match=r"model: the outputs are not finite: pass"):
+    with pytest.raises(UserError, match="some outputs of the model are NaN or infinite: pass"):
         predictor([Image.new("RGB", (2, 2), "white")])
 
 
@@ -252,8 +252,11 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
             "--batch-size 9+ can't work: give 1 to 65,536",
         ),
         (("run", "train.py", "--top-k", "0"), "--top-k 0 can't work: give 1 to 65,536"),
-        (("run", "train.py", "--device", "abacus"), "--device abacus is not here: pass cpu"),
-        (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not here"),
+        (
+            ("run", "train.py", "--device", "abacus"),
+            "--device abacus is not on this machine: pass cpu",
+        ),
+        (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not on this machine"),
         (("run", ""), "nothing to predict"),
         (("run", "-"), "nothing to predict"),
         (("run", "train.py", "--recipe", "none.py"), r"none\.py is no file"),
@@ -347,5 +350,5 @@ def test_device_that_torch_is_only_built_for_is_refused(monkeypatch: pytest.Monk
         return None if check_available else torch.device("cuda")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_gpus)
-    with pytest.raises(UserError, match="--device cuda is not here: pass cpu"):
+    with pytest.raises(UserError, match="--device cuda is not on this machine: pass cpu"):
         choose_device("cuda")

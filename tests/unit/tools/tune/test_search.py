@@ -109,8 +109,8 @@ def test_names_are_not_searched() -> None:
         (["--batch-size", "0:64"], "--batch-size 0 can't work"),
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
         (["--resume", "auto", *RATES], "leave --resume out"),
-        (["stray", *RATES], "stray belongs to no flag"),
-        ([*RATES, *RATES], "given twice"),
+        (["stray", *RATES], "stray is a value without a flag"),
+        ([*RATES, *RATES], "stated twice"),
     ],
 )
 def test_mistakes_are_found_before_any_trial(words: list[str], sentence: str) -> None:
@@ -401,13 +401,13 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
     )
     assert (directory, settings.trials) == (study, 1)
-    with pytest.raises(UserError, match="something else"):
+    with pytest.raises(UserError, match="not a search"):
         read_command_line([str(STUB), "--study", str(study / "trial-000")])
     with pytest.raises(UserError, match="name a recipe"):
         read_command_line(["--study", str(tmp_path / "none")])
     with pytest.raises(UserError, match="1 or more"):
         read_command_line([str(STUB), "--trials", "0"])
-    with pytest.raises(UserError, match="is no file"):
+    with pytest.raises(UserError, match=r"none\.yaml does not exist"):
         read_command_line([str(STUB), "--config-file", "none.yaml"])
 
 
