@@ -1,13 +1,13 @@
 """Saves a run's checkpoints, and restores the newest one when the run is resumed."""
 
 from pathlib import Path
-from typing import Any
 
-from common.checkpoints.state import restore_newest
+from common.checkpoints.state import State, restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
 from common.flags import role_of
 from common.lifecycle.stages import Context, StartedRun
+from common.track.names import Facts
 from common.training.drift import insist_on_equal_weights, networks_of
 from common.training.evaluation import Best
 
@@ -34,7 +34,7 @@ def compare_weights(context: Context) -> None:
     insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
-def identity(started: StartedRun) -> dict[str, Any]:
+def identity(started: StartedRun) -> Facts:
     """Return the facts by which a resume recognises its checkpoints.
 
     They become part of the manifest. A resume compares them with its own.
@@ -62,7 +62,7 @@ def identity(started: StartedRun) -> dict[str, Any]:
     }
 
 
-def fixed_flags(config: TrainingConfig) -> dict[str, Any]:
+def fixed_flags(config: TrainingConfig) -> dict[str, object]:
     """Return the flags that a resume can't change, except those that it resolves again."""
     return {
         name: value
@@ -71,7 +71,7 @@ def fixed_flags(config: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> dict[str, Any] | None:
+def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> State | None:
     """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
 
     Returns:
