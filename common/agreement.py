@@ -16,7 +16,7 @@ a sharded model starts from (`common.training.sharding`).
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from common.errors import LETTING_GO, UserError
 from common.system.machine import is_main_rank
@@ -40,16 +40,17 @@ def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
     """
     from accelerate.utils import broadcast_object_list
 
-    answer: list[Any] = [None]
+    answer: list[Answer | UserError | None] = [None]
     if is_main_rank():
         try:
             answer = [choose()]
         except UserError as error:
             answer = [error]
     broadcast_object_list(answer)
-    if isinstance(answer[0], UserError):
-        raise answer[0]
-    return answer[0]
+    decision = answer[0]
+    if isinstance(decision, UserError):
+        raise decision
+    return cast("Answer", decision)
 
 
 def gather_from_ranks(accelerator: "Accelerator", value: Value) -> list[Value]:

@@ -10,14 +10,14 @@ import sys
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Protocol, TypeVar, get_args, get_type_hints
 
 from common.console import spare_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
 from common.run_directory.directory import refuse_to_resume
-from common.run_directory.resume import resumed_config, with_effective_batch
+from common.run_directory.resume import ResumableConfig, resumed_config, with_effective_batch
 from common.system.machine import is_main_rank
 
 # A password or token before a host (https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host),
@@ -34,7 +34,16 @@ GROUPS = {
     "tracking": "tracker",
 }
 
-ConfigType = TypeVar("ConfigType", bound=Any)
+
+class ParsableConfig(ResumableConfig, Protocol):
+    """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
+
+    evaluate_only: bool
+
+    def validate(self) -> None: ...
+
+
+ConfigType = TypeVar("ConfigType", bound=ParsableConfig)
 
 
 def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
@@ -113,7 +122,7 @@ def parse_words(
         console_outputs=is_main_rank(),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
     )
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for group in vars(parsed_groups).values():
         values |= vars(group)
     return config_class(**values)
@@ -132,14 +141,14 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
 
 
 @functools.cache  # tyro, too, caches what it finds out about a type
-def groups_of(config_class: type) -> list[Any]:
+def groups_of(config_class: type) -> list[type]:
     """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
     types = get_type_hints(config_class)
     shared_flags = config_class.__mro__[-2].__annotations__
     comments: dict[str, str] = {}
     for owner in reversed(config_class.__mro__[:-1]):
         comments |= comments_of(owner)
-    groups: dict[str, list[tuple[str, Any]]] = {name: [] for name in (*GROUPS, "recipe")}
+    groups: dict[str, list[tuple[str, object]]] = {name: [] for name in (*GROUPS, "recipe")}
     group_of_first_flag = {first: name for name, first in GROUPS.items()}
     group = "recipe"
     for field in fields(config_class):
@@ -153,7 +162,7 @@ def groups_of(config_class: type) -> list[Any]:
     return [make_dataclass("Flags", classes.items()), *classes.values()]
 
 
-def argument_of(flag_type: Any, comment: str) -> Any:
+def argument_of(flag_type: object, comment: str) -> object:
     """Return a flag's type as tyro takes it, with its help."""
     import tyro
 

@@ -10,8 +10,10 @@ from common.flags import flag
 
 __all__ = ["TrainingConfig", "parse_config"]
 
-data, pace = partial(flag, role="data"), partial(flag, role="pace")
-record, once = partial(flag, role="record"), partial(flag, role="once")
+data = partial(flag, role="data")
+pace = partial(flag, role="pace")
+record = partial(flag, role="record")
+once = partial(flag, role="once")
 count = partial(flag, least=1, most=10**9)  # more is a slip of the hand
 
 

@@ -86,7 +86,8 @@ def spare_tool_output() -> None:
 def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:
     stdout = sys.stdout
     if type(stdout) is io.TextIOWrapper:
-        encoding, line_buffering = stdout.encoding, stdout.line_buffering or by_line
+        encoding = stdout.encoding
+        line_buffering = stdout.line_buffering or by_line
         sys.stdout = output_class(stdout.detach(), encoding, PLAIN, line_buffering=line_buffering)
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors=PLAIN)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -25,6 +25,9 @@ PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing 
 MOST_WORDS = 300  # characters of a library's message that a sentence repeats
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
 SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
+# A JSON object as Python reads it. Only `common.run_directory.records` knows the structure of a
+# file, so here nothing is known about the values.
+JsonObject = dict[str, Any]
 # NaN and infinities, which Python writes although JSON has no names for them, become None.
 parse = partial(json.loads, parse_constant=lambda name: None)
 
@@ -81,12 +84,12 @@ def write_text(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a value as a JSON file, or replace it; NaN and infinities become null."""
     write_text(path, json.dumps(json_safe(value), indent=2) + "\n")
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> Any:
     """Return a nested value that JSON can express: NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {name: json_safe(item) for name, item in value.items()}
@@ -109,7 +112,7 @@ def open_to_append(path: Path) -> TextIO:
         return plain(path).open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
-def has_moved(before: Any, now: Any) -> bool:
+def has_moved(before: object, now: object) -> bool:
     """Whether a user has moved a file or folder: an absolute path before is gone, one now exists.
 
     Values that are no paths have not moved.
@@ -118,7 +121,7 @@ def has_moved(before: Any, now: Any) -> bool:
     return is_gone and isinstance(now, str) and os.path.exists(now)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Return the JSON object in a file; a `UserError` if it is missing or can't be read."""
     value = read_json_if_there(path)
     if value is None:
@@ -126,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json_if_there(path: Path) -> dict[str, Any] | None:
+def read_json_if_there(path: Path) -> JsonObject | None:
     """Return the JSON object in a file; None if there is no such file.
 
     Raises:
@@ -152,9 +155,7 @@ def advice_to_read(error: BaseException) -> str:
     return PUT_BACK
 
 
-def read_lines(
-    path: Path, key: str, say: Callable[[str], None] | None = None
-) -> list[dict[str, Any]]:
+def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -> list[JsonObject]:
     """Return the rows of a file with one JSON object per line, such as `metrics.jsonl`.
 
     A last line that is only half written is left out. A missing file has no rows.
@@ -184,12 +185,12 @@ def read_lines(
     return rows
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: object) -> str:
     """Return the SHA-256 of a value as JSON; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def signed(value: Mapping[str, Any]) -> dict[str, Any]:
+def signed(value: Mapping[str, object]) -> JsonObject:
     """Return a JSON object with the digest of its other entries as ``sha256``.
 
     An object that was written so equals its `signed` again, unless it has been edited.
@@ -258,8 +259,14 @@ def replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def receipt_of(path: Path) -> dict[str, Any]:
-    """Return a file's ``size`` in bytes and its ``sha256``."""
+class FileReceipt(TypedDict):
+    """The size and the digest of a file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+def receipt_of(path: Path) -> FileReceipt:
     with plain(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}

@@ -7,9 +7,12 @@ import reprlib
 import sys
 import typing
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance  # a recipe's `Config` with its values
 
 
 class Role(NamedTuple):
@@ -56,8 +59,19 @@ MERELY_COPY = (
 )
 
 
+class FlagFacts(TypedDict):
+    """What a flag states at its field, besides its type and default."""
+
+    limits: tuple[float | None, float | None]  # the least and the largest number
+    role: str  # a key of `ROLES`
+
+
 def flag(
-    default: Any, least: float | None = None, most: float | None = None, *, role: str = "learning"
+    default: object,
+    least: float | None = None,
+    most: float | None = None,
+    *,
+    role: str = "learning",
 ) -> Any:
     """Return a dataclass field for a flag. The comment at the field is the flag's help.
 
@@ -68,7 +82,7 @@ def flag(
     return dataclasses.field(default=default, metadata={"limits": (least, most), "role": role})
 
 
-def stated(config_class: type, name: str) -> Mapping[str, Any]:
+def stated(config_class: type, name: str) -> FlagFacts:
     """Return the ``limits`` and ``role`` of a flag.
 
     A class that only overrides a default keeps what the class it inherits from states.
@@ -76,8 +90,8 @@ def stated(config_class: type, name: str) -> Mapping[str, Any]:
     for owner in config_class.__mro__:
         field = vars(owner).get("__dataclass_fields__", {}).get(name)
         if field is not None and field.metadata:
-            metadata: Mapping[str, Any] = field.metadata
-            return metadata
+            facts: FlagFacts = field.metadata
+            return facts
     return {"limits": (None, None), "role": "learning"}
 
 
@@ -91,7 +105,7 @@ def spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_limits(config: Any) -> None:
+def check_limits(config: "DataclassInstance") -> None:
     """Raise a `UserError` for the first value that is outside of its flag's limits."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -103,7 +117,7 @@ def check_limits(config: Any) -> None:
                 )
 
 
-def outside(config_class: type, name: str, value: Any) -> str | None:
+def outside(config_class: type, name: str, value: object) -> str | None:
     """Return the values that a flag allows, if it does not allow this one; None if it does.
 
     Args:
@@ -143,7 +157,7 @@ def is_name(value: str) -> bool:
         return False
 
 
-def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def from_json(config_class: type, values: Mapping[str, object], source: str) -> dict[str, Any]:
     """Return flags that JSON holds, with tuples in place of its lists.
 
     Args:
@@ -164,7 +178,7 @@ def from_json(config_class: type, values: Mapping[str, Any], source: str) -> dic
     return flags
 
 
-def outside_type(expected_type: Any, value: Any) -> str | None:
+def outside_type(expected_type: Any, value: object) -> str | None:
     """Return the name of the expected type if a value has another one; None if it fits."""
     # Imported here because `--help` does not need it.
     from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -179,7 +193,7 @@ def outside_type(expected_type: Any, value: Any) -> str | None:
     return None
 
 
-def outside_limits(config_class: type, name: str, value: Any) -> str | None:
+def outside_limits(config_class: type, name: str, value: object) -> str | None:
     """Return the flag's limits if a value, or an item of a tuple, is outside of them."""
     for item in value if isinstance(value, tuple) else [value]:
         wanted = outside(config_class, name, item)
@@ -188,18 +202,18 @@ def outside_limits(config_class: type, name: str, value: Any) -> str | None:
     return None
 
 
-def record_reads(config: Any) -> None:
+def record_reads(config: "DataclassInstance") -> None:
     """Note from now on which flags code looks at, until `stop_recording`.
 
     The object gets a class of its own, derived from its class, which it seems to be still.
     """
-    config_class: Any = type(config)
+    config_class = type(config)
     if hasattr(config_class, "flags_read"):
         return
     names = frozenset(field.name for field in dataclasses.fields(config))
     flags_read: set[str] = set()
 
-    def look_up(self: Any, name: str) -> Any:
+    def look_up(self: "DataclassInstance", name: str) -> object:
         if name in names and is_use(sys._getframe(1).f_globals.get("__name__", ""), name):
             flags_read.add(name)
         return config_class.__getattribute__(self, name)
@@ -221,22 +235,22 @@ def is_use(module: str, name: str) -> bool:
     return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
 
 
-def from_values(config_class: type, values: Mapping[str, Any]) -> Any:
+def from_values(config_class: type, values: Mapping[str, object]) -> object:
     return config_class(**values)
 
 
-def set_class(config: Any, config_class: type) -> None:
+def set_class(config: object, config_class: type) -> None:
     """Change an object's class, also where it hides that it has another one."""
     vars(object)["__class__"].__set__(config, config_class)
 
 
-def mark_read(config: Any, *names: str) -> None:
+def mark_read(config: object, *names: str) -> None:
     """Note that flags have taken effect."""
     flags_read: set[str] = getattr(type(config), "flags_read", set())
     flags_read.update(names)
 
 
-def stop_recording(config: Any) -> set[str]:
+def stop_recording(config: "DataclassInstance") -> set[str]:
     """Return the flags that were read, and give the object its own class back."""
     flags_read = getattr(type(config), "flags_read", None)
     if flags_read is None:
@@ -245,7 +259,7 @@ def stop_recording(config: Any) -> set[str]:
     return flags_read
 
 
-def unread_flags(config: Any, stated_values: Mapping[str, Any]) -> list[str]:
+def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object]) -> list[str]:
     """Return the flags that were stated, change what is learned, and were not read; in their order.
 
     Args:
@@ -264,7 +278,7 @@ def unread_flags(config: Any, stated_values: Mapping[str, Any]) -> list[str]:
     return unread
 
 
-def refuse_flag(config: Any, name: str, recipe: str) -> None:
+def refuse_flag(config: object, name: str, recipe: str) -> None:
     """Raise a `UserError` for a flag that has no effect though it was stated.
 
     Args:

@@ -7,10 +7,9 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from common.agreement import ask_rank_zero
-from common.files import read_json_if_there, reading
+from common.files import JsonObject, read_json_if_there, reading
 from common.run_directory.directory import FACTS, WEIGHTS, insist_on_written_weights, model_folder
 
 PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
@@ -61,7 +60,7 @@ def weights_file(path: str | Path) -> Path:
     return model_folder(path) / WEIGHTS
 
 
-def initial_facts(path: str | None) -> dict[str, Any]:
+def initial_facts(path: str | None) -> JsonObject:
     """Return the facts about the model that `--init-from` names.
 
     These are `mean`, `std` and `channels` of images and, of a run's model, `class_names` and all

@@ -6,8 +6,6 @@ Instead, code in `common` computes a resolved value and returns it, and the run 
 `ConfigResolution.resolve`.
 """
 
-from typing import Any
-
 from common.config import TrainingConfig
 from common.run_directory.records import Flags
 
@@ -19,9 +17,9 @@ class ConfigResolution:
         self.config = config
         # As the command line stated them. Later attempts take those of the first attempt.
         self.stated: Flags = dict(vars(config))
-        self.resolved: Flags = {}  # what `resolve` has changed
+        self.resolved: dict[str, object] = {}  # what `resolve` has changed
 
-    def resolve(self, **values: Any) -> None:
+    def resolve(self, **values: object) -> None:
         """Set flags by name, and note those whose value changes.
 
         Raises:

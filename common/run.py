@@ -12,11 +12,14 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.console import DISPLAY
 from common.data.batch import Data, Work, refuse_unread
 from common.data.loader import Loader, make_loaders
+from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError, let_main_rank_exit_first
 from common.flags import mark_read, record_reads
 from common.lifecycle import ending, saving, starting
@@ -27,6 +30,7 @@ from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, StartedRun, reached
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
+from common.measure.values import Metrics
 from common.objective import PREFIXES
 from common.track.names import Facts
 from common.training.accelerator import (
@@ -54,7 +58,7 @@ class Run:
         recipe_file: str,
         objective: str,
         *,
-        ddp: Mapping[str, Any] | None = None,
+        ddp: Mapping[str, object] | None = None,
         rehearse: bool = True,
     ) -> None:
         """Build the Accelerator and take the directory.
@@ -147,13 +151,20 @@ class Run:
             default_epochs: the number of epochs where no flag states one, by the name of the data
                 set, with ``"other"`` for all other data sets.
         """
-        plan = Plan(self.config, train_loader.order, self.data.name, default_epochs)
+        order = train_loader.order
+        assert isinstance(order, TrainingOrder)
+        plan = Plan(self.config, order, self.data.name, default_epochs)
         self.context.resolution.resolve(epochs=plan.epochs)
         self.settled_plan = plan
         DISPLAY.doing = "building the model"
 
     def keep(
-        self, *, model: nn.Module, optimizer: Any, scheduler: Any = None, **others: Any
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Stateful | None = None,
+        **others: Stateful | None,
     ) -> None:
         """Name the parts that each checkpoint saves.
 
@@ -166,7 +177,8 @@ class Run:
             UserError: the Accelerator prepared a part that is not named here.
         """
         all_parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
-        parts = {name: part for name, part in all_parts.items() if part is not None}
+        # An optimizer may be of any class that has `param_groups`.
+        parts: dict[str, Any] = {name: part for name, part in all_parts.items() if part is not None}
         for name, part in parts.items():
             bare_part = getattr(part, "optimizer", part)
             leave_unfit_fused_path(bare_part, self.device)
@@ -268,13 +280,13 @@ class Run:
         self.save()
         self.leave()
 
-    def clip_grad_norm_(self, model: nn.Module, optimizer: Any) -> None:
+    def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place, and skip the update if it is not finite."""
         if not self.are_flags_checked:
             mark_read(self.config, "max_grad_norm")
         self.context.guard.clip(model, optimizer)
 
-    def record(self, loss: torch.Tensor | float, metrics: Mapping[str, Any] | None = None) -> None:
+    def record(self, loss: torch.Tensor | float, metrics: Metrics | None = None) -> None:
         """Record a micro-batch, and write a log line when an interval is over.
 
         Only a log line synchronises with the device.

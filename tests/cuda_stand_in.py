@@ -21,6 +21,7 @@ from accelerate.utils import recursively_apply
 from accelerate.utils import send_to_device as really_send
 
 from common.system import devices
+from common.system.devices import trials
 
 NVML = (
     *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"),
@@ -93,7 +94,7 @@ class Cuda:
         tried = ("has_float64", "has_generator", "has_pinned_memory", "has_streams")
         for name in tried:
             for device in (torch.device("cuda"), torch.device("cuda", 0)):
-                monkeypatch.setitem(devices.ANSWERS, (name, device), True)
+                monkeypatch.setitem(trials.ANSWERS, (name, device), True)
 
     @property
     def current(self) -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from pydantic import JsonValue
 from torch import nn
 
 from common.agreement import ask_rank_zero
@@ -68,7 +67,7 @@ class RunIdentity(TypedDict):
     recipe: str
     model: str
     objective: str
-    flags: dict[str, JsonValue]  # those that a resume can't change
+    flags: dict[str, object]  # those that a resume can't change
     parts_described: dict[str, PartDescription]
     global_step: int
     global_sample_index: int  # in the epoch
@@ -380,7 +379,7 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
 
 
 def insist_on_flags(
-    path: Path, saved_flags: object, present_flags: Mapping[str, JsonValue] | None
+    path: Path, saved_flags: object, present_flags: Mapping[str, object] | None
 ) -> None:
     """Raise a `UserError` if flags have other values than the saved ones.
 

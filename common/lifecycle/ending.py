@@ -1,7 +1,6 @@
 """The end of a run that reached its end: final figures, the exported model, the summary."""
 
 from collections.abc import Callable
-from typing import Any
 
 from common.agreement import wait_for_ranks
 from common.checkpoints import export
@@ -75,7 +74,7 @@ def end_training(context: Context, log_training: Callable[[], None]) -> None:
         compare_weights(context)
 
 
-def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[str, Any]:
+def summarize(context: Context, final_figures: Facts, kept_step: int) -> Facts:
     """Return the contents of `summary.json`."""
     summary = {**context.logs.latest, **final_figures}
     if not context.config.evaluate_only:

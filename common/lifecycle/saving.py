@@ -1,8 +1,8 @@
 """Saves a run's checkpoints, and restores the newest one when the run is resumed."""
 
 from pathlib import Path
-from typing import Any
 
+from common.checkpoints.kinds import State
 from common.checkpoints.state import RunIdentity, restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
@@ -59,7 +59,7 @@ def identity(started: StartedRun) -> RunIdentity:
     }
 
 
-def fixed_flags(config: TrainingConfig) -> dict[str, Any]:
+def fixed_flags(config: TrainingConfig) -> dict[str, object]:
     """Return the flags that a resume can't change, except those that it resolves again."""
     return {
         name: value
@@ -68,7 +68,7 @@ def fixed_flags(config: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> dict[str, Any] | None:
+def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> State | None:
     """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
 
     Returns:

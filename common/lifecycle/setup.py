@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts
@@ -26,7 +25,7 @@ from common.training.stop import StopAgreement, StopRequest
 
 
 def set_up(
-    config: TrainingConfig, recipe_file: Path, objective: str, ddp: Mapping[str, Any] | None
+    config: TrainingConfig, recipe_file: Path, objective: str, ddp: Mapping[str, object] | None
 ) -> Context:
     """Build the Accelerator, take the run directory, and make the parts that need no data.
 
@@ -62,7 +61,7 @@ def set_up(
 
 
 def take_directory(
-    config: TrainingConfig, recipe: str, objective: str, ddp: Mapping[str, Any] | None
+    config: TrainingConfig, recipe: str, objective: str, ddp: Mapping[str, object] | None
 ) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
     """Parse the objective, build the Accelerator, and take the run directory.
 

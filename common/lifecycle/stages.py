@@ -10,9 +10,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
+from torch.optim import Optimizer
 
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts
@@ -84,9 +85,9 @@ class KeptParts:
     """What the recipe keeps in checkpoints."""
 
     model: nn.Module  # as Accelerate prepared it
-    optimizer: Any
+    optimizer: Optimizer  # as Accelerate prepared it
     bare_model: nn.Module
-    optimizers: Mapping[str, Any]  # by the names that `run.keep` was given
+    optimizers: Mapping[str, Optimizer]  # by the names that `run.keep` was given
 
 
 @dataclass(frozen=True)

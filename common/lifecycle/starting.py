@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerate.utils import set_seed
 
 from common.checkpoints import export
+from common.checkpoints.state import State
 from common.console import say
 from common.data.iterable import IterableSamples
 from common.flags import mark_read
@@ -130,7 +130,7 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     parts.add("best", context.best)
     if context.accelerator.scaler is not None:
         parts.add("scaler", context.accelerator.scaler)
-    samples: Any = loaded.loaders["train"].samples
+    samples = loaded.loaders["train"].samples
     if isinstance(samples, IterableSamples):
         parts.add("samples", samples, shared=False)
     parts.add("meters", context.meters, shared=False)
@@ -214,7 +214,7 @@ def tell_other_device(kind_before: str, kind_now: str) -> None:
         )
 
 
-def seed_generators(context: Context, random_states: dict[str, Any] | None) -> None:
+def seed_generators(context: Context, random_states: State | None) -> None:
     """Seed the random generators, or restore `random_states` where a resume has them.
 
     This is the last step before the loop, because any earlier step may draw random numbers.

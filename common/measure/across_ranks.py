@@ -1,7 +1,6 @@
 """Sums over all ranks of values that ranks may lack, in one collective."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -26,16 +25,19 @@ def sum_over_ranks(
         UserError: a sum has different shapes on two ranks.
     """
     if devices.has_float64(accelerator.device):
-        options: Any = {"device": accelerator.device, "dtype": torch.float64}
-        values = {key: torch.as_tensor(value, **options) for key, value in local_sums.items()}
+        device = accelerator.device
+        values = {
+            key: torch.as_tensor(value, device=device, dtype=torch.float64)
+            for key, value in local_sums.items()
+        }
     else:
-        options = {"dtype": torch.float64}
+        device = torch.device("cpu")
         values = on_host(local_sums)
     shapes = common_shapes(accelerator, {key: value.shape for key, value in values.items()})
     # All sums go into one tensor, so that one collective is enough.
     flat_values = []
     for key, shape in shapes.items():
-        value = values.get(key, torch.zeros(shape, **options))
+        value = values.get(key, torch.zeros(shape, device=device, dtype=torch.float64))
         flat_values.append(value.flatten())
     sizes = [len(flat) for flat in flat_values]
     flat_sums = reduce_numbers(accelerator, torch.cat(flat_values), "sum").split(sizes)

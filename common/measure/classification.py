@@ -1,14 +1,13 @@
 """Ready-made figures for single-label classification: accuracy, F1, and rates of each class."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from common.errors import UserError
 from common.measure.sums import Evaluation, Sums
-from common.measure.values import Metrics
+from common.measure.values import Measured, Metrics
 from common.system.devices import has_float64
 
 
@@ -67,7 +66,7 @@ class ClassificationSums(Sums):
             self.seen.append(torch.stack([predicted, labels]))
             self.probabilities.append(logits.float().softmax(-1).amax(-1))
 
-    def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
+    def record(self, loss: Measured, metrics: Metrics | None, count: Measured) -> None:
         """Raise a `UserError`: only `add` gets the logits and labels that are needed here."""
         advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
         raise UserError("ClassificationSums.record needs the labels", advice=advice)

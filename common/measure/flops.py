@@ -12,7 +12,7 @@ from common.data.batch import Batch, Samples
 from common.models.compile import as_written
 
 # A recipe's function: takes the model and a batch, and returns the loss and the model's outputs.
-ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, Any]]
+ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, object]]
 
 REAL_SAMPLES = 4  # samples without lengths that are counted together, as a batch
 
@@ -107,11 +107,11 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     back.
     """
     for prefix, module in model.named_modules():
-        own = [
+        own_of_module = [
             *module.named_parameters(recurse=False, remove_duplicate=False),
             *module.named_buffers(recurse=False, remove_duplicate=False),
         ]
-        for name, tensor in own:
+        for name, tensor in own_of_module:
             yield f"{prefix}.{name}" if prefix else name, tensor
 
 
@@ -128,7 +128,7 @@ def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return named
 
 
-def samples_of_each_length(lengths: Any) -> dict[float, torch.Tensor]:
+def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
     """Return up to three lengths that occur, each with the number of one sample, int64 [1].
 
     The lengths are the 10 %, 50 % and 90 % quantiles.
@@ -157,19 +157,22 @@ def operations(
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    def with_tensors(*inputs: Any, **named: Any) -> Any:
+    def with_tensors(*inputs: object, **named: object) -> object:
         return torch.func.functional_call(model, tensors, inputs, named, tie_weights=False)
 
-    attention: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    set_attention: Any = model.set_attn_implementation if attention else lambda name: None
+    # A model of Transformers has several implementations of attention.
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    set_attention = getattr(model, "set_attn_implementation", None) if attention else None
     training_modes = {module: module.training for module in model.modules()}
     try:
-        set_attention("eager")
+        if set_attention is not None:
+            set_attention("eager")
         model.eval()  # without recomputation
         with as_written(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
             compute_loss(with_tensors, batch)[0].backward()
     finally:
         for module, training in training_modes.items():
             module.training = training
-        set_attention(attention)
+        if set_attention is not None:
+            set_attention(attention)
     return float(counter.get_total_flops())

@@ -5,13 +5,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from common.checkpoints.shards import local
 from common.console import say
@@ -49,7 +49,9 @@ class MemoryPlan:
     Both are planned for the longest batch, in proportion to its tokens.
     """
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Loader):
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, loader: Loader
+    ) -> None:
         self.accelerator = accelerator
         self.device = accelerator.device
         self.model = model

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import mean
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -25,8 +25,16 @@ from common.measure.flops import (
 )
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
-from common.measure.stopwatch import Interval, RunClock, Stopwatch, synchronize, throughput
-from common.measure.training_sums import TrainingSums
+from common.measure.stopwatch import (
+    ClockState,
+    Interval,
+    RunClock,
+    Stopwatch,
+    StopwatchState,
+    synchronize,
+    throughput,
+)
+from common.measure.training_sums import TrainingSums, TrainingSumsState
 from common.measure.values import Metrics
 from common.system.devices import has_own_memory_figures
 from common.system.machine import usable_cores
@@ -40,6 +48,14 @@ HIGH_LOAD = 1.5  # programs that want to run, for each core
 RISES = 10
 LEAST_RISE = 0.05  # the relative rise over these log lines that a warning needs
 BUSY_SHARE = 0.8  # of the time; a GPU that nothing holds up is busy for longer
+
+
+class MetersState(TypedDict):
+    """The meters' part of a checkpoint."""
+
+    stopwatch: StopwatchState
+    sums: TrainingSumsState
+    clock: NotRequired[ClockState]  # older versions had none
 
 
 class Meters:
@@ -112,12 +128,12 @@ class Meters:
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
             self.warn_of_rising(used["memory/host_rss_mib"])
-            taken = self.sums.take()
-            row = self.sums.row(taken)
+            own_sums = self.sums.take()
+            row = self.sums.row(own_sums)
             figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
             if rows[:, 0].any():  # a rank has metrics that the ranks have not agreed on
-                self.sums.agree_on_names(self.accelerator, taken)
-                rows = self.gather_rows(self.sums.row(taken))
+                self.sums.agree_on_names(self.accelerator, own_sums)
+                rows = self.gather_rows(self.sums.row(own_sums))
             if "gpu/utilization" in figures:
                 self.utilizations.append(figures["gpu/utilization"])
             return {**self.sums.means(rows), **figures, "perf/goodput": self.goodput()}
@@ -221,19 +237,19 @@ class Meters:
         useful = self.stopwatch.useful_seconds
         return useful / max(self.clock.seconds, useful, 1e-9)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MetersState:
         return {
             "stopwatch": self.stopwatch.state_dict(),
             "sums": self.sums.state_dict(),
             "clock": self.clock.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: MetersState) -> None:
         self.stopwatch.load_state_dict(state["stopwatch"])
         self.sums.load_from_ranks([state["sums"]])
         self.clock.load_state_dict(state.get("clock", {}))
 
-    def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def load_from_ranks(self, states: Sequence[MetersState]) -> None:
         """Restore the sums of a run with another number of ranks, but not their times."""
         self.clock.load_state_dict(states[0].get("clock", {}))
         if self.accelerator.is_main_process:

@@ -5,6 +5,7 @@ import re
 import time
 import timeit
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ class PowerMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"  # NVML is NVIDIA's
-        self.nvml: Any = None
+        self.nvml: ModuleType | None = None
         if self.is_gpu:
             with suppress(Exception):  # no driver or no permission must not stop the run
                 import pynvml

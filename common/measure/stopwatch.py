@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -29,12 +29,25 @@ class Interval:
     tokens: float = 0  # without padding
     squared_tokens: float = 0  # sum over samples of the square of their tokens
 
+    @classmethod
+    def of_state(cls, state: Mapping[str, float]) -> "Interval":
+        """Return an interval from its saved fields; other entries are left out."""
+        return cls(**{field.name: state[field.name] for field in fields(cls)})
+
     def since(self, earlier: "Interval") -> "Interval":
         """Return the difference to an earlier count, field by field."""
         differences = {}
         for name, value in vars(self).items():
             differences[name] = value - getattr(earlier, name)
         return Interval(**differences)
+
+
+class StopwatchState(TypedDict):
+    """The stopwatch's part of a checkpoint: the fields of three `Interval`s."""
+
+    total: dict[str, float]
+    first: dict[str, float]
+    marked: dict[str, float]
 
 
 @dataclass
@@ -120,13 +133,25 @@ class Stopwatch:
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
         return steady.seconds + min(first_seconds, self.first.seconds)
 
-    def state_dict(self) -> dict[str, dict[str, float]]:
-        return {name: asdict(getattr(self, name)) for name in ("total", "first", "marked")}
+    def state_dict(self) -> StopwatchState:
+        return {
+            "total": asdict(self.total),
+            "first": asdict(self.first),
+            "marked": asdict(self.marked),
+        }
 
-    def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        for name in ("total", "first", "marked"):
-            values = {field.name: state[name][field.name] for field in fields(Interval)}
-            setattr(self, name, Interval(**values))
+    def load_state_dict(self, state: StopwatchState) -> None:
+        self.total = Interval.of_state(state["total"])
+        self.first = Interval.of_state(state["first"])
+        self.marked = Interval.of_state(state["marked"])
+
+
+class ClockState(TypedDict, total=False):
+    """The clock's part of a checkpoint; older versions saved another clock."""
+
+    seconds: float
+    began: float  # by the machine's monotonic clock
+    boot: str | None  # the id of the machine's start; see `boot_id`
 
 
 class RunClock:
@@ -144,10 +169,10 @@ class RunClock:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ClockState:
         return {"seconds": self.seconds, "began": self.began, "boot": boot_id()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: ClockState) -> None:
         now = time.monotonic()
         boot = boot_id()
         seconds = float(state.get("seconds", 0.0))  # an older version saved another clock

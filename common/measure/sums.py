@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -12,11 +11,18 @@ from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
 from common.measure.across_ranks import SumKey, sum_over_ranks
 from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
-from common.measure.values import Metrics, Value, figure, measured_value, refuse_another_loss
+from common.measure.values import (
+    Measured,
+    Metrics,
+    Value,
+    figure,
+    measured_value,
+    refuse_another_loss,
+)
 
 Totals = dict[str, torch.Tensor]
 # Computes figures from totals, which are float64 on the host and include "count".
-Finish = Callable[[Totals], Mapping[str, Any]]
+Finish = Callable[[Totals], Mapping[str, Measured]]
 
 # A figure counts as halved if its ratio is one half up to this relative error. The loss may be
 # computed in bf16, which is less exact.
@@ -64,7 +70,7 @@ class Evaluation(dict[str, float]):
             if name in figures_twice and is_halved(name, value, figures_twice[name])
         ]
 
-    def comparable_figures(self, totals: Totals) -> Mapping[str, Any]:
+    def comparable_figures(self, totals: Totals) -> Mapping[str, Measured]:
         """Return the figures of one batch that should not depend on its size."""
         if self.finish is None:
             return {name: total / totals["count"] for name, total in totals.items()}
@@ -72,10 +78,10 @@ class Evaluation(dict[str, float]):
         return {name: value for name, value in self.finish(totals).items() if name == "loss"}
 
 
-def is_halved(name: str, before: Any, after: Any) -> bool:
+def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
     """Whether a figure of one number is half as large after as before, within rounding."""
-    before = torch.as_tensor(before).double()
-    after = torch.as_tensor(after).double()
+    before = torch.as_tensor(value_before).double()
+    after = torch.as_tensor(value_after).double()
     if name == "count" or before.numel() != 1 or not float(before):
         return False
     relative_error = abs(float(after / before) / 0.5 - 1)
@@ -114,7 +120,7 @@ class Sums:
         self.elements: dict[str, Value] = {}  # by name, the number of these elements
         self.first_batches: list[BatchTotals] = []  # given to `add`; see `Evaluation`
 
-    def add(self, count: Any, **values: Any) -> None:
+    def add(self, count: Measured, **values: Measured) -> None:
         """Add totals over a batch of `count` samples: tensors of any shape, or plain numbers.
 
         For a mean loss, add ``loss=loss * count``, or use `record`.
@@ -131,7 +137,7 @@ class Sums:
             self.refuse_if_taken(name, self.recorded)
             self.totals[name] = sum_of_totals(name, self.totals.get(name), value)
 
-    def record(self, loss: Any, metrics: Metrics | None, count: Any) -> None:
+    def record(self, loss: Measured, metrics: Metrics | None, count: Measured) -> None:
         """Record a batch of `count` samples, as `run.record` records a micro-batch.
 
         Args:
@@ -177,7 +183,7 @@ class Sums:
         self.recorded[name] = total_with(total, self.recorded.get(name))
         self.elements[name] = self.elements.get(name, 0.0) + elements
 
-    def refuse_if_taken(self, name: str, others: Mapping[str, Any]) -> None:
+    def refuse_if_taken(self, name: str, others: Mapping[str, object]) -> None:
         """Raise a `UserError` if a name means the number of samples, or is one of the `others`."""
         if name == "count":
             conflict = "the name of the number of samples"
@@ -227,7 +233,7 @@ class Sums:
         """
         reduced_sums = self.reduce()
         totals = reduced_sums.totals
-        values: dict[str, Any] = dict(reduced_sums.means)
+        values: dict[str, Measured] = dict(reduced_sums.means)
         if self.finish is not None:
             values |= self.finish(totals)
         else:
@@ -266,7 +272,7 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     return total_with(total, before)
 
 
-def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Any]) -> Evaluation:
+def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> Evaluation:
     """Return figures that are the same on each rank; called on all ranks.
 
     A recipe's evaluation may return the result of `Sums`, which is already the same on all ranks,

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -22,6 +22,15 @@ from common.measure.values import Metrics, Value, measured_value, refuse_another
 from common.system import devices
 
 SumsAndCounts = dict[str, tuple[float, float]]  # by metric: the sum and number of its elements
+
+
+class TrainingSumsState(TypedDict):
+    """The sums' part of a checkpoint."""
+
+    # By metric: the first part of the sum, the number of elements, and the sum's further parts.
+    metrics: dict[str, list[float]]
+    numbers: NotRequired[dict[str, list[float]]]  # sum and count; older versions had none
+    last_update: list[float]  # losses of micro-batches
 
 
 class TrainingSums:
@@ -127,17 +136,17 @@ class TrainingSums:
     def take(self) -> SumsAndCounts:
         """Return this rank's sums and counts by metric, and reset them; waits for the device."""
         self.fold()
-        taken: SumsAndCounts = {}
+        sums_and_counts: SumsAndCounts = {}
         parts_of_sums = parts_on_host([*self.sums.values()])
         for name, parts in zip(self.sums, parts_of_sums, strict=True):
-            taken[name] = (sum(parts), self.sizes[name])
+            sums_and_counts[name] = (sum(parts), self.sizes[name])
         for name, (total, count) in self.numbers.items():
-            total_before, count_before = taken.get(name, (0.0, 0.0))
-            taken[name] = (total_before + total, count_before + count)
+            total_before, count_before = sums_and_counts.get(name, (0.0, 0.0))
+            sums_and_counts[name] = (total_before + total, count_before + count)
         self.sums = {}
         self.sizes = {}
         self.numbers = {}
-        return taken
+        return sums_and_counts
 
     def row(self, taken: SumsAndCounts) -> list[float]:
         """Return this rank's row of numbers, for the ranks to gather.
@@ -172,7 +181,7 @@ class TrainingSums:
         """Return this rank's mean loss of the last update; NaN if there was no update."""
         return float(torch.tensor([*self.last_update]).mean())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> TrainingSumsState:
         self.fold()
         metrics = {}
         parts_of_sums = parts_on_host([*self.sums.values()])
@@ -184,7 +193,7 @@ class TrainingSums:
             "last_update": [float(loss) for loss in self.last_update],
         }
 
-    def load_from_ranks(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def load_from_ranks(self, states: Sequence[TrainingSumsState]) -> None:
         """Restore the sums of one rank, or of several ranks added up."""
         for state in states:
             for name, (first_part, size, *other_parts) in state["metrics"].items():

@@ -1,7 +1,7 @@
 """Checks the values that a recipe measures, without waiting for the device that they are on."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +10,12 @@ from common.errors import UserError
 
 # A plain number stays a float, so that it is never copied to a device.
 Value = torch.Tensor | float
-Metrics = Mapping[str, Any]  # tensors of any shape, or plain numbers, by name
+# What a recipe may give as a loss, a metric or a total; a bool is an int.
+Measured = torch.Tensor | np.ndarray | np.number | np.bool_ | float
+Metrics = Mapping[str, Measured]  # of any shape, by name
 
 
-def measured_value(name: str, value: Any, caller: str) -> Value:
+def measured_value(name: str, value: Measured, caller: str) -> Value:
     """Return a value that a recipe measured in one of two forms: a detached tensor, or a float.
 
     Args:
@@ -60,18 +62,17 @@ def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
         )
 
 
-def figure(name: str, value: Any) -> float:
+def figure(name: str, value: Measured) -> float:
     """Return a figure of an evaluation as a float; a `UserError` if it is not a single number."""
-    is_array = isinstance(value, (torch.Tensor, np.ndarray))
-    size = int(np.prod(tuple(value.shape))) if is_array else 1
-    if size == 1:
+    shape = tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else None
+    if shape is None or math.prod(shape) == 1:
         try:
             return float(value)
         except (TypeError, ValueError):
             pass
-    shape = f" of shape {tuple(value.shape)}" if is_array else ""
+    shape_text = "" if shape is None else f" of shape {shape}"
     raise UserError(
-        f"the evaluation's {name!r} is a {type(value).__name__}{shape}, and not one number",
+        f"the evaluation's {name!r} is a {type(value).__name__}{shape_text}, and not one number",
         advice="return one number for each name, such as value.item()",
         every_rank=True,
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.agreement import ask_rank_zero, gather_lists
 from common.errors import (
@@ -139,7 +139,7 @@ class RunDirectory:
             mark.touch()
         return Taken(self.path, self.run_id, mark, False)
 
-    def write(self, name: str, value: Mapping[str, Any]) -> None:
+    def write(self, name: str, value: Mapping[str, object]) -> None:
         """Write a JSON file of the run, on rank 0.
 
         `config.json` also gets a digest of its contents, by which a resume notices an edit.

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.errors import UserError
-from common.files import json_safe, parse, read_json_if_there, signed
+from common.files import JsonObject, json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
 from common.run_directory.records import Status
 from common.system.platforms import quoted
@@ -24,10 +24,10 @@ class Witness(NamedTuple):
 
     path: Path
     run_id: str
-    flags: Mapping[str, Any]  # the flags that a resume can't change; empty if the file has none
+    flags: Mapping[str, object]  # the flags that a resume can't change; empty if the file has none
 
 
-def signed_config(facts: Mapping[str, Any]) -> dict[str, Any]:
+def signed_config(facts: Mapping[str, object]) -> JsonObject:
     """Return the contents of `config.json` with their digest.
 
     The contents go through JSON first, so that the digest is that of the values that a reader gets.
@@ -43,7 +43,7 @@ def is_status_of(run_id: str | None, status: Status) -> bool:
     return run_id is None or status.run_id in (None, run_id)
 
 
-def insist_on_written_config(directory: Path, saved: Mapping[str, Any]) -> None:
+def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> None:
     """Raise an `EditedConfigError` if a run's `config.json` was edited, or is another run's.
 
     An edit is noticed by the digest in the file. Another run's file has a digest that is right, so
@@ -94,7 +94,7 @@ def find_witnesses(directory: Path) -> list[Witness]:
     return witnesses
 
 
-def describe_edit(saved: Mapping[str, Any], witnesses: Iterable[Witness]) -> str:
+def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it."""
     run_id = saved.get("run_id")
     config = saved.get("config")

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.errors import UserError
-from common.files import PUT_BACK, json_safe, read_json_if_there
+from common.files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger one is damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 # JSON by the part's name. It is not validated: pydantic refuses JSON that is nested more than 255
 # levels deep, and a checkpoint must never be lost for that.
-PartStates = dict[str, Any]
+PartStates = JsonObject
 
 
 class Record(BaseModel):

@@ -4,13 +4,13 @@ import contextlib
 import math
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from common.console import say
 from common.errors import UserError
-from common.files import has_moved, locked, read_json
+from common.files import JsonObject, has_moved, locked, read_json
 from common.flags import from_json, role_of, spelled
 from common.run_directory.directory import INITIAL, LOCK, STATUS, read_status
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
@@ -20,22 +20,36 @@ from common.system.platforms import quoted
 from common.system.printable import listed
 
 
+class ResumableConfig(Protocol):
+    """The flags that a resume reads or sets. The `Config` of every recipe has them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    dataset: str
+    output_dir: str | None
+    batch_size: int
+    gradient_accumulation_steps: int
+    effective_batch_size: int | None
+
+
+Config = TypeVar("Config", bound=ResumableConfig)
+
+
 class SavedRun(NamedTuple):
     """What a resume needs of a run's `config.json`."""
 
-    resolved: dict[str, Any]  # the flags, with the values that `auto` chose
-    given: dict[str, Any]  # the flags as the command line stated them
+    resolved: dict[str, object]  # the flags, with the values that `auto` chose
+    given: dict[str, object]  # the flags as the command line stated them
     record: RunConfig
-    contents: dict[str, Any]  # of the file, whose digest an edit changes
+    contents: JsonObject  # of the file, whose digest an edit changes
 
 
 def resumed_config(
-    config_class: type,
-    parse: Callable[[Any], Any],
+    config_class: type[Config],
+    parse: Callable[[Config | None], Config],
     resume: str,
     output_dir: str | None,
     recipe: str,
-) -> Any:
+) -> Config:
     """Return the configuration of the run to go on with, or a fresh one where there is none.
 
     Args:
@@ -71,7 +85,7 @@ def resumed_config(
 
 
 def directory_to_resume(
-    parse: Callable[[Any], Any], resume: str, output_dir: str | None, recipe: str
+    parse: Callable[[Config | None], Config], resume: str, output_dir: str | None, recipe: str
 ) -> Path | None:
     """Return the directory of the run to go on with; None if `--resume auto` finds no run."""
     if resume != "auto":
@@ -83,7 +97,7 @@ def directory_to_resume(
 
 
 def refuse_contradictions(
-    config: Any, fixed_flags: dict[str, Any], run: SavedRun, directory: Path
+    config: ResumableConfig, fixed_flags: dict[str, object], run: SavedRun, directory: Path
 ) -> None:
     """Raise a `UserError` if the command line changes flags that a resume can't change."""
     contradictions = [
@@ -102,7 +116,7 @@ def say_finished(directory: Path) -> None:
     say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
 
 
-def was_finished_meanwhile(config: Any, recipe: str) -> bool:
+def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     """Return whether the run to go on with is finished, once no other job can write to it.
 
     Another job may have gone on with the run since `resumed_config` read it, or another run may
@@ -111,6 +125,7 @@ def was_finished_meanwhile(config: Any, recipe: str) -> bool:
     Raises:
         UserError: when it is not the run that `config` was read for.
     """
+    assert config.output_dir is not None  # `resumed_config` has set it
     directory = Path(config.output_dir)
     run = read_run(directory, type(config), recipe)
     if is_finished(directory, run):
@@ -168,7 +183,7 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     )
 
 
-def newest_unfinished(config: Any, recipe: str) -> Path | None:
+def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     """Return the newest run in `runs/` that is not finished and was started with such flags.
 
     Raises:
@@ -209,7 +224,7 @@ def newest_unfinished(config: Any, recipe: str) -> Path | None:
     return None
 
 
-def differing_flags(config: Any, given: dict[str, Any]) -> list[str]:
+def differing_flags(config: ResumableConfig, given: dict[str, object]) -> list[str]:
     """Return the flags that can't change on a resume and differ from those that a run was given."""
     return [
         f"{spelled(name)} {value} there and {getattr(config, name)} here"
@@ -255,7 +270,7 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     return SavedRun(resolved, resolved | given, record, contents)
 
 
-def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, Any]:
+def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, object]:
     """Return the saved flags that a recipe has, as its `Config` takes them."""
     names = {field.name for field in fields(config_class)}
     known = {name: value for name, value in flags.items() if name in names}
@@ -268,7 +283,7 @@ def is_finished(directory: Path, run: SavedRun) -> bool:
     return status.status == "finished" and is_status_of(run.record.run_id, status)
 
 
-def keep_effective_batch(config: Any, defaults: Any, effective_batch: int) -> Any:
+def keep_effective_batch(config: Config, defaults: Config, effective_batch: int) -> Config:
     """Return the configuration whose updates have as many samples as those of the saved run.
 
     Args:
@@ -305,7 +320,7 @@ def keep_effective_batch(config: Any, defaults: Any, effective_batch: int) -> An
     return config
 
 
-def with_effective_batch(config: Any, effective_batch: int) -> Any:
+def with_effective_batch(config: Config, effective_batch: int) -> Config:
     """Return the configuration that accumulates updates of so many samples.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the operating system offers. This module alone knows which one it is; others ask it."""
+"""What the operating system offers. Only this module knows which one it is; others ask it."""
 
 import contextlib
 import multiprocessing
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import psutil
@@ -32,13 +32,14 @@ IS_WINDOWS = SYSTEM == "win32"
 
 # ------------------------------------------------------------------------------------ Signals
 
-# Who sends them: a cluster; Slurm with --signal=USR1; a Ctrl-C; a terminal that closes; and on
-# Windows a Ctrl-Break, which also is what one process can send to another there.
+# A cluster sends SIGTERM. Slurm sends SIGUSR1 with --signal=USR1. Ctrl-C sends SIGINT. A terminal
+# that closes sends SIGHUP. On Windows Ctrl-Break sends SIGBREAK, which a process can also send to
+# another one.
 NAMES_OF_STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGBREAK")
 
 
 def signals_named(names: Iterable[str]) -> dict[int, str]:
-    """Return the names of those signals that this system has, by their numbers."""
+    """Return the signals that this system has, as names by number."""
     numbers = {name: getattr(signal, name, None) for name in names}
     return {int(number): name for name, number in numbers.items() if number is not None}
 
@@ -47,23 +48,25 @@ STOP_SIGNAL_NAMES = signals_named(NAMES_OF_STOP_SIGNALS)
 STOP_SIGNALS = tuple(STOP_SIGNAL_NAMES)
 HANGUP: int | None = getattr(signal, "SIGHUP", None)
 CHILD_ENDED: int | None = getattr(signal, "SIGCHLD", None)
-# What a process sends to itself, or the kernel to it, when its parent has ended. Windows has no
-# signals of the user's own, and there no other process can send SIGTERM.
+# The signal that a process gets when its parent has ended, from the kernel or from itself. Windows
+# has no SIGUSR2. SIGTERM serves there, because no other process can send it on Windows.
 PARENT_ENDED = int(getattr(signal, "SIGUSR2", signal.SIGTERM))
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-# A process with this variable looks for the end of its parent itself, where no kernel does.
+# A process with this variable watches for the end of its parent itself. Linux does not need it,
+# because its kernel sends a signal.
 WATCHES_PARENT = "ACCELERATE_RECIPES_WATCH_PARENT"
 PARENT_LOOK_SECONDS = 1.0
 
 
 def signal_when_parent_ends(number: int = PARENT_ENDED) -> None:
-    """Send this process a signal when its parent is gone, even by a kill."""
+    """Send this process a signal when its parent has ended, even if the parent was killed."""
     if IS_LINUX:
         import ctypes
 
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(number))
     else:
-        # Before the thread begins: after its end, another process would be taken for the parent.
+        # This is looked up before the thread starts. Once the parent has ended, its process number
+        # may belong to another process.
         parent = starting_process()
         arguments = (parent, number)
         threading.Thread(target=signal_after_end, args=arguments, daemon=True).start()
@@ -78,14 +81,14 @@ def signal_after_end(process: "psutil.Process", number: int) -> None:
     with contextlib.suppress(psutil.Error):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(PARENT_LOOK_SECONDS)
-    if hasattr(signal, "pthread_kill"):  # which also ends a wait of the main thread
+    if hasattr(signal, "pthread_kill"):  # it also interrupts a wait of the main thread
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
         _thread.interrupt_main(signal.Signals(number))
 
 
 def starting_process() -> "psutil.Process":
-    """Return the process that started this one; this one itself if that is gone."""
+    """Return the process that started this one, or this one itself if the other has ended."""
     import psutil
 
     try:
@@ -98,36 +101,47 @@ def starting_process() -> "psutil.Process":
 
 
 def is_orphan() -> bool:
-    """Whether the launcher, a Python process, is gone; whoever adopts an orphan is none."""
+    """Whether the launcher has ended.
+
+    The launcher is a Python process. The process that adopts an orphan is not.
+    """
     import psutil
 
     parent = starting_process()
     try:
-        is_gone = parent.pid == os.getpid()
-        return is_gone or "python" not in " ".join(parent.cmdline()).lower()
+        has_ended = parent.pid == os.getpid()
+        return has_ended or "python" not in " ".join(parent.cmdline()).lower()
     except psutil.AccessDenied:
         return False
     except (OSError, psutil.Error):
         return True
 
 
-def start_in_own_group(*, ends_with_parent: bool = False) -> dict[str, Any]:
-    """Return arguments of `subprocess.Popen` for a process that the terminal's Ctrl-C spares.
+class ProcessGroupArguments(TypedDict, total=False):
+    """Arguments of `subprocess.Popen`, by system; see `start_in_own_group`."""
+
+    creationflags: int
+    start_new_session: bool
+    preexec_fn: Callable[[], None]
+
+
+def start_in_own_group(*, ends_with_parent: bool = False) -> ProcessGroupArguments:
+    """Return arguments of `subprocess.Popen` for a process that gets no Ctrl-C of the terminal.
 
     Args:
-        ends_with_parent: whether the kernel asks it to stop when this process ends. Where no
-            kernel does so, a recipe with the variables of `watch_for_parent` looks for itself.
+        ends_with_parent: whether the kernel asks the process to stop when this one ends. On systems
+            whose kernel can't, a recipe with the variables of `watch_for_parent` watches itself.
     """
     if IS_WINDOWS:
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
-    arguments: dict[str, Any] = {"start_new_session": True}
+    arguments: ProcessGroupArguments = {"start_new_session": True}
     if ends_with_parent and IS_LINUX:
         arguments["preexec_fn"] = ask_to_stop_with_parent
     return arguments
 
 
 def watch_for_parent() -> dict[str, str]:
-    """Return the variables by which a recipe looks for its parent's end, where it has to."""
+    """Return the variables with which a recipe watches for its parent's end; none on Linux."""
     return {} if IS_LINUX else {WATCHES_PARENT: "1"}
 
 
@@ -136,9 +150,9 @@ def ask_to_stop_with_parent() -> None:
 
 
 def polite_stop_signal() -> int:
-    """Return the signal by which a process of its own group is asked to stop.
+    """Return the signal that asks a process in a group of its own to stop.
 
-    On Windows SIGTERM would end it at once, with nothing saved.
+    On Windows, SIGTERM would end the process at once, with nothing saved.
     """
     return getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM) if IS_WINDOWS else signal.SIGTERM
 
@@ -156,27 +170,27 @@ def load_average() -> float:
         return os.getloadavg()[0]
     import psutil
 
-    return psutil.getloadavg()[0]  # which counts from its first call on
+    return psutil.getloadavg()[0]  # its average begins with its first call
 
 
 def worker_start_method() -> str:
-    """Return how the loader's workers start.
+    """Return the method of `multiprocessing` that starts the loader's workers.
 
-    A fork starts at once and shares the data. Only Linux allows it in a process with threads, and
-    from Python 3.14 on it is not the default there. A method that the program has set is kept.
+    A fork starts at once and shares the data. Only Linux allows it in a process with threads. From
+    Python 3.14 on, it is no longer Linux's default. A method that the program has set is kept.
     """
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    if chosen is not None:
-        return chosen
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method is not None:
+        return method
     return "fork" if IS_LINUX and hasattr(os, "fork") else "spawn"
 
 
 @contextmanager
 def stop_signals_held_back() -> Iterator[None]:
-    """Have requests to stop wait, and processes that start meanwhile never receive any.
+    """Delay signals that ask this process to stop; processes started meanwhile never get any.
 
-    A process that is spawned takes seconds until it can ignore a Ctrl-C by itself, and would end by
-    a traceback. A fork has its parent's handlers.
+    A spawned process takes seconds until it can ignore a Ctrl-C by itself. Before that, a Ctrl-C
+    would end it with a traceback. A fork has its parent's handlers and needs no delay.
     """
     if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
         yield
@@ -189,7 +203,7 @@ def stop_signals_held_back() -> Iterator[None]:
 
 
 def raise_descriptor_limit(few: int, enough: int) -> None:
-    """Raise a soft limit on open files below `few` to `enough`, or as far as it is allowed."""
+    """If the soft limit on open files is below `few`, raise it to `enough` or as far as allowed."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -208,7 +222,7 @@ def descriptor_limit() -> int | None:
 
 
 def open_descriptors() -> int | None:
-    """Return how many files this process has open; None if the system does not tell."""
+    """Return how many files this process has open; None if the system does not report it."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return len(os.listdir(folder))
@@ -216,7 +230,7 @@ def open_descriptors() -> int | None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the free bytes of a file system; None where it can't be asked, or is not there."""
+    """Return the free bytes of a folder's file system; None if that can't be determined."""
     if not hasattr(os, "statvfs"):
         return None
     try:
@@ -228,18 +242,18 @@ def free_bytes(folder: Path) -> int | None:
 
 # -------------------------------------------------------------------------------------- Files
 
-# Windows opens no folders. Its file systems write the names in them to their journals instead.
+# Windows can't open folders. Its file systems write the names in them to their journals instead.
 CAN_SYNC_FOLDERS = hasattr(os, "O_DIRECTORY")
-# Windows syncs only what is open for writing.
+# Windows only syncs files that are open for writing.
 SYNC_MODE = os.O_RDWR if IS_WINDOWS else os.O_RDONLY
-# A file can be renamed, replaced and removed while a process has it open; not on Windows, where a
-# virus scanner or an indexer opens what was just written, for a moment.
+# Whether a file can be renamed, replaced and removed while a process has it open. On Windows it
+# can't, and a virus scanner or an indexer opens a new file for a moment.
 CAN_MOVE_OPEN_FILES = not IS_WINDOWS
 MOVE_PATIENCE_SECONDS = 5.0
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, as far as the system can."""
+    """Wait until a file, or the names in a folder, are on the disk, if the system can do so."""
     if not CAN_SYNC_FOLDERS and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else SYNC_MODE)
@@ -251,7 +265,8 @@ def sync(path: Path) -> None:
 
 def sync_descriptor(descriptor: int) -> None:
     if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):
-        # Apple's fsync stops at the drive's own memory. Not every file system knows this one.
+        # Apple's fsync does not wait for the drive's own cache. Only some file systems have a full
+        # sync, which does.
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
@@ -259,20 +274,20 @@ def sync_descriptor(descriptor: int) -> None:
 
 
 def rename_path(source: Path, target: Path) -> None:
-    """Rename a file or folder to a name that is free; wait where another program has it open."""
-    patiently(lambda: os.rename(source, target))
+    """Rename a file or folder to a free name; on Windows, wait until no program has it open."""
+    retry_while_open(lambda: os.rename(source, target))
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Rename a file over another one; wait where another program has either open."""
-    patiently(lambda: os.replace(source, target))
+    """Rename a file over another one; on Windows, wait until no program has either open."""
+    retry_while_open(lambda: os.replace(source, target))
 
 
-def patiently(move: Callable[[], None]) -> None:
-    """Move files; where open files can't be moved, try again until nobody has them open.
+def retry_while_open(move: Callable[[], None]) -> None:
+    """Move files; on Windows, try again while another program has them open.
 
     Raises:
-        OSError: the system refuses, or refused for `MOVE_PATIENCE_SECONDS`.
+        OSError: the system refuses, on Windows for `MOVE_PATIENCE_SECONDS`.
     """
     deadline = time.monotonic() + (0 if CAN_MOVE_OPEN_FILES else MOVE_PATIENCE_SECONDS)
     while True:
@@ -285,14 +300,15 @@ def patiently(move: Callable[[], None]) -> None:
 
 
 def is_lock_free(lock_file: Path) -> bool:
-    """Whether a lock file exists and no process holds its lock; False if that can't be found out.
+    """Whether a lock file exists and no process holds its lock; False if that is unknown.
 
-    A look leaves the file as it is, and the lock free.
+    This changes neither the file nor the lock.
     """
     if fcntl is None:
         return is_lock_free_by_taking_it(lock_file)
     try:
-        # For reading only: the file may be another user's. A pipe in its place blocks nobody.
+        # It is opened only for reading, because it may be another user's. Without O_NONBLOCK, a
+        # pipe in its place would block this process.
         descriptor = os.open(lock_file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
@@ -319,14 +335,14 @@ def is_lock_free_by_taking_it(lock_file: Path) -> bool:
 
 
 def words_for(*numbers: int) -> tuple[str, ...]:
-    """Return the system's words for error numbers, without those for which it has none.
+    """Return the system's messages for error numbers, without those that it has no message for.
 
-    Windows says "Unknown error" of all errors of the network.
+    Windows calls every network error "Unknown error".
     """
     return tuple(
-        words
-        for words in map(os.strerror, numbers)
-        if not words.lower().startswith("unknown error")
+        message
+        for message in map(os.strerror, numbers)
+        if not message.lower().startswith("unknown error")
     )
 
 
@@ -334,12 +350,12 @@ def words_for(*numbers: int) -> tuple[str, ...]:
 
 
 def command_line(words: Iterable[str]) -> str:
-    """Join words to a command that can be pasted into this system's shell."""
+    """Join words into a command that can be pasted into this system's shell."""
     return subprocess.list2cmdline([*words]) if IS_WINDOWS else shlex.join(words)
 
 
 def with_posix_command(advice: str, command: str) -> str:
-    """Add an example of a command to some advice, where the system has POSIX's commands."""
+    """Add an example command to advice, unless the system is Windows, which lacks it."""
     return advice if IS_WINDOWS else f"{advice}, as by {command}"
 
 
@@ -349,7 +365,7 @@ def quoted(word: object) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as seen from here; the whole of it where it lies on another Windows drive."""
+    """Return a path relative to the current folder; absolute if on another Windows drive."""
     try:
         return os.path.relpath(path)
     except ValueError:
@@ -374,7 +390,7 @@ def split_words(text: str) -> list[str]:
 
 
 def limits() -> str | None:
-    """Return, in one line, what a run can't do on this system and can on Linux."""
+    """Return one line about what runs lack on this system and have on Linux; None on Linux."""
     if IS_LINUX:
         return None
     sentences = ["the loader's workers take seconds to start"]

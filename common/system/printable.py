@@ -34,7 +34,9 @@ LOOKALIKES = {
     "╸": "-",
     "╺": "-",
 }
-FIRST_BRAILLE, LAST_BRAILLE = "\u2800", "\u28ff"  # of which spinners are made
+# Spinners are made of Braille characters.
+FIRST_BRAILLE = "\u2800"
+LAST_BRAILLE = "\u28ff"
 PLAIN = "lookalikes"  # the name of the error handler, as of `open(errors=...)`
 LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 

@@ -23,7 +23,7 @@ from common.errors import UserError, outcome_of
 from common.files import MOST_WORDS
 from common.measure.memory import limit_memory
 from common.system.devices import (
-    ASKS_FOR_CPU,
+    USE_CPU_VARIABLE,
     default_device,
     has_autocast,
     has_float64,
@@ -68,7 +68,7 @@ MISSING_PRECISION = {
 AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
 # The variables in which Accelerate expects a word for yes or no. It raises an error for others.
 YES_OR_NO = (
-    ASKS_FOR_CPU,
+    USE_CPU_VARIABLE,
     "ACCELERATE_CPU_AFFINITY",
     "ACCELERATE_DEBUG_MODE",
     "ACCELERATE_USE_FSDP",
@@ -93,7 +93,7 @@ def launching() -> Iterator[None]:
 
 @launching()
 def build_accelerator(
-    config: TrainingConfig, ddp: Mapping[str, Any] | None = None
+    config: TrainingConfig, ddp: Mapping[str, object] | None = None
 ) -> ShardingAccelerator:
     """Return the run's Accelerator, set up for this hardware, the launcher and the flags.
 
@@ -107,19 +107,12 @@ def build_accelerator(
     refuse_malformed_variables()
     refuse_launchers_compiler()
     options = ddp_options(ddp or {}, config.gradient_compression)
-    if not 0 <= rank() < world_size():
-        position = f"this is process {rank()} of {world_size()}, numbered from 0"
-        raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
+    refuse_wrong_rank()
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     is_known = use_cpu or name_device_for_accelerate()
-    devices = torch.accelerator.device_count()
-    local_processes = local_world_size()
-    if not use_cpu and local_processes > devices:
-        counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
-        raise UserError(
-            f"the launcher started {counts}", advice=f"pass it --num_processes {devices}"
-        )
+    if not use_cpu:
+        refuse_missing_devices()
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
     if use_cpu:
         prepare_cpu(config, precision)
@@ -128,30 +121,20 @@ def build_accelerator(
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     uses_fsdp = take_fsdp_request()
     name_interface()
+    process_group = utils.InitProcessGroupKwargs(
+        init_method=rendezvous_url(), timeout=timedelta(seconds=config.collective_timeout)
+    )
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
         mixed_precision=precision if is_known and precision != "tf32" else "no",
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
-        kwargs_handlers=[
-            utils.InitProcessGroupKwargs(
-                init_method=rendezvous_url(),
-                timeout=timedelta(seconds=config.collective_timeout),
-            ),
-            options,
-        ],
+        kwargs_handlers=[process_group, options],
     )
     # If the constructor got this, a variable of the environment would override it.
     accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
     refuse_missing_processes(accelerator)
-    if precision in ("fp16", "bf16") and not is_known:
-        # Accelerate refuses these on devices that it does not know.
-        accelerator.state._mixed_precision = precision
-        accelerator.native_amp = True
-    if precision == "fp16":
-        # Accelerate would have no loss scale on a CPU, where tests run fp16.
-        accelerator.native_amp = True
-        accelerator.scaler = SharedScaler(accelerator.device.type)
+    enable_precision(accelerator, precision, is_known)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     if uses_fsdp and accelerator.num_processes > 1:
         if config.auto_batch_size:
@@ -162,6 +145,40 @@ def build_accelerator(
         accelerator.shard_over_ranks(config.gradient_compression)
     utils.set_seed(config.seed)
     return accelerator
+
+
+def refuse_wrong_rank() -> None:
+    """Raise a `UserError` if this process's rank is none of those of the job."""
+    if not 0 <= rank() < world_size():
+        position = f"this is process {rank()} of {world_size()}, numbered from 0"
+        raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
+
+
+def refuse_missing_devices() -> None:
+    """Raise a `UserError` if this machine has fewer accelerators than processes."""
+    devices = torch.accelerator.device_count()
+    local_processes = local_world_size()
+    if local_processes > devices:
+        counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
+        raise UserError(
+            f"the launcher started {counts}", advice=f"pass it --num_processes {devices}"
+        )
+
+
+def enable_precision(accelerator: Accelerator, precision: str, is_known: bool) -> None:
+    """Turn on 16-bit precisions where Accelerate does not.
+
+    Args:
+        is_known: whether Accelerate knows the type of the device.
+    """
+    if precision in ("fp16", "bf16") and not is_known:
+        # Accelerate refuses these on devices that it does not know.
+        accelerator.state._mixed_precision = precision
+        accelerator.native_amp = True
+    if precision == "fp16":
+        # Accelerate would have no loss scale on a CPU, where tests run fp16.
+        accelerator.native_amp = True
+        accelerator.scaler = SharedScaler(accelerator.device.type)
 
 
 def prepare_cpu(config: TrainingConfig, precision: str) -> None:
@@ -210,8 +227,8 @@ def name_device_for_accelerate() -> bool:
     In place of a type that it does not know, Accelerate would use the CPU.
     """
     device = default_device()
-    known: Any = PartialState.default_device
-    if known.fget(None).type == device.type:
+    accelerate_default: Any = PartialState.default_device  # a property that ignores its instance
+    if accelerate_default.fget(None).type == device.type:
         return True
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device.type)
     return False
@@ -340,7 +357,7 @@ def running_precision(accelerator: Accelerator) -> str:
     return "tf32" if is_tf32 else accelerator.mixed_precision
 
 
-def left_out(accelerator: Any, named: Iterable[Any]) -> str | None:
+def left_out(accelerator: Accelerator, named: Iterable[object]) -> str | None:
     """Return the class name of a prepared object that is not `named`, or None if all are.
 
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.

@@ -1,10 +1,9 @@
-"""DDP for layers that may be frozen and unfrozen during a run, and the options that it takes."""
+"""Averages gradients over ranks: DDP that allows freezing layers during a run, and its options."""
 
 import dataclasses
 import re
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any
 
 import torch
 from accelerate import utils
@@ -25,8 +24,10 @@ NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 read_requires_grad = attrgetter("requires_grad")
 
 
-def ddp_options(stated: Mapping[str, Any], compression: str) -> utils.DistributedDataParallelKwargs:
-    """Return the options of DDP: the defaults of all recipes, and over them those of this one.
+def ddp_options(
+    stated: Mapping[str, object], compression: str
+) -> utils.DistributedDataParallelKwargs:
+    """Return the options of DDP: those that the recipe states, and defaults for the others.
 
     Args:
         stated: the options that the recipe passes to `Run`.
@@ -37,18 +38,18 @@ def ddp_options(stated: Mapping[str, Any], compression: str) -> utils.Distribute
     """
     for name, value in stated.items():
         refuse_unfit_option(name, value)
-    options = {
-        "gradient_as_bucket_view": True,
-        # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
-        "broadcast_buffers": False,
-        **stated,
-    }
     # A static graph is no default: it gained nothing, and fails under `no_sync` (torch 2.13).
-    hook = utils.DDPCommunicationHookType(compression)
-    return utils.DistributedDataParallelKwargs(comm_hook=hook, **options)
+    defaults = utils.DistributedDataParallelKwargs(
+        comm_hook=utils.DDPCommunicationHookType(compression),
+        gradient_as_bucket_view=True,
+        # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
+        broadcast_buffers=False,
+    )
+    return dataclasses.replace(defaults, **stated)
 
 
-def refuse_unfit_option(name: str, value: Any) -> None:
+def refuse_unfit_option(name: str, value: object) -> None:
+    """Raise a `UserError` if DDP lacks an option, or the value has not the type of its default."""
     if name not in OPTIONS:
         advice = f"state one of {', '.join(sorted(OPTIONS))}"
         if name.startswith("comm_"):
@@ -69,21 +70,25 @@ class FreezableDDP(DistributedDataParallel):
     them again if they differ. All ranks do so alike. The recipe keeps the same wrapper object.
     """
 
-    handler: Any
+    handler: utils.DistributedDataParallelKwargs
 
     @classmethod
-    def adopt(cls, wrapped: Any, handler: Any) -> None:
+    def adopt(
+        cls, wrapped: DistributedDataParallel, handler: utils.DistributedDataParallelKwargs
+    ) -> None:
         """Change the class of a DDP wrapper that Accelerate made to this one, in place.
 
         Args:
-            wrapped: a `DistributedDataParallel`.
+            wrapped: the wrapper to change.
             handler: Accelerate's handler of DDP's options, which registers the communication hook.
         """
         wrapped.__class__ = cls
+        assert isinstance(wrapped, cls)
         wrapped.handler = handler
         wrapped.remember_parameters()
 
     def remember_parameters(self) -> None:
+        """Note all parameters, and which of them DDP has registered: those that train now."""
         parameters = dict(self.module.named_parameters())
         self.names = [*parameters]
         self.all_parameters = [*parameters.values()]
@@ -91,11 +96,11 @@ class FreezableDDP(DistributedDataParallel):
         # Whether this update has gradients of earlier micro-batches, not averaged over ranks yet.
         self.has_accumulated = False
 
-    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+    def forward(self, *inputs: object, **named_inputs: object) -> object:
         if torch.is_grad_enabled():
             trainable = self.registered
             if self.require_backward_grad_sync:
-                trainable = self.follow()
+                trainable = self.register_trainable()
             else:
                 self.has_accumulated = True
             if True not in trainable:  # nothing to average: another network is being trained
@@ -107,8 +112,8 @@ class FreezableDDP(DistributedDataParallel):
                 raise
             raise self.unused_error(str(problem)) from None
 
-    def follow(self) -> list[bool]:
-        """Register the parameters that require gradients; return for each whether it does.
+    def register_trainable(self) -> list[bool]:
+        """Register the parameters that require gradients, and return for each whether it does.
 
         If none does, DDP keeps its registered ones: a recipe may freeze a network for a moment.
         """
@@ -116,14 +121,14 @@ class FreezableDDP(DistributedDataParallel):
         if self.has_accumulated:
             # A layer may have got gradients in this update before it was frozen.
             states = zip(self.all_parameters, trainable, strict=True)
-            average_gradients([parameter for parameter, trains in states if not trains])
+            average_gradients([parameter for parameter, is_trainable in states if not is_trainable])
             self.has_accumulated = False
         if trainable != self.registered and True in trainable:
-            self.register_anew()
+            self.rebuild_reducer()
             self.registered = trainable
         return trainable
 
-    def register_anew(self) -> None:
+    def rebuild_reducer(self) -> None:
         """Build DDP's reducer for the parameters that require gradients now."""
         self.reducer._remove_autograd_hooks()
         # The same calls as torch's own, when it restores a pickled wrapper.

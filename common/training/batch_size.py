@@ -4,10 +4,10 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -113,12 +113,13 @@ def combine_over_ranks(
     trials: Mapping[int, Trial], sizes: list[int], accelerator: Accelerator
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return, by size, the lowest rate (samples/s) and the highest peak (MiB) of all ranks."""
-    own: list[tuple[float, float]] = []
+    own_trials: list[tuple[float, float]] = []
     for size in sizes:
         untried = UNTRIED_SMALLER if size < min(trials) else UNTRIED_LARGER
         trial = trials.get(size, untried)
-        own.append((trial.rate, trial.peak_mib))
-    ranks = gather_numbers(accelerator, torch.tensor(own, dtype=torch.float64))  # [ranks, sizes, 2]
+        own_trials.append((trial.rate, trial.peak_mib))
+    own_numbers = torch.tensor(own_trials, dtype=torch.float64)
+    ranks = gather_numbers(accelerator, own_numbers)  # [ranks, sizes, 2]
     rates = ranks[..., 0].amin(0).tolist()
     peaks = ranks[..., 1].amax(0).tolist()
     return dict(zip(sizes, rates, strict=True)), dict(zip(sizes, peaks, strict=True))
@@ -146,15 +147,19 @@ def say_fastest(size: int, per_update: int) -> None:
 
 
 class CollectiveFinder(TorchDispatchMode):
-    """Notes the first operation that communicates with other processes."""
+    """Records the name of the first operation that communicates with other processes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.name: str | None = None
 
     def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        operation: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         namespace = operation.namespace
         if self.name is None and namespace in ("c10d", "_c10d_functional"):
             self.name = str(operation).removesuffix(".default")
@@ -284,33 +289,18 @@ def attempt(
         size: the samples of the micro-batch.
     """
     device = loader.device
-    states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
     spare_bytes = 0.0
     if is_accelerator(device) and is_compiled(model):
         spare_bytes = COMPILE_MARGIN * memory.device_memory(device)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    lengths = loader.order.lengths
-    longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
-    seconds: list[float] = []  # of each pass
     tracker = memory.MemoryTracker(device)
     model.train()
     try:
         with tracker, as_written(model):
-            # Take the memory of the optimizer's state, which does not exist yet.
-            reserved = [
-                torch.empty_like(parameter)
-                for parameter in model.parameters()
-                for _ in range(states_per_weight)
-            ]
+            reserved = memory_of_states(model, optimizer)
             reserved.append(torch.empty(int(spare_bytes), dtype=torch.uint8, device=device))
-            batch = loader.batch_of(torch.from_numpy(longest))
-            while len(seconds) < 2 or sum(seconds[1:]) < MIN_SECONDS:
-                start = time.perf_counter()
-                loss, _ = compute_loss(model, batch)
-                loss.backward()
-                synchronize(device)
-                seconds.append(time.perf_counter() - start)
-            del batch, loss, reserved
+            seconds = time_passes(model, loader, compute_loss, size)
+            del reserved
         rate = size / min(seconds[1:])
     except Exception as problem:
         if not is_out_of_memory(problem):
@@ -325,6 +315,36 @@ def attempt(
     free_bytes = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
     needed_bytes = 2 * tracker.delta_mib * memory.MEBIBYTE
     return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
+
+
+def memory_of_states(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
+    """Take as much memory as the optimizer's state will need, which does not exist yet."""
+    states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
+    tensors = []
+    for parameter in model.parameters():
+        for _ in range(states_per_weight):
+            tensors.append(torch.empty_like(parameter))
+    return tensors
+
+
+def time_passes(
+    model: nn.Module, loader: Loader, compute_loss: ComputeLoss, size: int
+) -> list[float]:
+    """Return the seconds of each forward and backward pass on the longest samples.
+
+    The first pass also warms up. The others take `MIN_SECONDS` in all, or are a single one.
+    """
+    lengths = loader.order.lengths
+    longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
+    batch = loader.batch_of(torch.from_numpy(longest))
+    seconds: list[float] = []
+    while len(seconds) < 2 or sum(seconds[1:]) < MIN_SECONDS:
+        start = time.perf_counter()
+        loss, _ = compute_loss(model, batch)
+        loss.backward()
+        synchronize(loader.device)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def out_of_memory_error(

@@ -1,7 +1,6 @@
-"""Weights that are no longer the same on all ranks: found before anything of them is saved."""
+"""Finds weights that differ between ranks, before a checkpoint saves them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,8 +19,8 @@ ADVICE = (
 )
 
 
-def networks_of(parts: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Return the networks among what a run keeps, by name."""
+def networks_of(parts: Mapping[str, object]) -> dict[str, nn.Module]:
+    """Return the networks among the parts of a checkpoint, by name."""
     modules = {name: getattr(part, "module", part) for name, part in parts.items()}
     return {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
 
@@ -30,7 +29,7 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
     """Compare the bits of all parameters over all ranks; called on all of them.
 
     Raises:
-        TrainingError: where a parameter differs. It names the first.
+        TrainingError: a parameter differs. The message names the first one.
     """
     if accelerator.num_processes == 1:
         return
@@ -49,7 +48,10 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
 
 
 def whole_parameters(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each parameter that is not sharded, by the name of its network and its own."""
+    """Yield the name and the value of each parameter that is not sharded.
+
+    A name begins with that of the network, as in ``model.head.weight``.
+    """
     for name, network in networks.items():
         bare = extract_model_from_parallel(network)
         for parameter_name, parameter in bare.named_parameters():

@@ -2,13 +2,15 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from common.checkpoints.kinds import RandomState
@@ -17,18 +19,21 @@ from common.errors import UserError
 from common.models.compile import as_written
 from common.objective import Objective
 from common.system.devices import seed_generator
+from common.training.sharding import ShardingAccelerator
 
-DRAWS = 2  # keeps the random numbers of evaluations apart from those that order the samples
+# One of the integers from which the seed of evaluations is hashed. It keeps their random numbers
+# apart from those that order the samples.
+EVALUATION_STREAM = 2
 
 
 @contextmanager
 def evaluation_mode(
-    accelerator: Any, model: nn.Module, generators: RandomState, seed: int
+    accelerator: ShardingAccelerator, model: nn.Module, generators: RandomState, seed: int
 ) -> Iterator[Callable[[], None]]:
     """Put a bare model into evaluation mode, with its buffers averaged over ranks.
 
-    Random numbers are the same in each evaluation. Afterwards the random generators, and the mode
-    of each module, are as they were; the buffers stay averaged.
+    Each evaluation uses the same random numbers. At the end, the random generators and the mode of
+    each module are restored. The buffers stay averaged.
 
     Yields:
         A function that gives the buffers this rank's own values back.
@@ -37,7 +42,9 @@ def evaluation_mode(
     training_modes = {module: module.training for module in model.modules()}
     restore_buffers = average_buffers(accelerator, model)
     model.eval()
-    seed_generators(generators.device, hash_integers(seed, accelerator.process_index, DRAWS))
+    seed_generators(
+        generators.device, hash_integers(seed, accelerator.process_index, EVALUATION_STREAM)
+    )
     # FSDP2 keeps tensors of a forward pass, and training can't use inference tensors.
     no_gradients = torch.inference_mode if accelerator.mesh is None else torch.no_grad
     with no_gradients(), as_written(model):
@@ -113,7 +120,7 @@ class Rehearsal:
             )
 
 
-def average_buffers(accelerator: Any, model: nn.Module) -> Callable[[], None]:
+def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:
     """Average a model's buffers over ranks; return a function that restores this rank's own."""
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:
@@ -127,6 +134,15 @@ def average_buffers(accelerator: Any, model: nn.Module) -> Callable[[], None]:
     own_values = torch.cat([buffer.flatten() for buffer in buffers])  # for a single collective
     set_buffers(accelerator.reduce(own_values, "mean"))
     return lambda: set_buffers(own_values)
+
+
+class BestState(TypedDict):
+    """The best evaluation's part of a checkpoint; see the fields of `Best`."""
+
+    value: float | None
+    step: int
+    later: int
+    loss: NotRequired[float | None]  # older checkpoints have none
 
 
 @dataclass
@@ -157,10 +173,11 @@ class Best:
         self.later += 1
         if value != self.value or sorting_loss(loss) > sorting_loss(self.loss):
             return False
-        self.step, self.loss = step, loss
+        self.step = step
+        self.loss = loss
         return True
 
-    def insist_on(self, files: Mapping[str, Any], directory: Any) -> None:
+    def insist_on(self, files: Iterable[str], directory: Path) -> None:
         """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
         if not self.is_kept or self.step == -1:
             return
@@ -171,13 +188,12 @@ class Best:
                 advice="put a whole copy of it back, or resume from an older checkpoint",
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        names = ("value", "step", "later", "loss")
-        return {name: getattr(self, name) for name in names}
+    def state_dict(self) -> BestState:
+        return {"value": self.value, "step": self.step, "later": self.later, "loss": self.loss}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: BestState) -> None:
         value = state["value"]
-        loss = state.get("loss")  # older checkpoints have none
+        loss = state.get("loss")
         self.value = None if value is None else float(value)
         self.step = int(state["step"])
         self.later = int(state["later"])

@@ -2,22 +2,36 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypedDict, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from common.checkpoints.shards import is_sharded, local
 from common.errors import TrainingError, UserError
+from common.system.devices import FusedOptimizer
+
+if TYPE_CHECKING:  # the import takes a second
+    from torch.distributed.tensor import DTensor
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MOST_SKIPS_IN_A_ROW = 25
 # The guard reads the norms after this many updates, even if no log line is due. It must be well
 # below 166: so many overflows in a row halve the loss scale to 0.
 MOST_UNCHECKED = 100
+
+
+class GuardState(TypedDict):
+    """The guard's part of a checkpoint."""
+
+    grad_norm: float
+    skipped: int
+    skipped_in_a_row: int
 
 
 class GradientGuard:
@@ -41,9 +55,9 @@ class GradientGuard:
         self.is_fp16 = accelerator.scaler is not None
         self.grad_norm = torch.zeros((), device=accelerator.device)  # of the network clipped first
         self.by_layer = by_layer
-        self.layers: dict[str, Any] = {}  # by parameter name, the norm of its gradient
+        self.layers: dict[str, torch.Tensor] = {}  # by parameter name, the norm of its gradient
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
-        self.looks = accelerator.device.type == "cpu" and not self.is_fp16
+        self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.unchecked: list[torch.Tensor] = []  # norms on the device that nobody has read yet
@@ -54,9 +68,9 @@ class GradientGuard:
         # By network, the ids of the parameters that were frozen at the first update.
         self.frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
         # By optimizer, the hook that removes its mark after its step.
-        self.unmarking: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+        self.unmarking: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
-    def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the global norm of a network's gradients, and mark an update that is not finite.
 
         The gradients are clipped when this returns. The optimizer applies any change that a recipe
@@ -66,25 +80,29 @@ class GradientGuard:
         parameters = self.parameters.get(model)
         if parameters is None:
             parameters = self.parameters[model] = [*model.parameters()]
-        trained = [parameter for parameter in parameters if parameter.grad is not None]
-        gradients: list[Any] = [parameter.grad for parameter in trained]
+        trained: list[nn.Parameter] = []
+        gradients: list[torch.Tensor] = []
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                trained.append(parameter)
+                gradients.append(gradient)
         self.watch_unfreezing(model, optimizer, trained)
-        norm: Any = nn.utils.get_total_norm(gradients, foreach=True)
-        if is_sharded(norm):
-            norm = norm.full_tensor()  # each rank knew only the norm of its shards
+        # If the gradients are sharded, each rank knows only the norm of its shards until now.
+        norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
         self.unchecked.append(norm)
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
-        bare: Any = getattr(optimizer, "optimizer", optimizer)
+        bare = cast("FusedOptimizer", getattr(optimizer, "optimizer", optimizer))
         if not getattr(bare, "_step_supports_amp_scaling", False):
             self.clip_unfused(bare, gradients, norm)
-        elif self.looks:
-            self.clip_by_looking(bare, gradients, norm)
+        elif self.reads_norm:
+            self.clip_after_reading(bare, gradients, norm)
         else:
             self.clip_on_device(bare, gradients, norm)
 
     def watch_unfreezing(
-        self, model: nn.Module, optimizer: Any, trained: list[nn.Parameter]
+        self, model: nn.Module, optimizer: Optimizer, trained: list[nn.Parameter]
     ) -> None:
         """Raise a `UserError` if a parameter was unfrozen that no optimizer updates."""
         trained_ids = [*map(id, trained)]
@@ -97,13 +115,12 @@ class GradientGuard:
             self.insist_on_updates(model, optimizer, unfrozen)
         self.trained[model] = trained_ids
 
-    def insist_on_updates(self, model: nn.Module, optimizer: Any, unfrozen: set[int]) -> None:
+    def insist_on_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
         """Raise a `UserError` if no optimizer has a parameter whose id is `unfrozen`."""
         optimizers = [*getattr(self.accelerator, "_optimizers", []), optimizer]
         updated: set[int] = set()
         for wrapper in optimizers:
-            for group in groups_of(wrapper):
-                updated.update(map(id, group["params"]))
+            updated.update(map(id, parameters_of(wrapper)))
         not_updated = unfrozen - updated
         for name, parameter in model.named_parameters():
             if id(parameter) in not_updated:
@@ -127,10 +144,12 @@ class GradientGuard:
         if self.by_layer:
             parameters = self.accelerator.unwrap_model(model).named_parameters()
             names = [name for name, parameter in parameters if parameter.grad is not None]
-            norms: Any = torch._foreach_norm(gradients)
+            norms = torch._foreach_norm(gradients)
             self.layers = dict(zip(names, norms, strict=True))
 
-    def clip_on_device(self, optimizer: Any, gradients: list[Any], norm: torch.Tensor) -> None:
+    def clip_on_device(
+        self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
+    ) -> None:
         """Clip without waiting for the device; a fused optimizer reads the mark on the device."""
         if not self.is_fp16:  # in fp16, `GradScaler` finds non-finite gradients itself
             # A norm is never negative, so one comparison replaces the four of `isfinite`.
@@ -139,7 +158,9 @@ class GradientGuard:
             # The factor is exactly 1 for a small norm, so such gradients keep their bits.
             multiply(gradients, norm.div(self.max_grad_norm).clamp_(min=1.0).reciprocal_())
 
-    def clip_by_looking(self, optimizer: Any, gradients: list[Any], norm: torch.Tensor) -> None:
+    def clip_after_reading(
+        self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
+    ) -> None:
         """Clip only if the norm is too large, because reading it costs nothing on a CPU."""
         value = float(norm)
         if not math.isfinite(value):
@@ -147,7 +168,9 @@ class GradientGuard:
         elif self.max_grad_norm and value > self.max_grad_norm:
             multiply(gradients, self.max_grad_norm / value)
 
-    def clip_unfused(self, optimizer: Any, gradients: list[Any], norm: torch.Tensor) -> None:
+    def clip_unfused(
+        self, optimizer: Optimizer, gradients: list[torch.Tensor], norm: torch.Tensor
+    ) -> None:
         """Clip for an optimizer that can't skip a step by itself; this waits for the device."""
         value = float(norm)
         if math.isfinite(value):
@@ -156,7 +179,7 @@ class GradientGuard:
         elif not self.is_fp16:  # in fp16, `GradScaler` does not call `step`
             drop_gradients_at_next_step(optimizer)
 
-    def mark(self, optimizer: Any, found_inf: torch.Tensor) -> None:
+    def mark(self, optimizer: FusedOptimizer, found_inf: torch.Tensor) -> None:
         """Have a fused optimizer skip its next step where `found_inf` is 1.
 
         A mark that another network with the same optimizer left in this update stays.
@@ -216,7 +239,7 @@ class GradientGuard:
 
     def layer_norms(self) -> dict[str, float]:
         """Return the gradient norm of each layer over all of its parameters."""
-        norms = [norm.full_tensor() if is_sharded(norm) else norm for norm in self.layers.values()]
+        norms = [whole(norm) for norm in self.layers.values()]
         values = torch.stack(norms).tolist() if norms else []
         squares = defaultdict[str, float](float)
         for name, norm in zip(self.layers, values, strict=True):
@@ -224,7 +247,7 @@ class GradientGuard:
             squares[f"gradients/{layer}"] += norm**2
         return {layer: math.sqrt(square) for layer, square in squares.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> GuardState:
         self.count_skipped()
         return {
             "grad_norm": float(self.grad_norm),
@@ -232,34 +255,41 @@ class GradientGuard:
             "skipped_in_a_row": self.skipped_in_a_row,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: GuardState) -> None:
         self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
         self.skipped = state["skipped"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
 
 
-def groups_of(optimizer: Any) -> list[dict[str, Any]]:
-    return getattr(optimizer, "optimizer", optimizer).param_groups
+def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters that an optimizer, or Accelerate's wrapper of one, updates."""
+    bare: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    for group in bare.param_groups:
+        yield from group["params"]
 
 
-def multiply(gradients: list[Any], factor: float | torch.Tensor) -> None:
+def whole(norm: torch.Tensor) -> torch.Tensor:
+    """Return a norm over all ranks; if it is sharded, this is a collective."""
+    return cast("DTensor", norm).full_tensor() if is_sharded(norm) else norm
+
+
+def multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> None:
     """Scale gradients in place; of sharded ones, this rank's rows."""
     if any(map(is_sharded, gradients)):
         gradients = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(gradients, factor)
 
 
-def remove_mark(optimizer: Any, *unused: Any) -> None:
-    optimizer.found_inf = None
+def remove_mark(optimizer: Optimizer, *unused: object) -> None:
+    cast("FusedOptimizer", optimizer).found_inf = None
 
 
-def drop_gradients_at_next_step(optimizer: torch.optim.Optimizer) -> None:
+def drop_gradients_at_next_step(optimizer: Optimizer) -> None:
     """Remove the gradients just before the optimizer's next step, which then updates nothing."""
 
-    def drop(optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+    def drop(optimizer: Optimizer, *unused: object) -> None:
         handle.remove()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in parameters_of(optimizer):
+            parameter.grad = None
 
     handle = optimizer.register_step_pre_hook(drop)

@@ -1,8 +1,8 @@
-"""Optimizers and schedules: what decays, a first update that may be skipped, learning rates."""
+"""Optimizers and learning-rate schedules: weight decay, skipped updates, warm-up and scaling."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -10,14 +10,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.console import warn
-from common.system.devices import honours_scaling
+from common.system.devices import FusedOptimizer, honours_scaling
+
+# Some parameters and their options by name, in the form that torch's optimizers take and keep.
+ParameterGroup = dict[str, Any]
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the parameters: matrices and kernels decay, biases and norms (1-d) do not.
+def decay_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+    """Return the trainable parameters in two groups: with weight decay, and without.
 
-    Decaying the latter costs accuracy; see "Bag of Tricks" (arXiv 1812.01187), section 3.1.
-    Without decay they are one group: a fused optimizer is called once for each.
+    Matrices and kernels decay. Biases and norms (1-d) do not, because that costs accuracy; see "Bag
+    of Tricks" (arXiv 1812.01187), section 3.1. If `weight_decay` is 0, there is one group, because
+    a fused optimizer starts its kernels once for each group.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if weight_decay == 0:
@@ -28,9 +32,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-# `--schedule`: the rate's share of its peak, by the share of the run after warm-up that is left.
-# Linear is BERT's (arXiv 1810.04805), and after a long warm-up the one-cycle schedule of arXiv
-# 1708.07120; the cosine is that of arXiv 1608.03983.
+# The schedules of `--schedule`. Each maps the share of the run that is left after the warm-up to a
+# factor of the peak learning rate. "linear" is BERT's (arXiv 1810.04805), and with a long warm-up
+# the one-cycle schedule of arXiv 1708.07120. "cosine" is that of arXiv 1608.03983.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
     "cosine": lambda left: 0.5 - 0.5 * math.cos(math.pi * left),
@@ -52,21 +56,22 @@ def warmup_decay(
     return LambdaLR(optimizer, factor)
 
 
-# `--scale-learning-rate`: the rate's factor, by how many times its batch an update has. Linear is
-# SGD's, with warm-up (arXiv 1706.02677, to 8,192 images); the root keeps the noise of a step (arXiv
-# 1404.5997), and is what Adam's step takes (arXiv 2205.10287).
+# The rules of `--scale-learning-rate`. Each maps the batch of an update, as a multiple of the batch
+# that the learning rate is stated for, to a factor of the learning rate. "linear" suits SGD with
+# warm-up (arXiv 1706.02677, up to 8,192 images). "sqrt" keeps the noise of a step (arXiv 1404.5997)
+# and suits Adam (arXiv 2205.10287).
 SCALES: dict[str, Callable[[float], float]] = {
-    "no": lambda times: 1.0,
-    "linear": lambda times: times,
+    "no": lambda batch_ratio: 1.0,
+    "linear": lambda batch_ratio: batch_ratio,
     "sqrt": math.sqrt,
 }
 
 
-def leave_unfit_fused_path(optimizer: Any, device: torch.device) -> None:
-    """Have an optimizer step without its fused kernel on a device where that ignores skipping.
+def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
+    """Turn an optimizer's fused kernel off if the kernel can't skip an update on this device.
 
-    Such a kernel applies updates with non-finite gradients. Without it, the host decides, which
-    waits for the device in each update.
+    Such a kernel would apply updates with non-finite gradients. Without it, the host decides
+    whether to skip, and waits for the device in each update.
     """
     if not isinstance(optimizer, Optimizer):
         return
@@ -74,8 +79,8 @@ def leave_unfit_fused_path(optimizer: Any, device: torch.device) -> None:
         return
     if honours_scaling(optimizer, device):
         return
-    stepping: Any = optimizer
-    stepping._step_supports_amp_scaling = False
+    fused_optimizer = cast("FusedOptimizer", optimizer)
+    fused_optimizer._step_supports_amp_scaling = False
     for options in (optimizer.defaults, *optimizer.param_groups):
         options["fused"] = False
     warn(
@@ -84,14 +89,18 @@ def leave_unfit_fused_path(optimizer: Any, device: torch.device) -> None:
     )
 
 
-def start_momentum(optimizer: Optimizer) -> None:
-    """Give SGD zeroed momentum buffers, so that its first update may be skipped.
+def start_momentum(optimizer: object) -> None:
+    """Give SGD zeroed momentum buffers, so that its first update can be skipped.
 
-    The fused kernel allocates them without a value and fills them in the first update; when an
-    fp16 overflow skips that one, the second would use what happened to lie in memory.
+    SGD's fused kernel allocates the buffers uninitialised and fills them in the first update. If an
+    fp16 overflow skips that update, the second one would read uninitialised memory.
     """
-    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
-        if group["momentum"] and not group["dampening"]:  # else zeros would change the first
-            for parameter in group["params"]:
-                buffer = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                optimizer.state[parameter]["momentum_buffer"] = buffer
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        # With dampening, a buffer of zeros would change the first update.
+        if not group["momentum"] or group["dampening"]:
+            continue
+        for parameter in group["params"]:
+            buffer = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            optimizer.state[parameter]["momentum_buffer"] = buffer

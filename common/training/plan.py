@@ -4,8 +4,9 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, TypedDict
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import TrainingConfig
@@ -14,53 +15,74 @@ from common.flags import mark_read
 from common.run_directory.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 
-MOST_EVALUATIONS = 20  # of a run, where `--eval-every` does not say
-# The same for `--log-every`. A row takes about a millisecond, in which an accelerator may idle.
+MOST_EVALUATIONS = 20  # in a run without `--eval-every`
+# In a run without `--log-every`. Logging a row takes about a millisecond, in which an accelerator
+# may be idle.
 MOST_ROWS = 1000
-LONGEST_LOG_INTERVAL = 50  # of a run that has fewer rows than that
+LONGEST_LOG_INTERVAL = 50  # in a run that would have at most `MOST_ROWS` rows with it
+
+
+class EpochSize(Protocol):
+    """What a plan needs of the order of samples."""
+
+    @property
+    def updates_per_epoch(self) -> int: ...
+
+    @property
+    def global_batch(self) -> int: ...
 
 
 class Plan:
     """A run's length and intervals, in optimizer updates."""
 
     def __init__(
-        self, config: TrainingConfig, order: Any, dataset: str, default_epochs: Mapping[str, int]
+        self,
+        config: TrainingConfig,
+        order: EpochSize,
+        dataset: str,
+        default_epochs: Mapping[str, int],
     ) -> None:
-        """Settle how long a run is.
+        """Decide how long a run is, and its intervals.
 
         Raises:
             UserError: no flag states the epochs, and the recipe has none for this data set.
         """
-        self.updates_per_epoch: int = order.updates_per_epoch
-        self.samples_per_update: int = order.global_batch  # over all ranks
+        self.updates_per_epoch = order.updates_per_epoch
+        self.samples_per_update = order.global_batch  # over all ranks
         self.epochs: int = (
             epochs_by_default(dataset, default_epochs) if config.epochs is None else config.epochs
         )
         total_steps = self.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.log_every = config.log_every or log_interval_by_default(self.total_steps)
-        # Many short epochs do not have an evaluation each.
+        # Epochs between two evaluations. If a run has many short epochs, not each has one.
         epochs = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
         self.eval_every = config.eval_every or epochs * self.updates_per_epoch
         self.logs_first = config.log_every is None
-        # Without the flag, the ends of epochs and of the run are left.
+        # Without the flag, only the ends of epochs and of the run have checkpoints.
         self.save_every = config.checkpoint_every or self.total_steps
         self.config = config
         base = config.base_batch_size or type(config).batch_size  # the default of the recipe
         self.scale_to_apply = SCALES[config.scale_learning_rate](self.samples_per_update / base)
-        # As `schedule` applies them; a recipe may have rates of its own.
+        # `schedule` sets these. A recipe that does not call it has learning rates of its own.
         self.rate_scale = 1.0
         self.warmup_steps = 0
         self.peak_learning_rate: float | None = None
 
-    def schedule(self, optimizer: Any, warmup_share: float) -> LambdaLR:
-        """Return the rates of `--schedule` and its warm-up, up to the optimizer's own, scaled."""
+    def schedule(self, optimizer: Optimizer, warmup_share: float) -> LambdaLR:
+        """Scale the optimizer's learning rate, and return the scheduler of `--schedule`.
+
+        The scaled rate is the peak, which the schedule reaches after the warm-up.
+
+        Args:
+            warmup_share: the share of the run's updates that are warm-up, if the flag is not given.
+        """
         warmup = self.config.warmup_steps
         self.warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
         self.rate_scale = self.scale_to_apply
         for group in optimizer.param_groups:
             group["lr"] *= self.rate_scale
-        if self.peak_learning_rate is None:  # of the first optimizer, where there are several
+        if self.peak_learning_rate is None:  # with several optimizers, that of the first one
             self.peak_learning_rate = float(optimizer.param_groups[0]["lr"])
         mark_read(
             *(self.config, "schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
@@ -75,7 +97,10 @@ class Plan:
         return step == self.total_steps
 
     def logs(self, step: int) -> bool:
-        """Whether a row is due; in the first interval, by default, also at powers of two."""
+        """Whether a row is due: at intervals, at the run's end, and early at powers of two.
+
+        Powers of two count in the first interval, unless `--log-every` is given.
+        """
         is_first = self.logs_first and step < self.log_every and step & (step - 1) == 0
         return step % self.log_every == 0 or is_first or self.ends(step)
 
@@ -83,10 +108,10 @@ class Plan:
         return step > 0 and step % self.eval_every == 0
 
     def saves(self, step: int, is_checkpoint_old: bool = True) -> bool:
-        """Whether a checkpoint is due: by updates, at an epoch's end, or at that of the run.
+        """Whether a checkpoint is due: by updates, at the end of an epoch, or of the run.
 
         Args:
-            is_checkpoint_old: whether the last one is so old that an epoch's end has another one.
+            is_checkpoint_old: whether the last one is old enough for another at an epoch's end.
         """
         if self.ends(step) or step % self.save_every == 0:
             return True
@@ -135,21 +160,29 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
     return epochs
 
 
+class ProgressState(TypedDict):
+    """The progress in a checkpoint."""
+
+    global_step: int
+    seconds: float  # of all attempts so far
+
+
 @dataclass
 class Progress:
     """How far a run has come: the part of a checkpoint that a person looks for first."""
 
     global_step: int = 0  # updates made
-    began: float = field(default_factory=time.perf_counter)  # earlier by past attempts' time
+    # The time of `perf_counter` when the run began, moved back by the seconds of earlier attempts.
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.began
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ProgressState:
         return {"global_step": self.global_step, "seconds": self.seconds}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: ProgressState) -> None:
         if type(state["global_step"]) is not int or state["global_step"] < 0:
             raise ValueError(f"no number of updates: {state['global_step']}")
         self.global_step = state["global_step"]

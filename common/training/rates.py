@@ -1,12 +1,16 @@
 """Learning rates as they are logged: of each group of parameters, and of each optimizer."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from common.training.optim import ParameterGroup
 
 RATE = "train/learning_rate"
 
 
-def learning_rates(optimizers: Mapping[str, Any]) -> dict[str, float]:
+def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
     """Return the learning rates to log, by the full names of their metrics.
 
     The first optimizer is the main one. Its first parameter group is ``train/learning_rate``. Its
@@ -29,7 +33,7 @@ def learning_rates(optimizers: Mapping[str, Any]) -> dict[str, float]:
     return rates
 
 
-def further_rates(groups: list[dict[str, Any]]) -> dict[str, float]:
+def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
     """Return the rates of the groups whose rate differs from the first one's, by name or number.
 
     Two groups differ if their present rates do, or their rates before any schedule.
@@ -37,19 +41,20 @@ def further_rates(groups: list[dict[str, Any]]) -> dict[str, float]:
     rates: dict[str, float] = {}
     first = both_rates(groups[0])
     for number, group in enumerate(groups):
-        own = both_rates(group)
-        if own is None or own == first:
+        own_rates = both_rates(group)
+        if own_rates is None or own_rates == first:
             continue
         name = str(group.get("name", number))
         if name in rates:
             name = f"{name}-{number}"
-        rates[name] = own[0]
+        rates[name] = own_rates[0]
     return rates
 
 
-def both_rates(group: Mapping[str, Any]) -> tuple[float, float] | None:
+def both_rates(group: ParameterGroup) -> tuple[float, float] | None:
     """Return a group's rate, and the one that its schedule starts from; None without a rate."""
-    rate = group.get("lr")
+    rate: float | Tensor | None = group.get("lr")
     if rate is None:
         return None
-    return float(rate), float(group.get("initial_lr", rate))
+    initial_rate: float | Tensor = group.get("initial_lr", rate)
+    return float(rate), float(initial_rate)

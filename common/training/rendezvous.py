@@ -16,10 +16,11 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 def rendezvous_url() -> str | None:
-    """Return the URL at which the processes of this attempt meet; None for torch's own way.
+    """Return the URL at which the processes of this attempt meet; None for torch's default.
 
-    torchrun keeps its store over all attempts (``--max-restarts``). Processes of a later attempt
-    would read there the addresses of the first ones, which are gone, and wait for them.
+    The first attempt uses torch's default. torchrun (``--max-restarts``) keeps one store for all
+    attempts. In it, a later attempt would find the addresses of the first processes, which have
+    ended, and wait for them.
     """
     if count_of(RESTARTS, 0) == 0:
         return None
@@ -27,7 +28,7 @@ def rendezvous_url() -> str | None:
     return f"{SCHEME}://"
 
 
-@functools.cache  # torch refuses to be told twice
+@functools.cache  # torch refuses to register a scheme twice
 def register() -> None:
     register_rendezvous_handler(SCHEME, meet)
 

@@ -8,11 +8,11 @@ rows of each weight. This has not run on a GPU yet.
 
 import copy
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from operator import is_
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +23,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from common.checkpoints.shards import is_sharded
 from common.errors import UserError
+from common.system.devices import FusedOptimizer
 from common.training.averaging import FreezableDDP, average_gradients
+
+if TYPE_CHECKING:  # these imports take a second, and only runs with shards need them
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
 
 # The only value that recipes support of each FSDP setting of a launcher. If the launcher leaves a
 # setting out, recipes use this value too, also for the version, whose default elsewhere is 1.
@@ -76,15 +81,15 @@ class ShardingAccelerator(Accelerator):
     gradients of networks that were wholly frozen when they were prepared, and unfrozen later.
     """
 
-    mesh: Any = None  # of all ranks, if networks are sharded
+    mesh: "DeviceMesh | None" = None  # of all ranks, if networks are sharded
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The networks that had no trainable parameter when they were prepared. Accelerate does not
         # wrap them in DDP, but a recipe may unfreeze them.
-        self.frozen_networks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+        self.frozen_networks: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         super().__init__(*args, **kwargs)
 
-    def backward(self, loss: Any, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients, and average those that DDP does not average."""
         super().backward(loss, **kwargs)
         if self.sync_gradients:
@@ -102,29 +107,24 @@ class ShardingAccelerator(Accelerator):
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         types = {"fp16": torch.float16, "bf16": torch.bfloat16}
-        policy = MixedPrecisionPolicy(
+        self.shard_precision = MixedPrecisionPolicy(
             param_dtype=types.get(self.mixed_precision),
             reduce_dtype=types.get(reduce_precision, torch.float32),
             cast_forward_inputs=False,  # autocast does it, as for networks without shards
         )
         self.mesh = init_device_mesh(self.device.type, (self.num_processes,))
-        self.shard_options = {
-            "mesh": self.mesh,
-            "mp_policy": policy,
-            "reshard_after_forward": True,
-        }
         # The sharded parameter that replaced each original parameter.
-        self.sharded_parameters: Any = WeakIdKeyDictionary()
+        self.sharded_parameters: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
         # By network, a copy on the meta device: its structure, without weights and shards.
         self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+    def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any:
         """Prepare objects as Accelerate does, and give optimizers the sharded parameters."""
-        prepared = super().prepare(*args, **kwargs)
+        prepared = super().prepare(*args, device_placement=device_placement)
         if self.mesh is None:
             return prepared
         for wrapper in self._optimizers:
-            optimizer: Any = wrapper.optimizer
+            optimizer: FusedOptimizer = wrapper.optimizer
             for group in optimizer.param_groups:
                 group["params"] = [self.sharded_parameters.get(p, p) for p in group["params"]]
                 if group.get("fused") and not isinstance(optimizer, torch.optim.Adam):
@@ -135,7 +135,7 @@ class ShardingAccelerator(Accelerator):
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
-    ) -> Any:
+    ) -> nn.Module:
         """Prepare a network, and shard it if this Accelerator shards."""
         if self.mesh is None:
             return self.prepare_whole(model, device_placement, evaluation_mode)
@@ -164,7 +164,7 @@ class ShardingAccelerator(Accelerator):
 
     def prepare_whole(
         self, model: nn.Module, device_placement: bool | None, evaluation_mode: bool
-    ) -> Any:
+    ) -> nn.Module:
         """Prepare a network of which each rank has a whole copy, and average its gradients."""
         is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
         # DDP refuses a network without a trainable parameter, but on a CPU Accelerate 1.15 would
@@ -184,7 +184,7 @@ class ShardingAccelerator(Accelerator):
         """
         from torch.distributed.fsdp import fully_shard
 
-        original_parameters: dict[str, Any] = dict(model.named_parameters())
+        original_parameters = dict(model.named_parameters())
         if not original_parameters:
             model.to(self.device)  # move its buffers, as `fully_shard` would
             return
@@ -195,20 +195,22 @@ class ShardingAccelerator(Accelerator):
         meta_tensors = deepcopy_memo(model, empty_tensors)
         # deepcopy adds to its memo, so it gets one of its own.
         self.skeletons[model] = copy.deepcopy(model, dict(meta_tensors))
-        sharded_places = [
-            (parameters, name, parameter)
-            for parameters, name, parameter in parameter_places(model)
-            if is_sharded(parameter)
-        ]
-        for parameters, name, parameter in sharded_places:
-            parameters[name] = meta_tensors[id(parameter)]
-        for layer in layers_of(model):
-            fully_shard(layer, **self.shard_options)
-        fully_shard(model, **self.shard_options)
-        for parameters, name, parameter in sharded_places:
-            parameters[name] = parameter
-        for name, sharded_parameter in model.named_parameters():
-            self.sharded_parameters[original_parameters[name]] = sharded_parameter
+        sharded_places = [place for place in parameter_places(model) if is_sharded(place.parameter)]
+        for place in sharded_places:
+            meta_tensor = meta_tensors[id(place.parameter)]
+            assert isinstance(meta_tensor, nn.Parameter)
+            place.dictionary[place.name] = meta_tensor
+        for module in (*layers_of(model), model):
+            fully_shard(
+                module,
+                mesh=self.mesh,
+                mp_policy=self.shard_precision,
+                reshard_after_forward=True,
+            )
+        for place in sharded_places:
+            place.dictionary[place.name] = place.parameter
+        for name, parameter in model.named_parameters():
+            self.sharded_parameters[original_parameters[name]] = parameter
         # `fully_shard` gave the network a class whose instances refuse to be copied.
         model_class: Any = type(model)
         model_class.__deepcopy__ = lambda module, memo: self.copy_sharded(module)
@@ -229,26 +231,26 @@ class ShardingAccelerator(Accelerator):
                 advice="copy the whole network, as copy.deepcopy(model) does",
             )
 
-        def first_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def first_forward(module: nn.Module, *args: object, **kwargs: object) -> object:
             del module.forward  # the method of its class is used from now on
             self.shard(module)
             return module(*args, **kwargs)
 
         skeleton = self.skeletons[model]
         own_tensors = (tensor.detach().clone() for tensor in tensors_of(model))
-        copied: Any = copy.deepcopy(skeleton, deepcopy_memo(skeleton, own_tensors))
+        copied: nn.Module = copy.deepcopy(skeleton, deepcopy_memo(skeleton, own_tensors))
         copied.forward = MethodType(first_forward, copied)
         return copied.train(model.training)
 
     @contextmanager
-    def no_sync(self, model: Any) -> Iterator[None]:
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Accumulate gradients on each rank; the last micro-batch of the update sums over ranks."""
         if self.mesh is not None:
-            model.set_requires_gradient_sync(False)
+            cast("FSDPModule", model).set_requires_gradient_sync(False)
         with super().no_sync(model):  # does nothing for sharded networks
             yield
         if self.mesh is not None:
-            model.set_requires_gradient_sync(True)
+            cast("FSDPModule", model).set_requires_gradient_sync(True)
 
     def bare(self, model: nn.Module) -> nn.Module:
         """Return a network for shapes and counts, not values: if sharded, its meta-device copy."""
@@ -274,7 +276,7 @@ def refuse_other_weights(model: nn.Module) -> None:
     """
     dictionaries, names, own_parameters = map(list, zip(*parameter_places(model), strict=True))
 
-    def insist_on_own_weights(*unused: Any) -> None:
+    def insist_on_own_weights(*unused: object) -> None:
         # Every forward pass does this, so `map` runs it in C.
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
@@ -291,13 +293,17 @@ def refuse_other_weights(model: nn.Module) -> None:
     model.register_forward_pre_hook(insist_on_own_weights, prepend=True)
 
 
-def parameter_places(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return (the module's dictionary, name, parameter) of each place that holds a parameter.
+class ParameterPlace(NamedTuple):
+    """A place in a model that holds a parameter; a tied parameter has several."""
 
-    A tied parameter has several places.
-    """
+    dictionary: dict[str, nn.Parameter | None]  # the parameters of one module, by name
+    name: str
+    parameter: nn.Parameter
+
+
+def parameter_places(model: nn.Module) -> list[ParameterPlace]:
     return [
-        (module._parameters, name, parameter)
+        ParameterPlace(module._parameters, name, parameter)
         for module in model.modules()
         for name, parameter in module._parameters.items()
         if parameter is not None
@@ -308,14 +314,14 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def deepcopy_memo(model: nn.Module, values: Iterable[torch.Tensor]) -> dict[int, Any]:
+def deepcopy_memo(model: nn.Module, values: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return a memo with which `copy.deepcopy` of a model takes `values` for its tensors.
 
     Args:
         model: the model to copy.
         values: one tensor for each of `tensors_of(model)`, in its order.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, torch.Tensor] = {}
     for tensor, value in zip(tensors_of(model), values, strict=True):
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value

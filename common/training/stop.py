@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -29,9 +28,12 @@ from common.system.platforms import (
     signal_when_parent_ends,
 )
 
-# These variables are set by `accelerate launch`, by torchrun, and by a search for its trials where
-# no kernel tells a process of its parent's end. With one process, `accelerate launch` passes no
-# signal on.
+# A handler of a signal, as `signal.getsignal` returns it: a function, a constant such as SIG_DFL,
+# or None if C code installed the handler.
+Handler = Callable[[int, FrameType | None], object] | int | None
+# `accelerate launch` sets the first variable, and torchrun the second. A search sets the third for
+# its trials, on systems whose kernel does not signal the end of a parent. With one process,
+# `accelerate launch` does not pass signals on.
 SET_BY_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID", WATCHES_PARENT}
 # The terminal and the launcher may both pass on the same Ctrl-C. A signal that comes so soon after
 # the first is taken for the same request.
@@ -57,7 +59,7 @@ class StopRequest:
         self.since = 0.0
         self.at_once = False  # whether a request ends the process where it stands, saving nothing
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-        self.handlers_before: dict[int, Any] = {}
+        self.handlers_before: dict[int, Handler] = {}
         if threading.current_thread() is not threading.main_thread():
             return  # Python receives signals in its main thread only; a notebook may run another
         for number in STOP_SIGNALS:

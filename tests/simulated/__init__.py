@@ -1,7 +1,7 @@
 """A simulated accelerator, on which tests run the real recipes and tools.
 
 The device "simulated" is torch's PrivateUse1 device, registered from Python. ``torch.accelerator``
-finds it, and `common/system/devices.py` asks it what it can do, as it asks a GPU. Its tensors have
+finds it, and `common/system/devices/` asks it what it can do, as it asks a GPU. Its tensors have
 storage of their own in the host's memory (`memory.py`), and each kernel runs the CPU's kernel on
 that memory (`kernels.py`). Autograd, autocast (`autocast.py`), fused optimizers, DDP and FSDP2 are
 torch's own.

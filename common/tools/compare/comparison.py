@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from common.config import TrainingConfig
 from common.flags import role_of, spelled
@@ -46,14 +46,27 @@ ON_PURPOSE = {
 MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
 
 
+# A run's figures by the names that `--json` prints: numbers, texts, or None; see `figures_of`.
+RunFigures = dict[str, Any]
+
+
+class UnfairPair(TypedDict):
+    """A difference from the baseline that makes a run's figures incomparable with it."""
+
+    run: str
+    what: str  # the label of the fact that differs
+    baseline_value: object
+    value: object
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Runs beside each other; the first is the baseline."""
 
     runs: list[RunRecord]
-    figures: list[dict[str, Any]]  # of each run; see `figures_of`
-    differences: dict[str, list[Any]]  # by label, each run's value, where not all are the same
-    unfair: list[dict[str, Any]]  # differences that make figures incomparable; see `unfair_pairs`
+    figures: list[RunFigures]  # of each run
+    differences: dict[str, list[object]]  # by label, each run's value, where not all are the same
+    unfair: list[UnfairPair]
     target: float | None  # of the baseline's objective
     target_is_given: bool
 
@@ -97,7 +110,7 @@ def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | No
     return worst(known, default=None)
 
 
-def add_ratios(figures: dict[str, Any], baseline: Mapping[str, Any]) -> None:
+def add_ratios(figures: RunFigures, baseline: RunFigures) -> None:
     """Add a run's ratios to the baseline and its scaling efficiency; None if unknown."""
     for name, ratio_name in RATIOS.items():
         value = figures[name]
@@ -116,31 +129,30 @@ def add_ratios(figures: dict[str, Any], baseline: Mapping[str, Any]) -> None:
 
 
 def unfair_pairs(
-    runs: Sequence[RunRecord], differences: Mapping[str, Sequence[Any]]
-) -> list[dict[str, Any]]:
-    """Return the differences from the baseline that make a run's figures incomparable.
-
-    Each is a dictionary with the keys run, what (a label), baseline_value and value.
-    """
-    pairs = []
+    runs: Sequence[RunRecord], differences: Mapping[str, Sequence[object]]
+) -> list[UnfairPair]:
+    """Return the differences from the baseline that make a run's figures incomparable."""
+    pairs: list[UnfairPair] = []
     for label, values in differences.items():
         if not label.startswith(tuple(FAIR)):
             continue
         baseline_value = values[0]
         for run, value in zip(runs, values, strict=True):
             if value != baseline_value:
-                pair = {"run": run.name, "what": label}
-                pairs.append(pair | {"baseline_value": baseline_value, "value": value})
+                pair = UnfairPair(
+                    run=run.name, what=label, baseline_value=baseline_value, value=value
+                )
+                pairs.append(pair)
     return pairs
 
 
-def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, Any]:
+def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
     """Return what a run's figures may depend on, by label.
 
     A group of facts, such as the versions of libraries, has a label for each of its parts. A flag
     is left out if the recipe of any of the `runs` says that it is not to be compared.
     """
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for label, path in (FAIR | ON_PURPOSE).items():
         fact = attrgetter(path)(run.saved_config)
         if isinstance(fact, Mapping) and fact:
@@ -170,7 +182,7 @@ def is_compared(flag: str, run: RunRecord) -> bool:
     return run.saved_config.compared.get(flag, usually)
 
 
-def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
+def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     """Return a run's figures by the names that `--json` prints; None stands for unknown.
 
     They are the metrics in `FIGURES` and, besides others whose names say all:
@@ -179,7 +191,7 @@ def figures_of(run: RunRecord, target: float | None) -> dict[str, Any]:
     - ``final``: the metrics of the final evaluation, without their split
     - ``steps_to_target`` and ``seconds_to_target``: where `target` was first reached
     """
-    figures: dict[str, Any] = {
+    figures: RunFigures = {
         "status": status_text(run),
         "processes": run.saved_config.environment.world_size,
         "objective": str(run.objective),
@@ -222,7 +234,7 @@ def final_metrics(run: RunRecord) -> dict[str, float]:
     return {match[1]: run.summary[name] for name, match in matches.items() if match}
 
 
-def figures_of_target(run: RunRecord, target: float | None) -> dict[str, Any]:
+def figures_of_target(run: RunRecord, target: float | None) -> RunFigures:
     """Return whether, and where, a run first reached a target of its objective."""
     is_known = target is not None and bool(run.values(run.goal))
     first: Mapping[str, float] = {}

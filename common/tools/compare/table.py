@@ -1,16 +1,16 @@
 """Show a comparison as text: warnings, a table of settings and figures, and notes below it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.markup import escape
 
 from common.console import CONSOLE
 from common.system.printable import printable
 from common.tables import markdown_table, print_table
-from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
+from common.tools.compare.comparison import FIGURES, RATIOS, Comparison, RunFigures
 from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
 
 MOST_COLUMNS = 5  # up to this many runs stand in columns, more runs stand in rows
@@ -124,7 +124,7 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
             yield FigureRow(replace(metric, label=f"final {metric.label}"), values, "final_split")
 
 
-def time_to_target(figures: Mapping[str, Any]) -> str:
+def time_to_target(figures: RunFigures) -> str:
     if figures["reached_target"] is None:
         return UNKNOWN
     if not figures["reached_target"]:
@@ -133,7 +133,7 @@ def time_to_target(figures: Mapping[str, Any]) -> str:
     return f"{seconds} (step {figures['steps_to_target']:,.0f})"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Return a setting of a run, as JSON has it, in the form of a table's cell."""
     if value is None:
         return UNKNOWN

@@ -1,6 +1,6 @@
 """Use trained models: `load_model` in a program, `recipes predict` on the command line."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.tools.predict.loading import load_model
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 __all__ = ["load_model"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import `load_model`, and torch with it, when a program asks for it: help needs neither."""
     if name != "load_model":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

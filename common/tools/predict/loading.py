@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.files import read_json, reading
+from common.files import JsonObject, read_json, reading
 from common.run_directory.directory import FACTS, WEIGHTS, model_folder
 from common.run_directory.standing import advice_to_go_on, present_status
 from common.tools.recipe import load_recipe
@@ -58,7 +58,7 @@ def finished_model(run: Path) -> Path:
 
 
 def load_transformers_model(
-    folder: Path, facts: dict[str, Any], recipe_file: str | Path | None
+    folder: Path, facts: JsonObject, recipe_file: str | Path | None
 ) -> nn.Module:
     """Build a model with Transformers. Its class may be Transformers' or defined by a copy."""
     import transformers
@@ -86,9 +86,7 @@ def load_transformers_model(
     return model
 
 
-def load_recipe_model(
-    folder: Path, facts: dict[str, Any], recipe_file: str | Path | None
-) -> nn.Module:
+def load_recipe_model(folder: Path, facts: JsonObject, recipe_file: str | Path | None) -> nn.Module:
     """Build the model from the class and the arguments that `model.json` states."""
     from common.checkpoints.export import load_weights
 
@@ -105,7 +103,7 @@ def load_recipe_model(
 
 
 def class_of_recipe(
-    folder: Path, facts: dict[str, Any], recipe_file: str | Path | None
+    folder: Path, facts: JsonObject, recipe_file: str | Path | None
 ) -> type[nn.Module]:
     """Return the model's class, which the recipe's file defines or imports.
 
@@ -120,7 +118,7 @@ def class_of_recipe(
     return model_class
 
 
-def own_recipe(folder: Path, facts: dict[str, Any]) -> Path:
+def own_recipe(folder: Path, facts: JsonObject) -> Path:
     """Return the file of this repository's recipe that trained a model.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from common.training.accelerator import build_accelerator, compute_dtype
 PROBE_WORDS = 4096
 
 
+Input = Image.Image | str  # an image, the path of one, or a text
+
+
 class Predictor:
     """Computes the probabilities of classes exactly as an evaluation of the run would."""
 
@@ -36,7 +39,7 @@ class Predictor:
         self,
         run: str | Path,
         batch_size: int = 64,
-        mixed_precision: Any = "auto",
+        mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "auto",
         recipe: str | Path | None = None,
     ) -> None:
         """Load the model of a run, and classify one probe with it.
@@ -98,7 +101,7 @@ class Predictor:
             raise ValueError(f"{len(self.class_names)} classes, and outputs {outputs}")
 
     @torch.inference_mode()
-    def __call__(self, inputs: Sequence[Any]) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[Input]) -> torch.Tensor:
         """Return probabilities, float32 [inputs, classes], on the host.
 
         Args:
@@ -135,7 +138,7 @@ class Predictor:
             )
         return probabilities
 
-    def images(self, inputs: Sequence[Any]) -> ImageSamples:
+    def images(self, inputs: Sequence[Input]) -> ImageSamples:
         """Decode images and normalise them as in training; their labels are all 0."""
         facts = self.facts
         decode = partial(
@@ -150,13 +153,13 @@ class Predictor:
         dtype = compute_dtype(self.accelerator)
         return ImageSamples(pixels, labels, facts["mean"], facts["std"], dtype)
 
-    def texts(self, inputs: Sequence[str]) -> TextSamples:
+    def texts(self, inputs: Sequence[Input]) -> TextSamples:
         """Encode texts as in training; their labels are all 0.
 
         Raises:
             UserError: an input has another number of texts than the model takes.
         """
-        rows = [text.split("\t") for text in inputs]
+        rows = [str(text).split("\t") for text in inputs]
         for row in rows:
             if len(row) != self.columns:
                 advice = "two texts with a tab between" if self.columns == 2 else "one text, no tab"

@@ -2,11 +2,13 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from optuna.study import Study
 from optuna.trial import TrialState
 from optuna.visualization import matplotlib as plots
@@ -32,15 +34,14 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
         warnings.simplefilter("ignore")  # Optuna warns that these plots are experimental
         curves = plots.plot_intermediate_values(study)
         curves.set(xlabel="hundredths of an epoch", ylabel=metric)
-        # A plot is its axes, or an array of them.
-        all_axes: list[Any] = [
+        all_axes: list[Axes | np.ndarray] = [
             plots.plot_optimization_history(study, target_name=metric),
             curves,
             plots.plot_slice(study, target_name=metric),
         ]
         if shows_importances(study):
             all_axes.append(plots.plot_param_importances(study, target_name=metric))
-        rows = [pixels_of(np.ravel(axes)[0].figure) for axes in all_axes]
+        rows = [pixels_of(figure_of(axes)) for axes in all_axes]
     with writing(str(file)):
         Image.fromarray(np.vstack(rows)).save(file)
 
@@ -52,10 +53,20 @@ def shows_importances(study: Study) -> bool:
     return len(finished) >= FEWEST_TRIALS and has_different_results and len(finished[0].params) > 1
 
 
-def pixels_of(figure: Any) -> np.ndarray:
+def figure_of(plot: Axes | np.ndarray) -> Figure:
+    """Return the figure of a plot, which is its axes, or an array of them."""
+    axes: Axes = plot.flat[0] if isinstance(plot, np.ndarray) else plot
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def pixels_of(figure: Figure) -> np.ndarray:
     """Draw a figure at the common size, close it, and return it as uint8 [height, width, 4]."""
     figure.set(size_inches=ROW_SIZE, dpi=DOTS_PER_INCH)
-    figure.canvas.draw()
-    pixels = np.array(figure.canvas.buffer_rgba())
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    canvas.draw()
+    pixels = np.array(canvas.buffer_rgba())
     pyplot.close(figure)
     return pixels

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.study import Study
@@ -34,7 +33,7 @@ class TrialsOnDisk:
     """The runs of a search's trials, and the values that each of them actually tried."""
 
     runs: dict[int, RunRecord]  # by number of the trial
-    values: dict[int, dict[str, Any]]  # of the searched flags, as a study keeps them
+    values: dict[int, dict[str, object]]  # of the searched flags, as a study keeps them
 
     @classmethod
     def read(
@@ -123,7 +122,7 @@ def given_flags(run: RunRecord) -> Facts:
     return {**run.flags, **run.saved_config.given}
 
 
-def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
+def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     """Return the values that a run has for the searched flags, in the form that a study keeps.
 
     Raises:
@@ -148,7 +147,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, Any]:
     return values
 
 
-def means(choice: str, value: Any) -> bool:
+def means(choice: str, value: object) -> bool:
     """Return whether a choice, as typed, means a flag's value, as read from JSON."""
     if isinstance(value, list | tuple):
         words = split_words(choice)

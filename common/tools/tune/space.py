@@ -4,7 +4,6 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -97,7 +96,7 @@ def command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def extremes(distribution: Distribution) -> Sequence[Any]:
+def extremes(distribution: Distribution) -> Sequence[object]:
     """Return all choices, or the ends of a range."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
@@ -169,7 +168,7 @@ def parse_range(
         raise UserError(f"{flag} {value} is no range ({problem})", advice=advice) from None
 
 
-def command_words(space: Space, values: Mapping[str, Any]) -> list[str]:
+def command_words(space: Space, values: Mapping[str, object]) -> list[str]:
     """Return the words that give each searched flag its value on a command line."""
     words: list[str] = []
     for name, distribution in space.items():

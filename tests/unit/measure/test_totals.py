@@ -18,7 +18,7 @@ from common.measure import totals
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Sums
 from common.measure.training_sums import TrainingSums
-from common.system import devices
+from common.system.devices import trials
 from common.training.accelerator import SharedScaler
 
 CPU = torch.device("cpu")
@@ -32,13 +32,13 @@ floats = st.floats(-1e6, 1e6, width=32)
 def _without_float64() -> Iterator[None]:
     """Have the CPU stand for a device without float64."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(devices.ANSWERS, ("has_float64", CPU), False)
+        monkeypatch.setitem(trials.ANSWERS, ("has_float64", CPU), False)
         yield
 
 
 def with_float64() -> Any:
     patch = pytest.MonkeyPatch()
-    patch.setitem(devices.ANSWERS, ("has_float64", CPU), True)
+    patch.setitem(trials.ANSWERS, ("has_float64", CPU), True)
     return patch
 
 
@@ -206,7 +206,7 @@ def test_gradients_are_unscaled_without_float64(overflows: bool) -> None:
     results = []
     for has_float64 in (False, True):
         patch = pytest.MonkeyPatch()
-        patch.setitem(devices.ANSWERS, ("has_float64", CPU), has_float64)
+        patch.setitem(trials.ANSWERS, ("has_float64", CPU), has_float64)
         parameter = torch.nn.Parameter(torch.ones(3))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         scaler = SharedScaler("cpu", init_scale=2.0**13)

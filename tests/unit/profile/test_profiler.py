@@ -20,7 +20,7 @@ from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import profiler as module
 from common.profile.profiler import Profiler, Window, choose_window
 from common.profile.verdict import DATA
-from common.system import devices
+from common.system.devices import trials
 
 
 @pytest.mark.parametrize("every", [7, 11, 25, 60, 1000])
@@ -252,7 +252,7 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     event = MagicMock(**{"return_value.elapsed_time.return_value": 1.0})
     monkeypatch.setattr(torch, "Event", event)
     for capability in ("has_streams", "has_timed_events"):
-        monkeypatch.setitem(devices.ANSWERS, (capability, torch.device("cuda")), True)
+        monkeypatch.setitem(trials.ANSWERS, (capability, torch.device("cuda")), True)
     activities = set(torch.profiler.ProfilerActivity.__members__.values())
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: activities)
     for name in ("range_push", "range_pop"):

@@ -17,6 +17,7 @@ from common.checkpoints.kinds import OptimizerState, RandomState
 from common.measure import memory
 from common.measure.stopwatch import synchronize
 from common.system import devices
+from common.system.devices import streams, trials
 from common.training.evaluation import seed_generators
 from common.training.guard import GradientGuard
 from common.training.optim import leave_unfit_fused_path
@@ -28,7 +29,7 @@ OTHER = torch.device("mps", 0)  # a kind of device that this machine lacks
 # The files of `common` that may name CUDA, and why.
 NAMES_CUDA = {
     "common/checkpoints/kinds.py": "a docstring's example",
-    "common/system/devices.py": "docstrings' examples; torch.compile records CUDA graphs alone",
+    "common/system/devices/compilation.py": "torch.compile records CUDA graphs alone",
     "common/measure/peak.py": "NVML finds a GPU by its uuid",
     "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
     "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",
@@ -59,7 +60,7 @@ def test_checks_for_the_name_of_a_device_are_few() -> None:
     files = {line.split(":")[0] for line in lines_with_cuda() if comparison.search(line)}
     allowed = {
         "common/checkpoints/copies.py",
-        "common/system/devices.py",
+        "common/system/devices/compilation.py",
         "common/measure/peak.py",
         "common/models/packing.py",
         "common/profile/phases.py",
@@ -76,7 +77,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """
     stand_in = SimpleNamespace()
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: stand_in)
-    monkeypatch.setattr(devices, "ANSWERS", {})
+    monkeypatch.setattr(trials, "ANSWERS", {})
     return stand_in
 
 
@@ -236,7 +237,7 @@ def test_device_with_streams_is_awaited_by_its_stream(
     module.synchronize = lambda: waits.append("device")
     stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream)
-    devices.ANSWERS["has_streams", OTHER] = True
+    trials.ANSWERS["has_streams", OTHER] = True
     synchronize(OTHER)
     assert waits == ["stream"]
 
@@ -263,11 +264,11 @@ def test_one_stream_under_two_names_is_no_second_stream(
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(devices, "on_stream", lambda stream: On())
+    monkeypatch.setattr(streams, "on_stream", lambda stream: On())
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream(0))
     for number, expected in ((0, False), (1, True)):
-        devices.ANSWERS.clear()
-        monkeypatch.setattr(devices, "new_stream", lambda device, n=number: stream(n))
+        trials.ANSWERS.clear()
+        monkeypatch.setattr(streams, "new_stream", lambda device, n=number: stream(n))
         assert devices.has_streams(OTHER) is expected
 
 
@@ -284,7 +285,7 @@ def test_copies_without_pinned_memory_are_waited_for(
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values)
-    devices.ANSWERS["has_pinned_memory", OTHER] = is_pinned
+    trials.ANSWERS["has_pinned_memory", OTHER] = is_pinned
     devices.to_device(torch.arange(3), OTHER)
     assert copies == [is_pinned]
 

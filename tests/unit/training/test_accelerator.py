@@ -14,8 +14,7 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.system import devices
-from common.system.devices import is_cpu_asked_for
+from common.system.devices import is_cpu_asked_for, trials
 from common.system.machine import FALSE_WORDS, TRUE_WORDS
 from common.track import facts
 from common.training import accelerator
@@ -181,7 +180,7 @@ def pretend_accelerator(
         ("has_loss_scaling", device): has_loss_scaling,
     }
     for question, answer in answers.items():
-        monkeypatch.setitem(devices.ANSWERS, question, answer)
+        monkeypatch.setitem(trials.ANSWERS, question, answer)
     module = torch.get_device_module(device)
     monkeypatch.setattr(module, "is_tf32_supported", lambda: has_tf32, raising=False)
 

@@ -155,7 +155,7 @@ def guarded(request: pytest.FixtureRequest) -> Any:
     is_fused = request.param != "not fused"
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=is_fused)
     guard = GradientGuard(alone(), max_grad_norm=1.0)
-    guard.looks = request.param == "looks"
+    guard.reads_norm = request.param == "looks"
     return SimpleNamespace(model=model, optimizer=optimizer, guard=guard)
 
 

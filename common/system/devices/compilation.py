@@ -1,0 +1,25 @@
+"""Whether torch.compile can produce kernels for a device, and record them as graphs."""
+
+import torch
+
+from common.system.devices.trials import tried_once
+
+
+@tried_once
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile's Inductor generates kernels for `device`."""
+    try:
+        from torch._inductor.codegen import common as codegen
+
+        codegen.init_backend_registration()
+        return codegen.get_scheduling_for_device(device.type) is not None
+    except (AttributeError, ImportError):
+        return True  # another version of torch, which itself reports what it can't compile
+
+
+def has_compiled_graphs(device: torch.device) -> bool:
+    """Whether torch.compile can record a model's kernels on `device` and launch them as one graph.
+
+    Only CUDA graphs do so.
+    """
+    return device.type == "cuda"

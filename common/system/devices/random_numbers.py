@@ -1,0 +1,42 @@
+"""The generator of random numbers of a device: its seed and its state."""
+
+import torch
+
+from common.system.devices.backend import first_function, required_function
+from common.system.devices.current import current_device
+from common.system.devices.selection import is_accelerator
+from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
+
+
+@tried_once
+def has_generator(device: torch.device) -> bool:
+    """Whether `device` has a generator of random numbers whose state can be saved and restored."""
+    if not is_accelerator(device):
+        return False  # the CPU's generator is torch's own
+    try:
+        state = required_function(device, "get_rng_state")(device)
+        required_function(device, "set_rng_state")(state, device)
+    except UNSUPPORTED_ERRORS:
+        return False
+    return True
+
+
+def generator_state(device: torch.device) -> torch.Tensor | None:
+    """Return the state of the device's generator, uint8 on the host; None if it has none."""
+    if not has_generator(device):
+        return None
+    return required_function(device, "get_rng_state")(device)
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    required_function(device, "set_rng_state")(state, device)
+
+
+def seed_generator(device: torch.device, seed: int) -> None:
+    """Seed the generator of this device alone, if it has one."""
+    if not is_accelerator(device):
+        return
+    manual_seed = first_function(device, "manual_seed", "manual_seed_all")
+    if manual_seed is not None:
+        with current_device(device):
+            manual_seed(seed)
