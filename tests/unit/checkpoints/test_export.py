@@ -148,7 +148,8 @@ class TiedModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(7, 4)
         self.base = nn.Linear(4, 4).requires_grad_(False)
-        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.down = nn.Linear(4, 2, bias=False)
+        self.up = nn.Linear(2, 4, bias=False)
         self.head = nn.Linear(4, 7, bias=False)
         if is_tied:
             self.head.weight = self.embedding.weight
@@ -160,7 +161,8 @@ class TiedModel(nn.Module):
 
 def test_tied_weights_and_adapters_are_whole(tmp_path: Path) -> None:
     """Stored once, tied again by the model itself; the frozen weights are there, too."""
-    model, tokens = TiedModel(), torch.arange(7)
+    model = TiedModel()
+    tokens = torch.arange(7)
     save_model(tmp_path / "model", model, {"class_names": []})
     stored = load_file(tmp_path / "model" / "model.safetensors")
     assert stored.keys() == model.state_dict().keys() - {"head.weight"}

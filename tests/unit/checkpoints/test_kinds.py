@@ -17,7 +17,8 @@ DTYPES = (
 def test_one_bit_is_seen_in_any_type(dtype: torch.dtype) -> None:
     """Of any layout; a tensor without elements has a sum, too."""
     values = torch.zeros(2, 3, dtype=dtype).t()
-    same, empty = values.clone(), torch.zeros(0, dtype=dtype)
+    same = values.clone()
+    empty = torch.zeros(0, dtype=dtype)
     before = sums_of_bits({"values": values, "empty": empty})
     assert sums_of_bits({"values": same, "empty": empty}) == before
     values[1, 1] = 1

@@ -53,7 +53,8 @@ def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
 
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     """What is not safetensors is refused."""
-    marker, path = tmp_path / "executed", tmp_path / "model.safetensors"
+    marker = tmp_path / "executed"
+    path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(Payload(marker)))
     with pytest.raises(UserError):
         read_tensors(path)
