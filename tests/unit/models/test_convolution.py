@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices: torch's own, but for rounding."""
+"""Convolutions as matrix products: equal to torch's except for rounding."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ STRIDES = [(1, 1), (2, 2), (1, 2)]
         if all(n + 2 * p >= k for n, k, p in zip(case[0], *case[1], strict=True))
     ],
 )
-def test_outputs_and_gradients_are_those_of_conv2d(
+def test_outputs_and_gradients_equal_conv2d(
     size: Pair, kernel: tuple[Pair, Pair], stride: Pair, bias: bool
 ) -> None:
-    """And they are laid out as theirs."""
-    (shape, padding), kind = kernel, {"dtype": torch.float64, "bias": bias}
+    """The outputs have the same memory layout, too."""
+    shape, padding = kernel
     torch.manual_seed(0)
-    ours = Convolution(5, 4, shape, stride, padding, **kind)
-    theirs = nn.Conv2d(5, 4, shape, stride, padding, **kind)
+    ours = Convolution(5, 4, shape, stride, padding, bias=bias, dtype=torch.float64)
+    theirs = nn.Conv2d(5, 4, shape, stride, padding, bias=bias, dtype=torch.float64)
     theirs.load_state_dict(ours.state_dict())
-    found = []
+    results = []
     for layer in (theirs, ours, copy.deepcopy(ours).to(memory_format=torch.channels_last)):
         images = torch.ones(3, 5, *size, dtype=torch.float64).cumsum(0).cumsum(1).cumsum(3)
         images = images.to(memory_format=torch.channels_last).requires_grad_()
         outputs = layer(images)
         outputs.square().sum().backward()
-        found.append([outputs, images.grad, *(p.grad for p in layer.parameters())])
+        results.append([outputs, images.grad, *(p.grad for p in layer.parameters())])
         assert outputs.is_contiguous(memory_format=torch.channels_last)
-    for expected, *others in zip(*found, strict=True):
+    for expected, *others in zip(*results, strict=True):
         for other in others:
             torch.testing.assert_close(other, expected)
 
 
 @pytest.mark.parametrize(("side", "expected"), [(2, "linear"), (3, "conv2d")])
-def test_few_pixels_make_a_product(side: int, expected: str) -> None:
-    """And more of them a convolution."""
+def test_few_pixels_use_a_matrix_product(side: int, expected: str) -> None:
+    """Larger images use a convolution."""
     assert (side**2 <= MOST_PIXELS) == (expected == "linear")
     with torch.profiler.profile() as profile:
         Convolution(2, 2, 3, padding=1)(torch.zeros(1, 2, side, side))
