@@ -39,7 +39,7 @@ class Stream:
         self.device.active = None
 
     def record_event(self) -> Stream:
-        """Return this stream: what waits for the event waits for all that it was given."""
+        """Return this stream itself, so that waiting for the event waits for all its work."""
         return self
 
     def wait_event(self, event: Stream) -> None:
@@ -80,14 +80,14 @@ class StandIn:
         monkeypatch.setattr(torch, "empty", self.empty)
 
     def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
-        """Stand for `Tensor.copy_`, which without blocking happens later on a stream."""
+        """Stand in for `Tensor.copy_`, which runs later on a stream if it does not block."""
         if non_blocking and self.active is not None:
             self.active.late.append(lambda: COPY(target, source))
             return target
         return COPY(target, source)
 
     def empty(self, *size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        """Stand for `torch.empty`: pinned memory holds something else."""
+        """Stand in for `torch.empty`, and fill pinned memory with another value."""
         tensor = EMPTY(*size, **options)
         if pin_memory:
             self.pinned.append(tensor.nbytes)
@@ -150,7 +150,7 @@ def test_copies_hold_the_state_at_the_call(
 
 def test_pinned_memory_is_reused(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next checkpoint reuses it, even after a save of other tensors in between."""
-    monkeypatch.setattr(copies_module, "PIECE_BYTES", 2048)  # room for one state and no second
+    monkeypatch.setattr(copies_module, "PIECE_BYTES", 2048)  # room for a single state
     copies_to_host = HostCopies(GPU)
     for number in range(3):
         files = state()
