@@ -142,7 +142,7 @@ def test_facts_beside_the_weights_are_json(saved: tuple[Path, nn.Module]) -> Non
 
 
 class TiedModel(nn.Module):
-    """Two names of one weight, and one frozen under an adapter."""
+    """A model with tied weights, and a frozen layer under an adapter."""
 
     def __init__(self, is_tied: bool = True) -> None:
         super().__init__()
