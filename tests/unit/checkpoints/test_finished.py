@@ -197,7 +197,7 @@ def test_checkpoints_of_another_run_are_put_aside_and_kept(
     for step in (7, 9, 10):
         save_of(folder, step, "mine", keep=1)
     assert len(step_folders(aside)) == 2
-    # One that is copied in while the run goes on is no reason to remove the run's own.
+    # Another run's checkpoint that is copied in during training replaces none of the run's own.
     shutil.copytree(other / "step-00000009", folder / "step-00000099")
     save_of(folder, 11, "mine", keep=1)
     assert newest_whole(folder, None, "mine")[0] == folder / "step-00000011"
