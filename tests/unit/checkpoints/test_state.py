@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class Counts:
 
 
 class Sums(Counts):
-    """One of which each rank has a part."""
+    """A part that each rank has, and whose states are added up for another number of ranks."""
 
     def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
         self.values = {"total": sum(state["total"] for state in states)}
@@ -103,7 +103,7 @@ class Training:
 
 
 def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> Path:
-    """Write a checkpoint of all ranks, of a run that went on `after` another; return its path."""
+    """Write a checkpoint of all ranks, resumed from the one at `after` if stated."""
     checkpoints = [Checkpoints(folder, rank, len(ranks), 3, 60) for rank in range(len(ranks))]
     for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
@@ -146,7 +146,10 @@ def test_resumed_training_gives_the_same_bits(tmp_path: Path, optimizer: str) ->
     expected = [unbroken.step() for _ in range(4)]
     resumed = Training(1, optimizer)
     parameter_ids = {id(p) for group in resumed.optimizer.param_groups for p in group["params"]}
-    random.random(), np.random.rand(), torch.rand(1)
+    # Draw from each generator, so that the restore must set it back.
+    random.random()
+    np.random.rand()
+    torch.rand(1)
     restore(path, resumed.parts)
     assert {id(p) for p in resumed.model.parameters()} == parameter_ids
     assert {
@@ -287,7 +290,7 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
         parts.add("model", resumed)
         restore(path, parts)
         assert_equal(weights_of(resumed), saved[step - 1])
-        # It goes on without writing them anew.
+        # The resumed run does not write the frozen weights again.
         written = frozen.stat().st_mtime_ns
         later = save(tmp_path, 10 + step, parts, after=path)
         assert bytes_of(later) < 0.02 * whole
@@ -330,7 +333,7 @@ def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> 
     assert "0.bias" in read_tensors(tmp_path / "frozen-model.safetensors")
     assert "0.bias" in read_tensors(path / "model.safetensors")
     assert "0.weight" not in read_tensors(path / "model.safetensors")
-    # Frozen or not where it is restored: it is in the next checkpoint, too.
+    # Whether or not the resumed run freezes it, the next checkpoint holds it.
     for is_frozen in (True, False):
         resumed = frozen_model()
         parts = Parts(0)
@@ -363,7 +366,7 @@ def test_averaged_weights_do_not_count_as_frozen(tmp_path: Path, through_data: b
         resumed_parts.add("ema", resumed)
         restore(path, resumed_parts)
         assert_equal(weights_of(resumed), weights_of(average))
-    # A resumed run finds out, too.
+    # A resumed run recognises it as well.
     average = resumed
     parts = resumed_parts
     update()
@@ -374,8 +377,17 @@ def test_averaged_weights_do_not_count_as_frozen(tmp_path: Path, through_data: b
     assert_equal(weights_of(restored), weights_of(average))
 
 
-def ranks_of(count: int) -> list[tuple[nn.Module, Sums, Counts, Parts]]:
-    """Return what each of some ranks keeps; batch norm's statistics differ."""
+class RankState(NamedTuple):
+    """The objects that one rank saves, and the `Parts` that holds them."""
+
+    model: Tied
+    sums: Sums
+    guard: Counts
+    parts: Parts
+
+
+def ranks_of(count: int) -> list[RankState]:
+    """Return the parts of each rank, with different statistics of batch norm."""
     ranks = []
     for rank in range(count):
         torch.manual_seed(0)
@@ -388,14 +400,14 @@ def ranks_of(count: int) -> list[tuple[nn.Module, Sums, Counts, Parts]]:
         parts.add("sums", sums, shared=False)
         parts.add("guard", guard, shared=False)
         parts.add("random", RandomState(CPU), shared=False)
-        ranks.append((model, sums, guard, parts))
+        ranks.append(RankState(model, sums, guard, parts))
     return ranks
 
 
 def test_each_rank_gets_its_own_state_back(tmp_path: Path) -> None:
     """All ranks get the weights of rank 0, and each rank gets its own unshared state."""
     before = ranks_of(2)
-    path = save(tmp_path, 1, *(rank[3] for rank in before))
+    path = save(tmp_path, 1, *(rank.parts for rank in before))
     for rank, (model, sums, guard, parts) in enumerate(ranks_of(2)):
         model.body[1].running_mean.fill_(9)
         sums.values = {}
@@ -404,13 +416,13 @@ def test_each_rank_gets_its_own_state_back(tmp_path: Path) -> None:
         assert model.body[1].running_mean.eq(rank).all()
         assert sums.values == {"total": rank + 1}
         assert guard.values["seen"].tolist() == [rank]
-        assert torch.equal(model.head.weight, before[0][0].head.weight)
+        assert torch.equal(model.head.weight, before[0].model.head.weight)
 
 
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 2), (2, 3)])
 def test_restore_on_another_number_of_processes(tmp_path: Path, old: int, new: int) -> None:
     """Sums add up over all ranks, buffers are those of rank 0, and generators stay as seeded."""
-    path = save(tmp_path, 1, *(rank[3] for rank in ranks_of(old)))
+    path = save(tmp_path, 1, *(rank.parts for rank in ranks_of(old)))
     for model, sums, guard, parts in ranks_of(new):
         seeded = torch.get_rng_state()
         restore(path, parts, new)
