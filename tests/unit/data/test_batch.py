@@ -69,7 +69,7 @@ def joined(batches: list[Any], name: str) -> torch.Tensor:
     return torch.cat([batch[name] for batch in batches])
 
 
-# This test comes first: after a loader ended with an error, torch notices the next one later.
+# This test comes first. Once a loader has ended with an error, torch notices the next error later.
 
 
 class Deadly(Noisy):
@@ -241,7 +241,7 @@ def test_lengths_group_samples_and_count_tokens() -> None:
     assert samples.seed == 1
 
 
-# Batches of any form.
+# Batches of any structure.
 
 
 class Pair(NamedTuple):
@@ -264,7 +264,10 @@ def test_batches_keep_their_structure(form: str, workers: int) -> None:
     rows = [NESTS[form](index) for index in range(COUNT)]
     batches = noisy_batches(workers, samples=lambda: DatasetSamples(rows))
     order = TrainingOrder(COUNT, 8, 1, 1, 0, seed=3).micro_batches(2)
-    expected = [torch.utils.data.default_collate([rows[i] for i in row]) for row in order.tolist()]
+    expected = []
+    for indices in order.tolist():
+        batch_rows = [rows[index] for index in indices]
+        expected.append(torch.utils.data.default_collate(batch_rows))
     assert_same(batches, expected)
     (expected_type,) = {type(batch) for batch in expected}
     assert {type(batch) for batch in batches} == {expected_type}
@@ -358,7 +361,7 @@ def test_error_of_the_data_is_not_a_lost_process(workers: int) -> None:
         noisy_batches(workers, samples=lambda: DatasetSamples(Unreachable()))
 
 
-# A data set as a whole.
+# Data sets with their splits.
 
 
 def test_data_wraps_any_dataset_and_describes_itself() -> None:
@@ -427,7 +430,7 @@ def test_data_flag_that_is_not_read_is_refused() -> None:
     reader = Data("read", {"train": [1], "test": [1]}, reads=frozenset({"dataset"}))
     refuse_unread(Config(batch_size=9, init_from="runs/a"), unread)
     refuse_unread(Config(dataset="mnist"), reader)
-    # As a search does: heeded by a split that is there already.
+    # A search sets this flag. The data already have such a split, so it is not refused.
     split = Data("split", {"train": [1], "validation": [1]})
     refuse_unread(Config(validation_share=0.1), split)
     mistakes: list[tuple[Config, Data, str]] = [
