@@ -51,9 +51,9 @@ RISING = [1000.0 + 10 * line for line in range(10)]  # MiB at log lines
 @pytest.mark.parametrize(
     "memory_mib",
     [
-        RISING[1:],  # too few
-        [*RISING[:5], RISING[4], *RISING[6:]],  # not at each
-        [1000.0 + line for line in range(10)],  # by next to nothing
+        RISING[1:],  # too few lines
+        [*RISING[:5], RISING[4], *RISING[6:]],  # one line without a rise
+        [1000.0 + line for line in range(10)],  # negligible rises
         [0.0] * 10,
     ],
 )
