@@ -165,7 +165,7 @@ def test_added_totals_cover_all_ranks(ranks: Any) -> None:
             sums.add(size, **values)
         return sums.result()
 
-    # A half-precision sum is not exact: the recipe's own `.sum()` has its type.
+    # A half-precision sum is not exact, because `.sum()` keeps the data type.
     for figures in on_ranks(len(ranks), work):
         assert figures.pop("count") == count
         assert figures.keys() == {f"sum_{name}" for name in expected}
