@@ -23,7 +23,7 @@ class Counting(nn.Module):
         self.register_buffer("mean", torch.zeros(16), persistent=False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Add a running mean, and count."""
+        """Return a function of the values and both buffers, and update the buffers."""
         if self.training:
             self.calls += 1
             self.mean.lerp_(values.detach().float().mean(0), 1 / self.calls)
@@ -31,19 +31,19 @@ class Counting(nn.Module):
 
 
 def mlp() -> nn.Sequential:
-    """Batch norm over vectors, and dropout, which draws."""
+    """Return layers with batch norm over vectors, and with dropout, which draws."""
     layers = (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5))
     return nn.Sequential(*layers, nn.Linear(16, 16))
 
 
 def convolutions() -> nn.Sequential:
-    """Batch norm over images, which is in a block of a block."""
+    """Return layers with batch norm over images, in a nested block."""
     block = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), block, nn.Conv2d(8, 1, 1), nn.Flatten())
 
 
 def counting() -> nn.Sequential:
-    """A buffer that the output depends on, and one that no checkpoint holds."""
+    """Return layers whose output depends on a buffer, and one buffer that is not saved."""
     return nn.Sequential(nn.Linear(16, 16), Counting(), nn.Linear(16, 16))
 
 
