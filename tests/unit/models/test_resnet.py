@@ -9,8 +9,8 @@ import pytest
 
 from recipes.resnet import ResNet
 
-# `state_dict()` of torchvision 0.29.2's `resnet18()`, `resnet34()` and `resnet50()`, in its order;
-# those of timm 1.0.31's `resnet18` … are the same: names, shapes and order.
+# Names and shapes, in order, of the `state_dict()` of torchvision 0.29.2's `resnet18()`,
+# `resnet34()` and `resnet50()`. Those of timm 1.0.31 are the same.
 PUBLISHED = json.loads(Path(__file__).with_name("published_resnets.json").read_text())
 
 
