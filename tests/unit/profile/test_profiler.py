@@ -100,7 +100,7 @@ class Training:
             yield torch.ones(8, 16)
 
     def run(self) -> None:
-        """Train to the end; no lap is taken before it."""
+        """Train to the end, and take the only lap there."""
         loader: Any = SimpleNamespace(placement="device", batches_per_gather=self.at_once)
         self.stopwatch.start()
         while self.global_step < self.total_steps:
@@ -156,7 +156,7 @@ def test_profile_files_can_be_read(
     with gzip.open(folder / "rank0.pt.trace.json.gz", "rt") as file:
         trace = [item.get("name") for item in json.load(file)["traceEvents"]]
     assert {"aten::addmm", DATA, "forward", "backward", "optimizer"} <= set(trace)
-    # The updates that were kept, and none of those that warm the profiler up.
+    # The trace has the profiled updates, without those that warm up the profiler.
     assert len({name for name in trace if name and name.startswith("ProfilerStep")}) == 10
     with (folder / "top_operations.csv").open() as file:
         rows = list(csv.DictReader(file))
