@@ -152,7 +152,7 @@ def test_value_of_another_type_gives_one_sentence(place: tuple[str | int, ...]) 
             continue
         is_same_type = type(wrong) is type(before) or wrong is None
         is_number = isinstance(before, float) and isinstance(wrong, int)
-        is_unknown = before is None  # as a size that is not known
+        is_unknown = before is None  # for example an unknown size
         assert is_same_type or is_number or is_unknown, (place, wrong)
 
 
