@@ -202,10 +202,10 @@ def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
         assert "--resume runs/killed" in refused.value.message
         resumed = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
         assert resumed.resume == "runs/killed"
-        if count == 1:  # another one of the same flags does not matter
+        if count == 1:  # a finished run with the same flags makes no difference
             write_run(Path("runs/finished"), MLP(), status="finished")
     assert parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--output-dir", "x").resume is None
-    # One that trains now is in nobody's way, nor is one that was trained to its end.
+    # Neither a run that is training now nor a finished one stops a new run.
     with locked(run / LOCK, 0), locked(Path("runs/older", LOCK), 0):
         assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
     assert "a new one begins" in capsys.readouterr().out
