@@ -24,7 +24,7 @@ def run_with(path: Path, **status: object) -> Path:
 def test_free_lock_means_that_the_run_was_killed(tmp_path: Path) -> None:
     """Its process held the lock until kill -9."""
     run = run_with(tmp_path / "run", status="running", global_step=0)
-    assert present_status(run).status == "running"  # no lock was ever taken: not known
+    assert present_status(run).status == "running"  # without a lock file, nobody knows
     code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire()"
     code += "; print(1, flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(run / LOCK)]
