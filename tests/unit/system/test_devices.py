@@ -23,7 +23,7 @@ from common.training.optim import leave_unfit_fused_path
 from tests.launch import REPOSITORY
 
 CPU = torch.device("cpu")
-OTHER = torch.device("mps", 0)  # a kind of device that this machine lacks
+OTHER = torch.device("mps", 0)  # a type of device that this machine lacks
 
 # The files of `common` that may name CUDA, and why.
 NAMES_CUDA = {
@@ -220,7 +220,7 @@ def test_resume_keeps_the_kernels_of_the_device(saved: bool, present: bool) -> N
     optimizer = stepped(present)
     OptimizerState(optimizer).load_state_dict(state)
     assert optimizer.param_groups[0]["fused"] is present
-    assert state["param_groups"][0]["fused"] is saved  # what was read stays as it was
+    assert state["param_groups"][0]["fused"] is saved  # the state that was read is unchanged
     optimizer.step()
 
 
