@@ -21,7 +21,7 @@ from common.system import machine
         (None, "3", 8, 2, 3),  # the user's number
         (None, "64", 8, 1, 8),  # a number for a machine with more cores than are usable
         (None, "1", 1, 2, 1),
-        (None, "4,2", 8, 1, 4),  # one number a level of nesting
+        (None, "4,2", 8, 1, 4),  # one number per level of nesting
         (None, "", 8, 1, 8),
         (None, "many", 8, 1, 8),
         (5, "3", 8, 2, 5),
