@@ -33,12 +33,10 @@ from tests.launch import REPOSITORY
 COMMON = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "common").rglob("*.py")}
 # These scripts run only on GPU machines with Linux.
 OF_GPU_MACHINES = ("gpu.py", "gpu_step.py", "gpu_steps.py", "bring.py", "bare_environment.py")
-PORTABLE = {
-    path: path.read_text(encoding="utf-8")
-    for folder in ("recipes", "benchmarks")
-    for path in (REPOSITORY / folder).glob("*.py")
-    if path.name not in OF_GPU_MACHINES
-} | COMMON
+SCRIPTS = [*(REPOSITORY / "recipes").glob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
+PORTABLE = COMMON | {
+    path: path.read_text(encoding="utf-8") for path in SCRIPTS if path.name not in OF_GPU_MACHINES
+}
 ON_ALL_SYSTEMS = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 
 
@@ -106,13 +104,11 @@ def test_text_files_name_their_encoding() -> None:
 
 def test_every_symbol_has_a_lookalike() -> None:
     """A line stays readable where its characters cannot be printed."""
-    symbols = {
-        character
-        for _, node in nodes(COMMON)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for character in node.value
-        if not character.isascii() and character.isprintable()
-    }
+    symbols = set()
+    for _, node in nodes(COMMON):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            symbols |= {letter for letter in node.value if not letter.isascii()}
+    symbols = {symbol for symbol in symbols if symbol.isprintable()}
     assert "★" in symbols
     for symbol in symbols | set("⠋⠙━╸"):
         assert "\\" not in symbol.encode("ascii", PLAIN).decode(), symbol
