@@ -419,7 +419,7 @@ def test_help_is_in_groups(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each flag has a heading. A recipe's own flags stand among the data flags or at the end."""
-    monkeypatch.setenv("COLUMNS", "100")  # one heading below the other
+    monkeypatch.setenv("COLUMNS", "100")  # one heading below another
     with pytest.raises(SystemExit):
         parse(monkeypatch, recipe, "--help")
     parts = re.split(r"(?m)^\W*(\w+) options\W*$", capsys.readouterr().out)
