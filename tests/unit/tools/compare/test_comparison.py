@@ -97,7 +97,7 @@ def test_different_objectives_are_unfair_but_shown(tmp_path: Path) -> None:
     assert shown["time to accuracy 0.8000"] == ["6.0 s (step 30)", "–"]
     main([first, second, "--plot", str(tmp_path / "both.png")])
     with Image.open(tmp_path / "both.png") as image:
-        assert image.height > 1100  # a row of curves more
+        assert image.height > 1100  # one more row of curves
 
 
 def test_run_without_validation_shows_test_figures(tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_compare_imports_no_large_library(tmp_path: Path) -> None:
     ("state", "summary", "status"),
     [
         ("finished", {"time/total_seconds": 9.0}, "finished"),
-        ("finished", {}, "preempted"),  # it said goodbye, but not at its end
+        ("finished", {}, "preempted"),  # it left W&B properly, but before its end
         ("running", {"val/accuracy": 0.5}, "running"),
         ("failed", {}, "failed"),
         ("crashed", {}, "failed"),
