@@ -36,7 +36,7 @@ def changed(name: str, whole: bytes) -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[str]:
-    """Two runs, of which the first is to be damaged."""
+    """Return the paths of two runs. Tests damage the first."""
     logged = rows([0.5, 0.7])
     return [write_run(tmp_path / name, logged=logged) for name in ("damaged", "whole")]
 
@@ -84,7 +84,7 @@ def test_damaged_file_is_drawn_or_named(name: str, sources: list[str], tmp_path:
 
 
 def compare(forms: list[list[str]], description: str) -> UserError | None:
-    """Compare in each form, the first of them JSON; return the sentence that ended it, if any."""
+    """Compare in each form, the first of which is JSON. Return the UserError, if any."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output):
