@@ -19,7 +19,7 @@ from tests.examples import COPIES
 from tests.launch import REPOSITORY
 
 CLASSIFIER = ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5})
-# Of each copy that defines its model: the class, and what builds a small one.
+# For each copy that defines its model: the class, and arguments of a small model.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "averaged": CLASSIFIER,
     "character_model": ("CharacterModel", {}),
