@@ -193,7 +193,7 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     weights = read_tensors(folder / "model.safetensors")
     del weights["bert.encoder.layer.0.output.dense.weight"]
     write_tensors(folder / "model.safetensors", weights)
-    (folder / "model.json").write_text(json.dumps(facts))  # without the digest
+    (folder / "model.json").write_text(json.dumps(facts))  # without a digest of the weights
     with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
         Predictor(folder)
 
