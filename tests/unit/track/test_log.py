@@ -16,7 +16,7 @@ from common.track.log import Log
 from common.track.media import confusion
 from common.track.trackers import wandb_mode
 
-KEY = "0badc0de" * 5  # of the length that W&B expects of a key
+KEY = "0badc0de" * 5  # W&B expects a key of this length
 
 
 class Refusing:
