@@ -32,7 +32,7 @@ def test_images_are_saved_as_they_were_at_the_call(tmp_path: Path) -> None:
     images.zero_()
     media.images("rgb", torch.full((2, 3, 1, 1), 9, dtype=torch.uint8), None, step=12)
     media.images("pillow", [Image.new("L", (3, 3), 5)], None, step=12)
-    assert not (tmp_path / "media").exists()  # nothing waits for the device yet
+    assert not (tmp_path / "media").exists()  # so the call did not wait for the device
     media.write(None)
     folder = tmp_path / "media" / "images"
     pixels = np.asarray(Image.open(folder / "val" / "some-thing-00000012-0.png"))
