@@ -47,7 +47,7 @@ def test_stopped_service_is_ended(stand_in: subprocess.Popen[bytes]) -> None:
     with pytest.raises(TimeoutError, match="did not answer"), watch.limited():
         read_all(stand_in)
     assert watch.has_ended_service
-    with pytest.raises(TimeoutError), watch.limited():  # and so do all others
+    with pytest.raises(TimeoutError), watch.limited():  # later calls fail, too
         raise BrokenPipeError
 
 
