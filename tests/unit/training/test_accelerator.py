@@ -89,7 +89,9 @@ def test_torch_settings_follow_the_precision(
     precisions = []
 
     def build(mixed_precision: str, **_: Any) -> SimpleNamespace:
-        torch.set_float32_matmul_precision("high")  # as it does where a launcher's file compiles
+        torch.set_float32_matmul_precision(
+            "high"
+        )  # Accelerate does so if the launcher's file compiles
         precisions.append(mixed_precision)
         return SimpleNamespace(num_processes=1, mixed_precision=mixed_precision)
 
