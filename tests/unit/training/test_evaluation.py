@@ -28,7 +28,7 @@ NAN = float("nan")
 
 
 def network(rank: int) -> nn.Module:
-    """Return a network with buffers of several types and shapes, other ones on each rank."""
+    """Return a network with buffers of several types and shapes, different on each rank."""
     model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 3, 1), nn.BatchNorm2d(3))
     model.register_buffer("scale", torch.zeros(()))
     model.register_buffer("table", torch.zeros(2, 3, dtype=torch.float64))
