@@ -25,7 +25,7 @@ LOSSES = ("whole", "own rows")
 
 
 class TwoViews(nn.Module):
-    """Projects two views, and has a parameter that is used after gathering."""
+    """A projection of two views, with a parameter that is used after gathering."""
 
     def __init__(self) -> None:
         super().__init__()
