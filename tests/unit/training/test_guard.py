@@ -74,7 +74,9 @@ def test_each_network_is_clipped_by_its_own_norm() -> None:
     networks = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
     guard = GradientGuard(alone(), max_grad_norm=1.0)
     for network, gradient in zip(networks, (10.0, 0.5), strict=True):
-        optimizer = torch.optim.SGD(network.parameters(), lr=1.0)  # not fused: by hand
+        optimizer = torch.optim.SGD(
+            network.parameters(), lr=1.0
+        )  # not fused, so that the guard scales gradients itself
         before = network.weight.detach().clone()
         network.weight.grad = torch.full((1, 1), gradient)
         guard.clip(network, optimizer)
