@@ -86,7 +86,7 @@ def test_weights_without_a_head_can_be_loaded(published: Path, tmp_path: Path) -
         *({"input_size": 224}, {"input_size": [3, 10**9, 10**9]}),
     ],
 )
-def test_invalid_published_settings_are_refused(
+def test_invalid_settings_of_weights_are_refused(
     wrong: Any, published: Path, tmp_path: Path
 ) -> None:
     """This happens before training uses them."""

@@ -74,7 +74,7 @@ def test_corrupt_image_is_named(damage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x89PNG broken", b""])
-def test_corrupt_image_inside_a_parquet_file_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_corrupt_image_in_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
     """The message names at least the split and the data set."""
     columns = grey_images(12, 0)
     columns["image"][4] = {"bytes": content, "path": None}

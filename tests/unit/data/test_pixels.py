@@ -97,7 +97,7 @@ def test_deep_images_beside_8_bit_training_images_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("dtype", "word"), [("float32", "real numbers"), ("int32", "negative")])
-def test_negative_and_real_pixels_are_refused(dtype: str, word: str, tmp_path: Path) -> None:
-    """They have no natural white level."""
+def test_pixels_without_a_scale_are_refused(dtype: str, word: str, tmp_path: Path) -> None:
+    """Negative and real values have no natural white level."""
     write(tmp_path / "odd", "train", np.full((8, 8), -1).astype(dtype), "tiff")
     assert word in refusal(lambda: images(tmp_path / "odd"))
