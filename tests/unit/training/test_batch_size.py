@@ -157,7 +157,7 @@ def test_resumed_run_keeps_its_size() -> None:
     assert fit({8: 50.0}, resume="runs/mine") == (8, [16, 8])
 
 
-def test_size_of_one_that_does_not_fit_is_an_error() -> None:
+def test_no_fitting_size_is_an_error() -> None:
     """One sentence says that not even one sample fits."""
     with pytest.raises(TrainingError, match="one sample a batch"):
         fit({})
