@@ -1,4 +1,4 @@
-"""Damage to what a program wrote: wrong content at every place, broken bytes, a pickle."""
+"""Damaged contents for tests: wrong values at every place, broken bytes, and a pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to each value inside of another, at any depth."""
+    """Yield the path of keys and indexes to each value inside another, at any depth."""
     if isinstance(value, dict | list):
         for name in value if isinstance(value, dict) else range(len(value)):
             yield (*at, name)
@@ -25,7 +25,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def wrong(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield copies of a value with one place of it changed or taken out, and what was done."""
+    """Yield copies of a value with one place changed or missing, each after a description."""
     for place in places(value):
         for other in WRONG:
             damaged = copy.deepcopy(value)
@@ -42,15 +42,15 @@ def wrong(value: Any) -> Iterator[tuple[str, Any]]:
 
 def broken(whole: bytes, count: int) -> Iterator[bytes]:
     """Yield a file cut short, with a byte changed, or with a part of it gone or doubled."""
-    chance = random.Random(len(whole))
+    generator = random.Random(len(whole))
     for number in range(count):
-        start = chance.randrange(len(whole))
-        end = start + chance.randrange(1, 20)
+        start = generator.randrange(len(whole))
+        end = start + generator.randrange(1, 20)
         match number % 4:
             case 0:
                 yield whole[:start]
             case 1:
-                yield whole[:start] + bytes([chance.randrange(256)]) + whole[start + 1 :]
+                yield whole[:start] + bytes([generator.randrange(256)]) + whole[start + 1 :]
             case 2:
                 yield whole[:start] + whole[end:]
             case _:

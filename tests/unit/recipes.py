@@ -1,4 +1,4 @@
-"""The recipes' command lines, read in process."""
+"""Reading the recipes' command lines in the test's process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_run(
     status: str | None = "running",
     processes: int = 1,
 ) -> Path:
-    """Write what a run leaves at once, and return its directory."""
+    """Write the files that a run leaves at its start, and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
     effective = config.batch_size * config.gradient_accumulation_steps * processes
     precision = "bf16" if config.mixed_precision == "auto" else config.mixed_precision
@@ -63,22 +63,27 @@ def status_of(directory: Path) -> dict[str, Any]:
 def kind_of(config: type[TrainingConfig], name: str) -> Any:
     """Return a flag's type, without None."""
     hint = get_type_hints(config)[name]
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    return kinds[0] if kinds and get_origin(hint) not in (Literal, tuple) else hint
+    if get_origin(hint) in (Literal, tuple):
+        return hint
+    members = [member for member in get_args(hint) if member is not type(None)]
+    return members[0] if members else hint
 
 
 def other_value(config: TrainingConfig, name: str) -> Any:
-    """Return a value that a flag may have, and has not."""
-    value, kind = getattr(config, name), kind_of(type(config), name)
-    if get_origin(kind) is Literal:
-        return next(choice for choice in get_args(kind) if choice not in (value, "auto"))
-    if get_origin(kind) is tuple:
-        return (get_args(kind)[0](9),)
-    if kind is bool:
+    """Return a valid value of a flag that differs from its present one."""
+    value = getattr(config, name)
+    flag_type = kind_of(type(config), name)
+    if get_origin(flag_type) is Literal:
+        return next(choice for choice in get_args(flag_type) if choice not in (value, "auto"))
+    if get_origin(flag_type) is tuple:
+        return (get_args(flag_type)[0](9),)
+    if flag_type is bool:
         return not value
-    if kind is int:
+    if flag_type is int:
         return (value or 0) + 5
-    return "other" if kind is str else 0.5 if value != 0.5 else 0.25
+    if flag_type is str:
+        return "other"
+    return 0.25 if value == 0.5 else 0.5
 
 
 def words(owner: type[TrainingConfig], name: str, value: Any) -> list[object]:

@@ -1,4 +1,4 @@
-"""A whole `config.json`, for tests that need one and care about few of its entries."""
+"""A complete `config.json`, for tests that care about few of its entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags: typed, shared, checked before anything is loaded; mistakes end in one short message."""
+"""Flags: typed, shared, and checked before anything is loaded. A mistake ends in one sentence."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.unit.recipes import (
     write_run,
 )
 
-# Mistakes that the command line alone shows.
+# Mistakes on the command line.
 
 
 @pytest.mark.parametrize(
-    ("recipe", "typo", "meant"),
+    ("recipe", "typo", "suggestion"),
     [
         *[(recipe, "--lerning-rate", "--learning-rate") for recipe in RECIPES],
         ("mnist_mlp", "--hidden-size", "--hidden-sizes"),
@@ -40,24 +40,24 @@ from tests.unit.recipes import (
         ("bert", "--max-lenght", "--max-length"),
     ],
 )
-def test_unknown_flag_shows_the_nearest(
+def test_unknown_flag_is_refused_with_the_nearest_one(
     recipe: str,
     typo: str,
-    meant: str,
+    suggestion: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A mistyped flag is refused with the one that was meant."""
+    """The message names the mistyped flag and the one that was probably meant."""
     with pytest.raises(SystemExit) as refused:
         parse(monkeypatch, recipe, typo, 1)
-    said = plain("".join(capsys.readouterr()))
+    output = plain("".join(capsys.readouterr()))
     assert refused.value.code == 2
-    assert typo in said
-    assert meant in said
+    assert typo in output
+    assert suggestion in output
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "words"),
     [
         (("--batch-size", "many"), ["--batch-size", "many"]),
         (("--mixed-precision", "fp8"), ["fp8", "bf16"]),
@@ -73,16 +73,16 @@ def test_unknown_flag_shows_the_nearest(
 )
 def test_wrong_type_is_refused(
     flags: tuple[object, ...],
-    wanted: list[str],
+    words: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A value of the wrong type, or none, is refused with what would do."""
+    """The message names the flag or the value, and the choices if there are any."""
     with pytest.raises(SystemExit) as error:
         parse(monkeypatch, "mnist_mlp", *flags)
     assert error.value.code not in (0, None)
-    said = plain("".join(capsys.readouterr()))
-    assert all(word in said for word in wanted), said
+    output = plain("".join(capsys.readouterr()))
+    assert all(word in output for word in words), output
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_wrong_type_is_refused(
         (("--image-size", 65537), "give 1 to 65,536"),
     ],
 )
-def test_impossible_value_is_named(
+def test_value_beyond_its_limits_is_refused(
     flags: tuple[object, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value that can't work is refused by the parser, with the flag's name and its limits."""
+    """The parser names the flag, the value and the limits."""
     with pytest.raises(UserError) as error:
         parse(monkeypatch, "mnist_mlp", *flags)
     assert sentence in error.value.message
@@ -118,10 +118,8 @@ def test_impossible_value_is_named(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_whole_number_of_any_size_is_a_sentence(
-    recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before it is a tensor's size, a time-out or a number of processes."""
+def test_huge_integers_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise they would become a tensor's size, a timeout or a number of processes."""
     owner = config_class(recipe)
     for field in dataclasses.fields(owner):
         if kind_of(owner, field.name) is int:
@@ -130,22 +128,22 @@ def test_whole_number_of_any_size_is_a_sentence(
                     parse(monkeypatch, recipe, *words(owner, field.name, number))
 
 
-def test_evaluation_alone_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to evaluate without one."""
+def test_evaluate_only_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names `--init-from`."""
     with pytest.raises(UserError, match=r"--evaluate-only .*--init-from"):
         parse(monkeypatch, "bert", "--evaluate-only")
 
 
-def test_target_may_be_of_any_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An objective is no share of one."""
+def test_target_may_be_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric need not lie between 0 and 1."""
     for number in (-3.5, 0.0, 97.0):
         assert parse(monkeypatch, "mnist_mlp", "--target", number).target == number
 
 
-def test_other_ranks_leave_the_message_to_the_first(
+def test_only_rank_0_prints_a_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They meet the same mistake, wait until it is said, and end with its status."""
+    """Other ranks meet the same mistake, wait until rank 0 printed it, and exit with its status."""
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     monkeypatch.setenv("RANK", "1")
@@ -168,28 +166,30 @@ URL = f"https://user:{URL_TOKEN}@huggingface.co/datasets/x"
     "value", [URL, f"https://{URL_TOKEN}@huggingface.co/x", f"user:{URL_TOKEN}@huggingface.co/x"]
 )
 @pytest.mark.parametrize("joined", [True, False])
-def test_no_flag_takes_credentials(
+def test_flag_with_credentials_is_refused(
     name: str,
     value: str,
     joined: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The flag is named, a misspelt one too, and its value is not."""
-    given = [f"--{name}={value}"] if joined else [f"--{name}", value]
+    """The message names the flag, even a misspelt one, and never repeats the value."""
+    flag = [f"--{name}={value}"] if joined else [f"--{name}", value]
     with pytest.raises(UserError) as refused:
-        parse(monkeypatch, "mnist_mlp", "--epochs", 1, *given)
+        parse(monkeypatch, "mnist_mlp", "--epochs", 1, *flag)
     shown = capsys.readouterr()
     assert f"--{name}" in refused.value.message
     assert URL_TOKEN not in refused.value.message + shown.out + shown.err
 
 
-# What is read right.
+# Valid flags.
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_shared_flags_mean_the_same(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each recipe has all shared flags, in kebab-case, with types."""
+def test_shared_flags_are_the_same_in_every_recipe(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each recipe has all shared flags, in kebab-case and typed."""
     config = parse(
         *(monkeypatch, recipe, "--dataset", "digits", "--epochs", 2, "--max-steps", 7),
         *("--batch-size", 3, "--gradient-accumulation-steps", 4, "--learning-rate", "1e-4"),
@@ -211,24 +211,24 @@ def test_shared_flags_mean_the_same(recipe: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_each_flag_is_read_as_it_is_written(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag changes its own value alone; without flags a recipe runs with what `Config` states."""
+def test_flag_changes_its_own_field_only(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without flags, a recipe runs with the defaults of its `Config`."""
     defaults = config_class(recipe)()
     assert parse(monkeypatch, recipe) == defaults
     for field in dataclasses.fields(defaults):
-        changing = ("config", "resume", "evaluate_only", "effective_batch_size")
-        if field.name in changing:  # others
+        exceptions = ("config", "resume", "evaluate_only", "effective_batch_size")
+        if field.name in exceptions:  # these change other fields, too
             continue
         value = other_value(defaults, field.name)
-        found = parse(monkeypatch, recipe, *words(type(defaults), field.name, value))
-        assert found == dataclasses.replace(defaults, **{field.name: value})
+        config = parse(monkeypatch, recipe, *words(type(defaults), field.name, value))
+        assert config == dataclasses.replace(defaults, **{field.name: value})
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_config_file_repeats_flags(
+def test_config_file_repeats_the_flags_of_a_run(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`--config FILE` gives the flags of an earlier run; flags beside it override them."""
+    """Flags on the command line override those of `--config FILE`."""
     earlier = parse(
         *(monkeypatch, recipe, "--epochs", 4, "--batch-size", 9, "--seed", 3, "--tags", "a", "b"),
         *("--output-dir", "earlier", "--run-name", "earlier", "--dataset", "digits", "--compile"),
@@ -245,8 +245,8 @@ def test_config_file_repeats_flags(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_config_file_repeats_by_role(recipe: str, tmp_path: Path) -> None:
-    """Each flag that says what a run computes, and none that is of one run alone."""
+def test_config_file_repeats_exactly_the_repeated_roles(recipe: str, tmp_path: Path) -> None:
+    """Flags that decide what a run computes are repeated, and flags of a single run are not."""
     owner = config_class(recipe)
     names = [field.name for field in dataclasses.fields(owner)]
     config = dataclasses.replace(owner(), **{name: other_value(owner(), name) for name in names})
@@ -256,10 +256,10 @@ def test_config_file_repeats_by_role(recipe: str, tmp_path: Path) -> None:
         assert getattr(again, name) == getattr(kept, name), name
 
 
-def test_evaluation_alone_takes_the_flags_of_its_model(
+def test_evaluate_only_takes_the_flags_of_the_trained_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Those that it was trained with; a folder of weights alone has none."""
+    """A folder that holds weights only has no flags to take."""
     trained = dataclasses.replace(
         config_class("mnist_mlp")(), hidden_sizes=(7, 8), dataset="digits", output_dir="before"
     )
@@ -274,11 +274,11 @@ def test_evaluation_alone_takes_the_flags_of_its_model(
     assert config.hidden_sizes == (512, 512)
 
 
-# Files that can't be repeated.
+# Invalid files for --config.
 
 
-def test_config_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where no file could have such a name."""
+def test_missing_config_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name may even be one that no file can have."""
     for path in ("nowhere.json", "x" * 300, "/proc/self/none/config.json"):
         with pytest.raises(UserError, match=r"does not exist: pass a run's config\.json"):
             parse(monkeypatch, "mnist_mlp", "--config", path)
@@ -287,7 +287,7 @@ def test_config_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_config_of_another_recipe_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A `config.json` of another recipe is refused with what it has too much."""
+    """The message names the flags that this recipe lacks."""
     path = write_run(tmp_path, config_class("bert")(), "bert")
     with pytest.raises(UserError) as error:
         parse(monkeypatch, "mnist_mlp", "--config", path)
@@ -298,7 +298,7 @@ def test_config_of_another_recipe_is_refused(
 def test_config_of_another_recipe_with_the_same_flags_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The recipe's name decides too, where all flags of a file are known here."""
+    """The recipe's name decides if this recipe knows all flags of the file."""
     with pytest.raises(UserError, match="belongs to another recipe, resnet"):
         parse(monkeypatch, "mnist_mlp", "--config", write_run(tmp_path, TrainingConfig(), "resnet"))
 
@@ -310,7 +310,7 @@ def test_config_of_another_recipe_with_the_same_flags_is_refused(
 def test_file_that_is_no_config_is_refused(
     content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A file that no recipe wrote is refused, and named."""
+    """The message names the file."""
     path = tmp_path / "notes.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -322,23 +322,24 @@ def test_file_that_is_no_config_is_refused(
 def test_wrong_type_in_a_config_file_is_refused(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each flag's value, edited into another type, ends in a message that names it."""
+    """Each value in turn gets another type, and the message names its flag."""
     directory = write_run(tmp_path, config_class(recipe)(), recipe)
     path = directory / "config.json"
     whole = json.loads(path.read_text())
     for name in whole["config"]:
         if not role_of(config_class(recipe), name).repeated:
             continue
-        for value in ({}, ["many", 3], 2.5 if kind_of(config_class(recipe), name) is int else {}):
+        is_integer = kind_of(config_class(recipe), name) is int
+        for value in ({}, ["many", 3], 2.5 if is_integer else {}):
             path.write_text(json.dumps({**whole, "config": whole["config"] | {name: value}}))
             with pytest.raises(UserError, match=f"for --{name.replace('_', '-')}: "):
                 parse(monkeypatch, recipe, "--config", path)
 
 
-def test_impossible_value_in_a_config_file_is_refused(
+def test_value_beyond_its_limits_in_a_config_file_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Values from a file are checked as flags are."""
+    """Values from a file are checked like flags."""
     config = dataclasses.replace(config_class("mnist_mlp")(), batch_size=0)
     with pytest.raises(UserError, match=r"config\.json has 0 for --batch-size: give 1 to"):
         parse(monkeypatch, "mnist_mlp", "--config", write_run(tmp_path, config))
@@ -348,33 +349,33 @@ def test_impossible_value_in_a_config_file_is_refused(
 
 
 @pytest.mark.parametrize("flags", [("--learning-rate", 0.5), ("--larning-rate", 0.5)])
-@pytest.mark.parametrize("by", ["auto", "name", "checkpoint"])
-def test_mistake_after_a_kill_is_not_tried_again(
-    flags: tuple[object, ...], by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("selection", ["auto", "name", "checkpoint"])
+def test_mistake_on_resume_stops_the_supervisor(
+    flags: tuple[object, ...], selection: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`status.json` tells the supervisor; the right command goes on all the same."""
+    """`status.json` says that the run is not resumable, but the corrected command resumes it."""
     run = write_run(tmp_path / "run", config_class("mnist_mlp")())
     checkpoint = run / "checkpoints" / "step-00000003"
     checkpoint.mkdir(parents=True)
-    asked: dict[str, tuple[object, ...]] = {
+    resume_flags: dict[str, tuple[object, ...]] = {
         "auto": ("--output-dir", run, "--resume", "auto"),
         "name": ("--resume", run),
         "checkpoint": ("--resume", checkpoint),
     }
     with pytest.raises(SystemExit) as refused:
-        parse(monkeypatch, "mnist_mlp", *asked[by], *flags)
+        parse(monkeypatch, "mnist_mlp", *resume_flags[selection], *flags)
     assert refused.value.code
     status = status_of(run)
     assert (status["status"], status["resumable"]) == ("failed", False)
     assert status["global_step"] == 7
     assert "learning-rate 0.5" in status["reason"] or "as it printed" in status["reason"]
-    assert parse(monkeypatch, "mnist_mlp", *asked[by]).output_dir == str(run)
+    assert parse(monkeypatch, "mnist_mlp", *resume_flags[selection]).output_dir == str(run)
 
 
-def test_mistake_says_nothing_of_a_run_that_is_not_resumed(
+def test_mistake_leaves_the_status_of_other_runs_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Neither of one beside it nor of a finished one."""
+    """Neither a run that is not resumed nor a finished one is marked as failed."""
     run = write_run(tmp_path, config_class("mnist_mlp")())
     monkeypatch.chdir(run)
     for flags in (("--output-dir", run), ("--resume", "auto"), ("--resume", "nowhere")):
@@ -394,61 +395,65 @@ def test_mistake_says_nothing_of_a_run_that_is_not_resumed(
 def test_help_names_each_flag(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--help` names each flag with its help and default, under the recipe's first words."""
+    """`--help` shows each flag with its help and default, below the recipe's first line."""
     module = import_module(f"recipes.{recipe}")
     monkeypatch.setattr(sys, "argv", [f"{recipe}.py", "--help"])
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as shown:
         parse_config(module.Config, module.__doc__)
     assert not shown.value.code
-    said = plain(capsys.readouterr().out)
-    assert module.__doc__.split("\n")[0] in said
+    output = plain(capsys.readouterr().out)
+    assert module.__doc__.split("\n")[0] in output
     for owner, path in ((module.Config, module.__file__), (TrainingConfig, "common/config.py")):
         helps = help_of(owner, Path(REPOSITORY, path))
         for name, text in helps.items():
-            assert f"--{name.replace('_', '-')}" in said
+            assert f"--{name.replace('_', '-')}" in output
             if owner is module.Config or name not in module.Config.__annotations__:
-                assert text in said, name
-    assert "Newest checkpoints to keep. (default: 2)" in said
-    assert "None" not in said
+                assert text in output, name
+    assert "Newest checkpoints to keep. (default: 2)" in output
+    assert "None" not in output
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_help_is_in_groups(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each flag under its heading; a recipe's own among the data, or at the end."""
-    monkeypatch.setenv("COLUMNS", "100")  # one heading below the other
+    """Each flag has a heading. A recipe's own flags stand among the data flags or at the end."""
+    monkeypatch.setenv("COLUMNS", "100")  # one heading below another
     with pytest.raises(SystemExit):
         parse(monkeypatch, recipe, "--help")
     parts = re.split(r"(?m)^\W*(\w+) options\W*$", capsys.readouterr().out)
     groups = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert [*groups] == ["data", "optimisation", "precision", "output", "tracking", "recipe"]
-    own = {"mnist_mlp": "--dropout", "resnet": "--label-smoothing", "bert": "--max-length"}
+    recipe_flags = {"mnist_mlp": "--dropout", "resnet": "--label-smoothing", "bert": "--max-length"}
     column = "--text-columns" if recipe == "bert" else "--image-column"
-    placed = {"data": column, "optimisation": "--epochs", "precision": "--seed"}
-    for group, name in {**placed, "output": "--log-every", "recipe": own[recipe]}.items():
+    flags_by_group = {"data": column, "optimisation": "--epochs", "precision": "--seed"}
+    for group, name in {
+        **flags_by_group,
+        "output": "--log-every",
+        "recipe": recipe_flags[recipe],
+    }.items():
         assert [title for title, text in groups.items() if f"{name} " in text] == [group]
 
 
 def help_of(owner: type[TrainingConfig], source: Path) -> dict[str, str]:
     """Return each flag's help, which is one comment: beside the field, or above it."""
     text = source.read_text()
-    found = {}
+    helps = {}
     for name in owner.__annotations__:
         beside = re.search(rf"^    {name}: .*  # (.+\.)$", text, re.MULTILINE)
         above = re.search(rf"^    # (.+\.)\n    {name}: [^#\n]*$", text, re.MULTILINE)
-        (one,) = [comment for comment in (beside, above) if comment]
-        found[name] = one[1]
-    return found
+        (comment,) = [match for match in (beside, above) if match]
+        helps[name] = comment[1]
+    return helps
 
 
-# A recipe's own.
+# Flags of a single recipe.
 
 
 @dataclass(kw_only=True)
 class Own(TrainingConfig):
-    """With a flag that has limits, and two that must agree."""
+    """A config with a flag that has limits, and two flags that must agree."""
 
     count: int = flag(3, least=1, most=5)
     names: tuple[str, ...] = ()
@@ -459,11 +464,11 @@ class Own(TrainingConfig):
             raise UserError("more names than --count")
 
 
-def test_flags_of_a_recipes_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With limits, and a check of its own besides the shared one."""
+def test_flags_of_a_recipe_have_limits_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe's own `validate` runs besides the shared one."""
 
-    def read(*given: str) -> Any:
-        monkeypatch.setattr(sys, "argv", ["script.py", *given])
+    def read(*arguments: str) -> Any:
+        monkeypatch.setattr(sys, "argv", ["script.py", *arguments])
         return parse_config(Own, "What it does.")
 
     assert read() == Own()
@@ -480,7 +485,7 @@ def test_flags_of_a_recipes_own(monkeypatch: pytest.MonkeyPatch) -> None:
     "secret", ["hf_" + "aB3" * 11, "wandb_v1_" + "aB3_" * 8, "ghp_" + "aB3" * 12]
 )
 def test_token_is_refused_wherever_it_stands(secret: str) -> None:
-    """The command is kept with the run: no word of it may be a token, which is not repeated."""
+    """No argument may hold a token, because the run directory keeps the command."""
     with pytest.raises(UserError, match="--notes has a user's name or token") as caught:
         refuse_credentials(["--seed", "1", "--notes", f"with {secret}"])
     assert secret not in caught.value.message

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: on a terminal, in a log, and on one rank alone."""
+"""The console of a run: on a terminal, in a log, and on rank 0 only."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from common import console
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Return what a terminal of 120 columns is sent."""
+    """Return the output of a terminal of 120 columns."""
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, highlight=False)
     monkeypatch.setattr(console, "CONSOLE", terminal)
     return shown
 
 
-def test_log_has_a_line_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where there is no terminal, what is shown is a plain line."""
+def test_log_has_one_line_per_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal, output consists of plain lines."""
     display = console.Display()
     display.begin("starting")
     assert display.live is None
@@ -38,7 +38,7 @@ def test_log_has_a_line_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
 def test_log_has_few_lines_a_second(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first ones, then some a second, and in any case the last."""
+    """It has the first lines, then some a second, and always the last."""
     clock = 0.0
     step = 0
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock))
@@ -57,7 +57,7 @@ def test_log_has_few_lines_a_second(
 
 @pytest.mark.parametrize("broken", ["full", "closed"])
 def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """A pipe whose reader is gone, as of `| head`, and a file on a full disk."""
+    """The reader of a pipe may be gone, as with `| head`, or the disk be full."""
     reader, writer = os.pipe()
     os.close(reader)
     if broken == "full":
@@ -84,8 +84,8 @@ def assert_output_fails(broken: str) -> None:
         plain.write(b"x")
 
 
-def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are escapes: a class may be called ü where nothing but ASCII is shown."""
+def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class may be called ü on a terminal that has ASCII only."""
     written = io.BytesIO()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
@@ -96,8 +96,9 @@ def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_terminal_has_a_bar(screen: io.StringIO) -> None:
-    """It says what a run does before its loop, follows its step, and takes text as it is."""
-    display, steps = console.Display(), iter(range(10, 40))
+    """It names the phases before the loop, follows the step, and prints text literally."""
+    display = console.Display()
+    steps = iter(range(10, 40))
     display.begin()
     assert display.live is not None
     assert display.place().startswith("loading ")
@@ -108,7 +109,7 @@ def test_terminal_has_a_bar(screen: io.StringIO) -> None:
     display.interval("[rmse] 3.2")
     console.say("above the bar [b]")
     display.live.refresh()
-    assert display.bar.tasks[0].completed > 10  # nobody has told it
+    assert display.bar.tasks[0].completed > 10  # the bar asks for the step by itself
     display.doing = "evaluating"
     display.live.refresh()
     display.close()
@@ -118,7 +119,7 @@ def test_terminal_has_a_bar(screen: io.StringIO) -> None:
 
 
 def test_terminal_has_one_bar(screen: io.StringIO) -> None:
-    """What has begun to load goes on with the run, and the cursor is there again at the end."""
+    """The bar of loading becomes that of training, and the cursor is restored at the end."""
     display = console.Display()
     display.begin()
     live = display.live
@@ -126,24 +127,27 @@ def test_terminal_has_one_bar(screen: io.StringIO) -> None:
     assert display.live is live
     display.close()
     display.close()
-    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    hidden = "\x1b[?25l"
+    shown = "\x1b[?25h"
     assert screen.getvalue().count(hidden) == screen.getvalue().count(shown) == 1
 
 
-def test_warning_is_yellow(screen: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a terminal only."""
+def test_warning_on_a_terminal_is_yellow(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its brackets are printed literally."""
     console.warn("no [b] tracker")
     assert screen.getvalue() == "\x1b[33mno [b] tracker\x1b[0m\n"
 
 
 def test_warning_in_a_log_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
-    """Other programs read it."""
+    """Other programs read logs."""
     console.warn("no [b] tracker")
     assert capsys.readouterr().out == "no [b] tracker\n"
 
 
-def test_interrupt_of_the_imports_is_a_sentence() -> None:
-    """Without a traceback of where the imports stood."""
+def test_ctrl_c_during_imports_gives_one_sentence() -> None:
+    """There is no traceback of the imports."""
     code = "import os; from common.console import begin; begin(); os.kill(os.getpid(), 2)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1
@@ -163,24 +167,26 @@ def test_other_ranks_are_silent(
     assert capsys.readouterr().out == ""
 
 
-def test_native_messages_are_kept_from_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    """What C++ writes meanwhile, and nothing afterwards."""
+def test_native_messages_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
+    """Output of C++ libraries is hidden within the block, and not afterwards."""
     with console.without_native_messages():
         os.write(2, b"from C++\n")
     os.write(2, b"from Python\n")
     assert capfd.readouterr().err == "from Python\n"
 
 
-def test_end_of_a_recipe_is_not_spent_on_looking_for_garbage() -> None:
-    """What is there then is left out of Python's last collection."""
+def test_exit_skips_garbage_collection() -> None:
+    """Objects are frozen at exit, so that Python's last collection is short."""
     first = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
     code = f"{first}; from common.console import begin; begin()"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(said.stdout) > 10_000
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert int(process.stdout) > 10_000
 
 
-def test_recipe_in_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
-    """Before torch is loaded, whose libraries would end the process."""
+def test_missing_current_directory_gives_one_sentence(tmp_path: Path) -> None:
+    """It comes before torch is loaded, whose libraries would abort the process."""
     code = (
         "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone');"
         "from common.console import begin; begin()"

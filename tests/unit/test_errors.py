@@ -1,4 +1,4 @@
-"""What an error means for the run that it ended."""
+"""Errors, and what each means for its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from common.errors import (
     outcome_of,
 )
 
-OF_OTHERS = [
+LOST_PROCESS_ERRORS = [
     LostProcessError("rank 1 timed out"),
     RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"),
     RuntimeError("NCCL communicator was aborted on rank 1"),
@@ -36,7 +36,7 @@ OF_OTHERS = [
     RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
     torch.distributed.DistBackendError("what a backend says"),
 ]
-OF_MEMORY = [
+OUT_OF_MEMORY_ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried"),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
@@ -45,8 +45,8 @@ OF_MEMORY = [
     torch.distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"),
     MemoryError(),
 ]
-OF_ITS_OWN = [
-    *OF_MEMORY,
+OTHER_ERRORS = [
+    *OUT_OF_MEMORY_ERRORS,
     ValueError("gloo, peer and timed out are words that a value may have"),
     RuntimeError("shapes differ"),
     KeyError("labels"),
@@ -54,37 +54,39 @@ OF_ITS_OWN = [
 ]
 
 
-@pytest.mark.parametrize("error", OF_OTHERS, ids=str)
-def test_a_lost_process_is_mended_by_a_restart(error: Exception) -> None:
-    """In the words of gloo, NCCL and torch's loader."""
+@pytest.mark.parametrize("error", LOST_PROCESS_ERRORS, ids=str)
+def test_lost_process_is_resumable(error: Exception) -> None:
+    """gloo, NCCL and torch's loader report it in different words."""
     outcome = outcome_of(error, rank=3)
     assert (outcome.status, outcome.resumable) == ("failed", True)
     assert outcome.reason == f"rank 3: {type(error).__name__}: {error}"
     assert not is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", OF_ITS_OWN, ids=repr)
-def test_any_other_error_would_come_again(error: BaseException) -> None:
-    """The reason has its type and, where it is told, its rank."""
+@pytest.mark.parametrize("error", OTHER_ERRORS, ids=repr)
+def test_other_errors_are_not_resumable(error: BaseException) -> None:
+    """The reason has the error's type, and its rank if that is known."""
     assert outcome_of(error) == Outcome("failed", False, f"{type(error).__name__}: {error}")
-    assert is_out_of_memory(error) == (error in OF_MEMORY)
+    assert is_out_of_memory(error) == (error in OUT_OF_MEMORY_ERRORS)
 
 
-@pytest.mark.parametrize("kind", [UserError, TrainingError])
-def test_a_mistake_is_its_own_sentence(kind: type[UserError]) -> None:
-    """Neither rank nor type: the same on all ranks."""
-    assert outcome_of(kind("no such data"), rank=1) == Outcome("failed", False, "no such data")
+@pytest.mark.parametrize("error_class", [UserError, TrainingError])
+def test_users_mistake_is_its_own_reason(error_class: type[UserError]) -> None:
+    """It is the same on all ranks, so that neither rank nor type is added."""
+    assert outcome_of(error_class("no such data"), rank=1) == Outcome(
+        "failed", False, "no such data"
+    )
 
 
-def test_a_request_to_stop_is_no_failure() -> None:
+def test_request_to_stop_is_no_failure() -> None:
     """Status 75 tells a shell to try again."""
     error = Preempted("stopped after update 3")
     assert outcome_of(error, rank=1) == Outcome("preempted", True, "stopped after update 3")
     assert error.code == 75
 
 
-def test_one_rank_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks meet the same mistake, and end; what one alone can see, it says."""
+def test_only_rank_0_prints_a_common_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that a single rank meets is printed by that rank."""
     assert UserError("wrong").code == "error: wrong"
     monkeypatch.setenv("RANK", "1")
     assert UserError("wrong").code == 1
@@ -92,8 +94,8 @@ def test_one_rank_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert UserError("wrong", every_rank=True).code == "error: wrong"
 
 
-def test_what_reads_runs_does_not_wait_for_torch() -> None:
-    """A comparison needs files, errors, flags and objectives, and starts at once."""
+def test_modules_for_reading_runs_import_no_torch() -> None:
+    """A comparison needs them, and starts quickly."""
     names = "errors, files, flags, objective, console"
     code = f"import sys; from common import {names}; sys.exit('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Files are whole or not there, and what is damaged is a sentence."""
+"""Files: written completely or not at all. A damaged file gives one sentence."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from common.files import (
 VALUE = {"name": "größer", "list": [1, 2.5, None, True], "object": {"a": "b"}}
 
 
-def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """UTF-8, replaced whole, with nothing left beside it."""
+def test_json_survives_a_round_trip(tmp_path: Path) -> None:
+    """The file is UTF-8, replaced atomically, and nothing is left beside it."""
     path = tmp_path / "value.json"
     write_json(path, {"other": 1})
     write_json(path, VALUE)
@@ -35,13 +35,13 @@ def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_numbers_that_json_has_not_are_missing(tmp_path: Path) -> None:
-    """NaN and infinities are null in what is written, and None in what others wrote."""
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
+    """They are written as null, and read as None from files that others wrote."""
     path = tmp_path / "value.json"
-    held = {"a": float("nan"), "b": [float("inf"), 1.0], "c": {"d": (-float("inf"), 2)}}
+    value = {"a": float("nan"), "b": [float("inf"), 1.0], "c": {"d": (-float("inf"), 2)}}
     expected = {"a": None, "b": [None, 1.0], "c": {"d": [None, 2]}}
-    assert json_safe(held) == expected
-    write_json(path, held)
+    assert json_safe(value) == expected
+    write_json(path, value)
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == expected
     path.write_text('{"a": NaN, "b": [Infinity, -Infinity], "step": 1}\n')
     assert read_json(path) == {"a": None, "b": [None, None], "step": 1}
@@ -49,7 +49,7 @@ def test_numbers_that_json_has_not_are_missing(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
-    """Also where a file stands in the place of a folder."""
+    """A file in place of its folder counts as missing, too."""
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none.json", tmp_path / "file" / "none.json"):
         assert read_json_if_there(path) is None
@@ -63,43 +63,44 @@ def test_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"\x00", b"\xff{}", b"[" * 10**5])
-def test_what_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
-    """Each with the file's name."""
+def test_json_that_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
+    """The message names the file."""
     path = tmp_path / "value.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"value\.json"):
         read_json_if_there(path)
 
 
-def test_damage_anywhere_is_a_sentence_or_another_object(tmp_path: Path) -> None:
-    """Cut at each byte, and with bytes changed at random: never another exception."""
-    path, chance = tmp_path / "value.json", random.Random(0)
+def test_damaged_json_never_raises_another_exception(tmp_path: Path) -> None:
+    """The file is cut at each byte, or a random byte changes: one sentence, or another object."""
+    path = tmp_path / "value.json"
+    generator = random.Random(0)
     whole = json.dumps(VALUE).encode()
     damaged = [whole[:length] for length in range(len(whole))]
     for _ in range(500):
         changed = bytearray(whole)
-        changed[chance.randrange(len(whole))] = chance.randrange(256)
+        changed[generator.randrange(len(whole))] = generator.randrange(256)
         damaged.append(bytes(changed))
-    taken = 0
+    readable = 0
     for content in damaged:
         path.write_bytes(content)
         with contextlib.suppress(UserError):
             assert isinstance(read_json(path), dict)
-            taken += 1
-    assert taken < 500
+            readable += 1
+    assert readable < 500
 
 
-def test_half_a_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
-    """As a run leaves them that is being written, or was killed: cut at each byte."""
+def test_incomplete_line_is_left_out_and_damaged_one_is_named(tmp_path: Path) -> None:
+    """The file is cut at each byte, as if the run was still writing or had been killed."""
     path = tmp_path / "rows.jsonl"
     rows = [{"step": step, "text": "ü"} for step in range(4)]
     lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
     whole = b"".join(lines)
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        found = read_lines(path, "step")
-        # A line that lacks nothing but its end is as good as a whole one.
-        assert found == rows[: (whole[:length] + b"\n").count(b"}\n")]
+        read_rows = read_lines(path, "step")
+        # A line that lacks only its newline counts as complete.
+        assert read_rows == rows[: (whole[:length] + b"\n").count(b"}\n")]
     for damaged in (
         b"[1]\n",
         b"\n",
@@ -111,15 +112,13 @@ def test_half_a_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> No
         path.write_bytes(lines[0] + damaged + lines[1])
         with pytest.raises(UserError, match=r"rows\.jsonl, line 2, is damaged"):
             read_lines(path, "step")
-        said: list[str] = []
-        assert read_lines(path, "step", said.append) == rows[:2]
-        assert said == [f"{path}, line 2, is damaged, and left out"]
+        messages: list[str] = []
+        assert read_lines(path, "step", messages.append) == rows[:2]
+        assert messages == [f"{path}, line 2, is damaged, and left out"]
 
 
-def test_failure_to_write_keeps_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sentence has the file and the system's reason, and no part of a file stays."""
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence has the file and the system's reason, and no partial file stays."""
     path = tmp_path / "value.json"
     write_json(path, VALUE)
 
@@ -134,14 +133,14 @@ def test_failure_to_write_keeps_what_was_there(
 
 
 @pytest.mark.parametrize("path", ["/proc/self/none", "/dev/null/none", "x" * 300])
-def test_place_that_takes_no_file_is_a_sentence(path: str) -> None:
-    """Whatever the system's reason is."""
+def test_impossible_path_gives_one_sentence(path: str) -> None:
+    """The system may refuse it for any reason."""
     with pytest.raises(UserError, match="can't be made or written"):
         write_text(Path(path), "text")
 
 
 def test_advice_follows_the_reason() -> None:
-    """What can be done, where the caller knows it."""
+    """The caller states what to do. Other exceptions pass through."""
     with pytest.raises(UserError) as refused, writing("runs/a", "free some space"):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/a/b")
     assert refused.value.message == (
@@ -154,7 +153,7 @@ def test_advice_follows_the_reason() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[1]", None])
 def test_unreadable_json_names_the_action(tmp_path: Path, text: str | None) -> None:
-    """The problem stands apart from the action, for sentences that name another action."""
+    """The error keeps problem and action apart, for sentences with another action."""
     path = tmp_path / "value.json"
     if text is not None:
         path.write_text(text)
@@ -163,7 +162,7 @@ def test_unreadable_json_names_the_action(tmp_path: Path, text: str | None) -> N
     assert refused.value.message == f"{refused.value.problem}: put a whole copy of it back"
 
 
-def test_advice_of_a_failed_write_fits_the_error() -> None:
-    """If the caller states none."""
+def test_default_advice_fits_the_error() -> None:
+    """The caller states none here."""
     with pytest.raises(UserError, match=r"'runs/a/b'\): free some space$"), writing("runs/a"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/b")

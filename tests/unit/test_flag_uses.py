@@ -1,4 +1,4 @@
-"""Where a recipe's source uses flags that its first update does not."""
+"""Uses of flags in a recipe's source that its first update does not reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.flag_uses import find_flag_uses
 
 @pytest.fixture(autouse=True)
 def in_a_folder_without_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules of the tests lie below the folder that they are run in."""
+    """Leave the folder of the tests, whose modules would count as those of a recipe."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -35,6 +35,7 @@ NO_USES = {
 
 @pytest.mark.parametrize("case", USES)
 def test_use_is_found(tmp_path: Path, case: str) -> None:
+    """The place of the use has the file and the line."""
     recipe = tmp_path / "mine.py"
     recipe.write_text(USES[case])
     place = find_flag_uses(recipe).place_of("tau")
@@ -43,7 +44,8 @@ def test_use_is_found(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", NO_USES)
-def test_what_reads_no_flag_is_no_use(tmp_path: Path, case: str) -> None:
+def test_other_code_is_no_use(tmp_path: Path, case: str) -> None:
+    """It may define the flag, assign it, or use its name otherwise."""
     recipe = tmp_path / "mine.py"
     recipe.write_text(NO_USES[case])
     assert find_flag_uses(recipe).place_of("tau") is None
@@ -58,15 +60,17 @@ def test_what_reads_no_flag_is_no_use(tmp_path: Path, case: str) -> None:
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", False),
     ],
 )
-def test_call_that_comes_later_is_a_use(tmp_path: Path, line: str, is_use: bool) -> None:
-    """Clipping may begin with a later update; another library's does not read the flag."""
+def test_later_call_is_a_use(tmp_path: Path, line: str, is_use: bool) -> None:
+    """Clipping may start at a later update. Another library's clipping does not read the flag."""
     recipe = tmp_path / "mine.py"
     recipe.write_text(line)
     assert (find_flag_uses(recipe).place_of("max_grad_norm") is not None) == is_use
 
 
-def test_modules_beside_a_recipe_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that it has imported."""
+def test_imported_modules_beside_a_recipe_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that was not imported is not searched."""
     recipe = tmp_path / "mine.py"
     recipe.write_text("import helpers_of_mine\n")
     (tmp_path / "helpers_of_mine.py").write_text("def scale(config):\n    return config.tau\n")
@@ -78,6 +82,6 @@ def test_modules_beside_a_recipe_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert place.startswith("helpers_of_mine.py:")
 
 
-def test_source_that_is_not_there_may_use_any_flag(tmp_path: Path) -> None:
-    """As of a recipe that was typed into a notebook."""
+def test_missing_source_may_use_any_flag(tmp_path: Path) -> None:
+    """The recipe may have been typed into a notebook."""
     assert find_flag_uses(tmp_path / "typed.py").place_of("tau") == "the recipe"

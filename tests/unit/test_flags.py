@@ -1,4 +1,4 @@
-"""Limits and roles: stated once at a flag's field, and kept by everything that reads them."""
+"""Limits and roles: stated once at a flag's field, and applied wherever it is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROLE_OF_FLAGS = {
 
 
 def with_value(owner: type[TrainingConfig], name: str, number: Any) -> TrainingConfig:
-    """Return the defaults with one flag's number."""
+    """Return the default config with another number in one flag."""
     default = getattr(owner(), name)
     value = (*default, number) if isinstance(default, tuple) else number
     return dataclasses.replace(owner(), **{name: value})
@@ -46,7 +46,7 @@ def with_value(owner: type[TrainingConfig], name: str, number: Any) -> TrainingC
 
 @pytest.mark.parametrize(("owner", "name"), NUMBERS)
 def test_limits_are_kept(owner: type[TrainingConfig], name: str) -> None:
-    """What is at a limit is taken, and what is beyond it refused with the flag and its limits."""
+    """A number at a limit is taken. One beyond it is refused with the flag and its limits."""
     least, most = stated(owner, name)["limits"]
     is_whole = kind_of(owner, name) is not float
     assert not is_whole or None not in (least, most), "a whole number needs both"
@@ -65,14 +65,14 @@ def test_limits_are_kept(owner: type[TrainingConfig], name: str) -> None:
 
 @pytest.mark.parametrize(("owner", "name"), FIELDS)
 def test_roles_are_as_agreed(owner: type[TrainingConfig], name: str) -> None:
-    """A recipe's own default does not change what is done with a flag."""
+    """A recipe's own default does not change the role of a flag."""
     role = next((r for r, names in ROLE_OF_FLAGS.items() if name in names.split()), "learning")
     assert role_of(owner, name) == ROLES[role]
 
 
 @pytest.mark.parametrize("owner", CLASSES)
 def test_defaults_are_within_their_limits(owner: type[TrainingConfig]) -> None:
-    """None is, wherever it is the default; other values are refused."""
+    """A default of None counts as valid."""
     check_limits(owner())
     with pytest.raises(UserError, match="--batch-size 0 can't work"):
         check_limits(owner(batch_size=0))
@@ -93,8 +93,8 @@ class Own(Base):
     maybe: int | None = None
 
 
-def test_a_default_that_a_class_overrides_keeps_limits_and_role() -> None:
-    """Unless the class states others."""
+def test_overridden_default_keeps_limits_and_role() -> None:
+    """A class may also state new ones."""
     assert Own().rate == 0.25
     assert role_of(Own, "rate") == ROLES["pace"]
     assert role_of(Own, "name") == ROLES["data"]
@@ -105,11 +105,10 @@ def test_a_default_that_a_class_overrides_keeps_limits_and_role() -> None:
         check_limits(Own(sizes=(3, 0)))
 
 
-def test_json_has_lists_for_tuples() -> None:
-    """And whole numbers for others."""
+def test_json_lists_become_tuples() -> None:
+    """An integer is a valid real number."""
     values = {"rate": 1, "sizes": [1, 2], "name": "x", "choice": "b", "maybe": None}
-    found = from_json(Own, values, "file")
-    assert found == {**values, "sizes": (1, 2)}
+    assert from_json(Own, values, "file") == {**values, "sizes": (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,8 @@ def test_json_has_lists_for_tuples() -> None:
         *[("maybe", value) for value in ("3", 1.5, [])],
     ],
 )
-def test_another_type_is_refused_by_name(name: str, value: Any) -> None:
-    """A file that was edited is not taken for a command line."""
+def test_value_of_another_type_is_refused(name: str, value: Any) -> None:
+    """Unlike words of a command line, values of a file are not converted."""
     with pytest.raises(UserError) as refused:
         from_json(Own, {name: value}, "some/config.json")
     assert refused.value.message.startswith("some/config.json has ")
@@ -132,16 +131,16 @@ def test_another_type_is_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize("name", ["läuft", "数据", "x" * 250])
-def test_paths_beyond_ascii_are_taken_in_any_locale(
+def test_non_ascii_paths_are_accepted_in_any_locale(
     name: str, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their bytes reach Python in another form where the locale knows ASCII alone."""
+    """An ASCII locale gives Python their bytes in another form."""
 
     def fsencode(text: str) -> bytes:
         return text.encode(encoding, "surrogateescape")
 
     monkeypatch.setattr("common.flags.os.fsencode", fsencode)
-    given = name.encode().decode(encoding, "surrogateescape")
-    assert outside(TrainingConfig, "output_dir", given) is None
-    for wrong in (f"{given}\0", f"{given}\udcff", "\ud800"):
+    path = name.encode().decode(encoding, "surrogateescape")
+    assert outside(TrainingConfig, "output_dir", path) is None
+    for wrong in (f"{path}\0", f"{path}\udcff", "\ud800"):
         assert outside(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"

@@ -1,4 +1,4 @@
-"""Initial weights: of a run, a folder, a file; a new head for other classes; what timm says."""
+"""Initial weights of a run, a folder or a file: new heads for new classes, and timm's settings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from common.initial import initial_facts, initial_shapes
 from recipes.resnet import ResNet
 from tests.local_data import write_image_folder
 
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+MEAN = [0.485, 0.456, 0.406]
+STD = [0.229, 0.224, 0.225]
 
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A folder as timm publishes it: weights, and a config.json."""
+    """Return a folder of weights and a config.json, as timm publishes them."""
     folder = tmp_path / "published"
     folder.mkdir()
     save_file(ResNet("resnet18", 3, 7, 1000).state_dict(), folder / "model.safetensors")
@@ -42,33 +43,34 @@ def config(source: Path, **values: Any) -> SimpleNamespace:
     return SimpleNamespace(**flags | values)
 
 
-def test_published_weights_load_as_they_are(published: Path, tmp_path: Path) -> None:
-    """All but the head, which is of 1,000 other classes; a resume finds a copy."""
+def test_published_weights_load_except_for_the_head(published: Path, tmp_path: Path) -> None:
+    """The head of 1,000 other classes stays new. A resume uses the run's copy of the weights."""
     for source in (published, published / "model.safetensors"):
         run = tmp_path / f"run-{source.name}"
         run.mkdir()
-        model, there = ResNet("resnet18", 3, 7, 4), initial_shapes(str(source))
+        model = ResNet("resnet18", 3, 7, 4)
+        shapes = initial_shapes(str(source))
         head = model.fc.weight.clone()
         load_initial(model, config(source), run, list("abcd"))
         assert torch.equal(model.fc.weight, head)
-        kept = ResNet("resnet18", 3, 7, 4)
-        load_initial(kept, config(run / "initial", resume="auto"), run, list("abcd"))
+        resumed = ResNet("resnet18", 3, 7, 4)
+        load_initial(resumed, config(run / "initial", resume="auto"), run, list("abcd"))
         for name, value in model.state_dict().items():
             if not name.startswith("fc."):
-                assert torch.equal(value, kept.state_dict()[name])
-                assert there[name] == tuple(value.shape)
+                assert torch.equal(value, resumed.state_dict()[name])
+                assert shapes[name] == tuple(value.shape)
 
 
-def test_a_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:
-    """One sentence, of the first of them."""
+def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:
+    """One sentence names the first such tensor."""
     with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) there"):
         load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
     with pytest.raises(UserError, match="holds no finished model"):
         initial_facts(str(tmp_path))
 
 
-def test_weights_without_a_head_get_one(published: Path, tmp_path: Path) -> None:
-    """As a backbone is published."""
+def test_weights_without_a_head_can_be_loaded(published: Path, tmp_path: Path) -> None:
+    """Backbones are published this way."""
     weights = {n: v for n, v in load_file(published / "model.safetensors").items() if n[:2] != "fc"}
     save_file(weights, published / "model.safetensors")
     model = ResNet("resnet18", 3, 7, 4)
@@ -84,8 +86,10 @@ def test_weights_without_a_head_get_one(published: Path, tmp_path: Path) -> None
         *({"input_size": 224}, {"input_size": [3, 10**9, 10**9]}),
     ],
 )
-def test_settings_that_cannot_be_are_refused(wrong: Any, published: Path, tmp_path: Path) -> None:
-    """Before anything is trained by them."""
+def test_invalid_settings_of_weights_are_refused(
+    wrong: Any, published: Path, tmp_path: Path
+) -> None:
+    """This happens before training uses them."""
     saved = json.loads((published / "config.json").read_text())
     saved["pretrained_cfg"] |= wrong
     (published / "config.json").write_text(json.dumps(saved))
@@ -95,22 +99,23 @@ def test_settings_that_cannot_be_are_refused(wrong: Any, published: Path, tmp_pa
         load_images(find_named(str(folder), None), image_size=9, init_from=str(published), **flags)
 
 
-def test_a_head_is_kept_for_the_same_classes_alone(tmp_path: Path) -> None:
-    """As many classes of other names are others; an evaluation replaces nothing."""
-    trained, run = ResNet("resnet18", 1, 3, 2), tmp_path / "run"
+def test_head_is_kept_only_for_the_same_class_names(tmp_path: Path) -> None:
+    """Equally many classes of other names need a new head. An evaluation replaces nothing."""
+    trained = ResNet("resnet18", 1, 3, 2)
+    run = tmp_path / "run"
     save_model(run / "model", trained, {"class_names": ["a", "b"]})
-    for names, same in ((["a", "b"], True), (["b", "c"], False)):
+    for names, is_kept in ((["a", "b"], True), (["b", "c"], False)):
         model = ResNet("resnet18", 1, 3, 2)
         load_initial(model, config(run), tmp_path, names)
-        assert torch.equal(model.fc.weight, trained.fc.weight) == same
+        assert torch.equal(model.fc.weight, trained.fc.weight) == is_kept
         assert torch.equal(model.conv1.weight, trained.conv1.weight)  # type: ignore[arg-type]
     model = ResNet("resnet18", 1, 3, 2)
     load_initial(model, config(run, evaluate_only=True), tmp_path, ["b", "c"])
     assert torch.equal(model.fc.weight, trained.fc.weight)
 
 
-def test_images_are_scaled_as_the_weights_saw_them(published: Path, tmp_path: Path) -> None:
-    """Grey ones as colour; the size is the published one, unless another is asked for."""
+def test_images_follow_the_published_settings(published: Path, tmp_path: Path) -> None:
+    """Grey images become colour, and the size is the published one unless a flag states another."""
     for name in ("a", "b"):
         for split in ("train", "test"):
             folder = tmp_path / "data" / split / name
@@ -129,16 +134,17 @@ def test_images_are_scaled_as_the_weights_saw_them(published: Path, tmp_path: Pa
 
 
 class TwoHeads(nn.Module):
-    """Classes, and a figure beside them."""
+    """A model with a head for classes and a second head."""
 
     def __init__(self, classes: int, others: int = 1, hidden: int = 8) -> None:
         super().__init__()
         self.body = nn.Linear(4, hidden)
-        self.classes, self.figure = nn.Linear(hidden, classes), nn.Linear(hidden, others)
+        self.classes = nn.Linear(hidden, classes)
+        self.figure = nn.Linear(hidden, others)
 
 
 @pytest.mark.parametrize(
-    ("classes", "names", "anew"),
+    ("classes", "names", "new_layers"),
     [
         (3, list("abc"), set()),
         (3, list("xyz"), {"classes"}),
@@ -146,29 +152,30 @@ class TwoHeads(nn.Module):
         (3, None, set()),
     ],
 )
-def test_the_head_for_other_classes_begins_anew_and_no_other(
-    classes: int, names: list[str] | None, anew: set[str], tmp_path: Path
+def test_only_the_class_head_is_replaced(
+    classes: int, names: list[str] | None, new_layers: set[str], tmp_path: Path
 ) -> None:
-    """Of two heads, by the number of outputs and the class names."""
-    trained, run = TwoHeads(3), tmp_path / "run"
+    """The number of outputs and the class names tell which of two heads it is."""
+    trained = TwoHeads(3)
+    run = tmp_path / "run"
     save_model(run / "model", trained, {"class_names": list("abc")})
     model = TwoHeads(classes)
     load_initial(model, config(run), tmp_path, names)
     for name in ("body", "classes", "figure"):
-        same = torch.equal(getattr(model, name).weight, getattr(trained, name).weight)
-        assert same == (name not in anew), name
+        is_kept = torch.equal(getattr(model, name).weight, getattr(trained, name).weight)
+        assert is_kept == (name not in new_layers), name
 
 
-def test_hidden_layer_of_another_width_is_no_head(tmp_path: Path) -> None:
-    """Though it is as wide as there are classes."""
+def test_hidden_layer_of_another_width_is_refused(tmp_path: Path) -> None:
+    """It is no head, though it is as wide as the number of classes."""
     run = tmp_path / "run"
     save_model(run / "model", TwoHeads(5, hidden=8), {"class_names": list("vwxyz")})
     with pytest.raises(UserError, match=r"is of another model: body\.bias has the shape"):
         load_initial(TwoHeads(5, hidden=5), config(run), tmp_path, list("vwxyz"))
 
 
-def test_weights_of_another_kind_of_model_are_told_as_such(published: Path, tmp_path: Path) -> None:
-    """Not by the first tensor that is missing."""
+def test_weights_of_another_architecture_are_refused(published: Path, tmp_path: Path) -> None:
+    """The message says so instead of naming the first missing tensor."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
     with pytest.raises(UserError, match=r"of another model: none of its \d+ tensors has a name"):
         load_initial(model, config(published), tmp_path, list("abcd"))

@@ -1,4 +1,4 @@
-"""What a run is for, and which of two values is better."""
+"""Objectives: parsing them, and comparing values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize("text", ["accuracy:max", "rmse:min", "f1/macro:max"])
-def test_an_objective_is_read_as_it_is_written(text: str) -> None:
-    """As on the command line and in a run's `config.json`."""
+def test_objective_survives_a_round_trip(text: str) -> None:
+    """The form is that of the command line and of `config.json`."""
     assert str(Objective.parse(text)) == text
     assert Objective.parse(text).best_key == f"val/best_{text.partition(':')[0]}"
 
@@ -23,15 +23,16 @@ def test_an_objective_is_read_as_it_is_written(text: str) -> None:
     "text",
     ["", "accuracy", ":max", "accuracy:", "accuracy:more", "a:max:b", None, ("accuracy", "max")],
 )
-def test_anything_else_is_a_sentence(text: Any) -> None:
-    """With an example of what would do."""
+def test_invalid_objective_gives_one_sentence(text: Any) -> None:
+    """It has an example."""
     with pytest.raises(UserError, match="accuracy:max"):
         Objective.parse(text)
 
 
-def test_more_or_less_is_better() -> None:
-    """Also below zero; NaN is never good."""
-    most, least = Objective.parse("score:max"), Objective.parse("rmse:min")
+def test_better_value_depends_on_the_direction() -> None:
+    """This holds below zero, and NaN is never good."""
+    most = Objective.parse("score:max")
+    least = Objective.parse("rmse:min")
     assert most.best([-3.0, NAN, -2.0]) == -2.0
     assert least.best([-3.0, NAN, -2.0]) == -3.0
     assert most.best([NAN]) is least.best([]) is None

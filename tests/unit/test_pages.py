@@ -1,4 +1,4 @@
-"""Fragments of Python in the pages under docs/: they parse, and what they import is there."""
+"""Python fragments in the pages under docs/: they parse, and their imports exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch import REPOSITORY
 
-# Fragments stand in blocks of "py"; those of "python" are whole programs, which are run.
+# Blocks of "py" are fragments. Those of "python" are whole programs, which another test runs.
 FRAGMENTS = [
     pytest.param(block, id=f"{page.stem}-{number}")
     for page in sorted((REPOSITORY / "docs").glob("*.md"))
@@ -19,8 +19,8 @@ FRAGMENTS = [
 
 
 @pytest.mark.parametrize("block", FRAGMENTS)
-def test_fragment_parses_and_imports_what_is_there(block: str) -> None:
-    """A reader copies these lines."""
+def test_fragment_parses_and_its_imports_exist(block: str) -> None:
+    """Readers copy these lines."""
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.ImportFrom) and node.module:
             module = import_module(node.module)

@@ -1,4 +1,4 @@
-"""A config changes in one place of `common`, and its changes are known."""
+"""Resolution of a config: one module of `common` changes it, and records the changes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MODULES = sorted((REPOSITORY / "common").rglob("*.py"))
 
 
 def is_config(node: ast.AST) -> bool:
-    """Whether an expression is called `config`, or is an attribute of this name."""
+    """Return whether an expression is named `config`, or is an attribute of this name."""
     if isinstance(node, ast.Name):
         return node.id == "config"
     return isinstance(node, ast.Attribute) and node.attr == "config"
 
 
 def changes_of_config(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that assign to a config's attributes, or that may do so."""
+    """Yield the lines that assign to attributes of a config, or may do so."""
     for node in ast.walk(tree):
         is_assigned = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
         if isinstance(node, ast.Attribute) and is_assigned and is_config(node.value):
@@ -43,19 +43,19 @@ def changes_of_config(tree: ast.AST) -> Iterator[int]:
     ],
 )
 def test_change_is_recognised(line: str) -> None:
-    """In each form in which code may write one."""
+    """Code may write it in several forms."""
     assert [*changes_of_config(ast.parse(line))] == [1]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_only_one_module_changes_a_config(path: Path) -> None:
-    """Others compute a value and return it."""
+    """Other modules compute values and return them."""
     lines = [*changes_of_config(ast.parse(path.read_text()))]
     assert bool(lines) == (path.name == "resolution.py"), lines
 
 
-def test_resolution_notes_what_was_stated_and_what_changed() -> None:
-    """A value that stays is no change, and resolving a flag does not use it."""
+def test_resolution_records_stated_and_changed_values() -> None:
+    """An unchanged value is not recorded, and resolving a flag does not count as reading it."""
     config = TrainingConfig(batch_size=8)
     record_reads(config)
     resolution = ConfigResolution(config)
@@ -67,6 +67,6 @@ def test_resolution_notes_what_was_stated_and_what_changed() -> None:
 
 
 def test_unknown_flag_is_an_error() -> None:
-    """A misspelt name would otherwise be an attribute that nobody reads."""
+    """A misspelt name would otherwise become an attribute that nobody reads."""
     with pytest.raises(AttributeError, match="no flag epoch"):
         ConfigResolution(TrainingConfig()).resolve(epoch=3)

@@ -1,4 +1,4 @@
-"""What is repeated in the recipes stays the same: the loop is what people copy."""
+"""The common shape of the recipes, whose loop people copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tests.launch import RECIPES, REPOSITORY
 
 HEADINGS = ["Config", "Data", "Model", "Evaluation", "Main"]
-# The recipes' files: those known by name, and any that is added.
+# All recipes, including new ones.
 FILES = sorted((REPOSITORY / "recipes").glob("*.py"))
 PAIRS = list(combinations(FILES, 2))
 
-# All lines in which one `main` may differ from another: what is compiled, the optimizer, the length
-# of warm-up, and the loss with label smoothing.
+# All lines in which one `main` may differ from another. They concern compilation, the optimizer,
+# the length of warm-up, and label smoothing.
 ALLOWED = {
     "compile_model(model, config)",
     'compile_layers(model.get_submodule("bert.encoder.layer").children())',
@@ -43,7 +43,7 @@ def source_of(path: Path, function: str) -> list[str]:
 
 
 def test_three_recipes_are_compared() -> None:
-    """The comparisons below are about three recipes at least."""
+    """Otherwise the comparisons below would prove little."""
     assert len(FILES) >= 3
     assert {path.stem for path in FILES} >= set(RECIPES)
     assert len(ALLOWED) <= 20
@@ -51,7 +51,7 @@ def test_three_recipes_are_compared() -> None:
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda path: path.stem)
 def test_main_is_the_same(first: Path, second: Path) -> None:
-    """`main` differs between recipes in the allowed lines alone."""
+    """`main` differs between recipes only in the allowed lines."""
     lines = difflib.ndiff(source_of(first, "main"), source_of(second, "main"))
     differing = [line for line in lines if line.startswith(("+ ", "- "))]
     unexpected = [line for line in differing if line[2:].strip() not in ALLOWED]
@@ -62,7 +62,7 @@ def test_main_is_the_same(first: Path, second: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_main_holds_the_loop(path: Path) -> None:
-    """Forward, backward, clipping, step, schedule and logging stand in each `main`, in order."""
+    """Forward, backward, clipping, step, schedule and logging come in this order."""
     main = "\n".join(source_of(path, "main"))
     calls = [
         *("Run(config, __file__, OBJECTIVE)", "run.loaders(data)", "accelerator.prepare("),
@@ -85,7 +85,7 @@ def test_main_holds_the_loop(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_headings_are_the_same(path: Path) -> None:
-    """The banners stand in each recipe in the same order, all of one width."""
+    """They come in the same order and have the same width."""
     banners = re.findall(r"^# -+ \w+$", path.read_text(), re.MULTILINE)
     assert [banner.split()[-1] for banner in banners] == HEADINGS
     assert len({len(banner) for banner in banners}) == 1
@@ -93,14 +93,14 @@ def test_headings_are_the_same(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics", "evaluate"])
 def test_evaluation_is_the_same(name: str) -> None:
-    """The recipes evaluate alike, during training and at its end."""
+    """The recipes evaluate alike, during training and at the end."""
     sources = {"\n".join(source_of(path, name)) for path in FILES}
     assert len(sources) == 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recipe_is_one_short_file(path: Path) -> None:
-    """A recipe has lines of at most 100 characters, an objective, and imports no other recipe."""
+    """Lines have at most 100 characters, an objective is stated, and no recipe imports another."""
     lines = path.read_text().splitlines()
     assert max(map(len, lines)) <= 100
     tree = ast.parse(path.read_text())

@@ -1,4 +1,4 @@
-"""The house: imports run downward only, each room says what it is for, and all stays small."""
+"""The structure of the code: imports run downward, and each module says what it is for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.launch import REPOSITORY
 COMMON = REPOSITORY / "common"
 MOST_LINES_OF_A_RECIPE = 240
 
-# From the ground up: a room may import those below it, and within a package its neighbours.
+# From the bottom up. A room is a package or a single module of `common`. It may import rooms on
+# lower levels. Modules of one package may import each other.
 LEVELS = (
     ("system",),
     ("errors",),
@@ -73,28 +74,28 @@ OTHERS = [
 
 
 def imported(path: Path) -> set[str]:
-    """Return the modules of `common` that a file imports, wherever in it, also for types alone."""
-    found = set()
+    """Return the modules of `common` that a file imports anywhere, even for types only."""
+    imports = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            # A name that is taken from a package may be a module of it.
+            # A name imported from a package may be one of its modules.
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             modules = names & FILES.keys()
-            found |= modules
+            imports |= modules
             if len(modules) < len(names):
-                found.add(node.module)
+                imports.add(node.module)
         elif isinstance(node, ast.ImportFrom):
             raise AssertionError(f"{path}: line {node.lineno} imports relative to itself")
-    return {name for name in found if name.split(".")[0] == "common" and name != "common"}
+    return {name for name in imports if name.split(".")[0] == "common" and name != "common"}
 
 
 IMPORTS = {name: imported(path) for name, path in FILES.items()}
 
 
 def room_of(module: str) -> str:
-    """Return the package of a module: common.data for common.data.order; each tool is one."""
+    """Return the room of a module: common.data for common.data.order; each tool is a room."""
     depth = 3 if is_tool(module) else 2
     return ".".join(module.split(".")[:depth])
 
@@ -103,21 +104,21 @@ def is_tool(module: str) -> bool:
     return module == "common.tools" or module.startswith("common.tools.")
 
 
-def test_imports_name_modules_that_are_there() -> None:
-    """Else the tests below would not see them."""
+def test_imports_name_existing_modules() -> None:
+    """Otherwise the tests below would not see them."""
     assert len(ROOMS) > 30
     for name, modules in IMPORTS.items():
         assert modules <= FILES.keys(), (name, modules - FILES.keys())
 
 
-def test_every_room_has_its_level() -> None:
-    """A new one is given its place above."""
+def test_every_room_has_a_level() -> None:
+    """A new one gets its place in LEVELS or TOOLS."""
     assert {room_of(name) for name in ROOMS} == LEVEL.keys() | TOOLS.keys()
 
 
 @pytest.mark.parametrize("module", [*FILES])
 def test_imports_run_downward_only(module: str) -> None:
-    """Also inside functions, and for types alone."""
+    """This includes imports inside functions and for types only."""
     room = room_of(module)
     for other in IMPORTS[module]:
         if room_of(other) == room:
@@ -135,29 +136,29 @@ def test_core_imports_no_tool(module: str) -> None:
     assert not tools, f"{module} imports {min(tools)}"
 
 
-def circles() -> Iterator[list[str]]:
-    """Yield each circle of imports that a walk through the modules meets."""
-    done: set[str] = set()
+def import_cycles() -> Iterator[list[str]]:
+    """Yield each cycle of imports that a walk through the modules meets."""
+    finished: set[str] = set()
 
-    def walk(module: str, way: list[str]) -> Iterator[list[str]]:
-        if module in way:
-            yield [*way[way.index(module) :], module]
-        elif module not in done:
+    def walk(module: str, path: list[str]) -> Iterator[list[str]]:
+        if module in path:
+            yield [*path[path.index(module) :], module]
+        elif module not in finished:
             for other in sorted(IMPORTS.get(module, set())):
-                yield from walk(other, [*way, module])
-            done.add(module)
+                yield from walk(other, [*path, module])
+            finished.add(module)
 
     for module in FILES:
         yield from walk(module, [])
 
 
-def test_no_circles() -> None:
-    """No module imports itself by way of others."""
-    assert [*circles()] == []
+def test_imports_have_no_cycles() -> None:
+    """No module imports itself through others."""
+    assert [*import_cycles()] == []
 
 
-def test_only_recipes_run() -> None:
-    """Nothing in `common` imports `common.run`, or so much as names its class."""
+def test_only_recipes_import_run() -> None:
+    """Nothing in `common` imports `common.run` or names its class."""
     for module, path in FILES.items():
         if module == "common.run":
             continue
@@ -173,8 +174,8 @@ def test_only_recipes_run() -> None:
 
 
 @pytest.mark.parametrize("module", [*ROOMS])
-def test_room_says_what_it_is_for(module: str) -> None:
-    """The first line of each module is a sentence, and no module is called after nothing."""
+def test_module_has_a_docstring_and_a_telling_name(module: str) -> None:
+    """No module is called `utils` or the like."""
     lines = ROOMS[module].read_text().splitlines()
     assert lines[0].startswith('"""'), module
     assert len(lines[0]) > 20, module
@@ -185,13 +186,13 @@ def test_room_says_what_it_is_for(module: str) -> None:
     "path", sorted((REPOSITORY / "recipes").glob("*.py")), ids=lambda p: p.stem
 )
 def test_recipes_are_short(path: Path) -> None:
-    """What is copied is read first."""
+    """Users read and copy them first."""
     assert len(path.read_text().splitlines()) <= MOST_LINES_OF_A_RECIPE
 
 
 @pytest.mark.parametrize("module", [*FILES])
 def test_common_knows_no_recipe(module: str) -> None:
-    """What is shared never imports a recipe, unpickles, or trusts code from the Hub."""
+    """The shared code imports no recipe, unpickles nothing, and trusts no code from the Hub."""
     text = FILES[module].read_text()
     for node in ast.walk(ast.parse(text)):
         names = []
@@ -210,11 +211,13 @@ def test_common_knows_no_recipe(module: str) -> None:
     "module", [name for name in FILES if name == "common.run" or "lifecycle" in name]
 )
 def test_stages_have_their_attributes_from_the_start(module: str) -> None:
-    """An attribute that may not exist yet is a stage that is None, and no question of `hasattr`."""
+    """A value that does not exist yet is None, so that no code asks `hasattr(self, ...)`."""
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         if isinstance(node, ast.ClassDef):
-            born_late = attributes_set(node) - attributes_set(node, "__init__")
-            assert not born_late, f"{module}: {node.name} sets {born_late} outside of __init__"
+            late_attributes = attributes_set(node) - attributes_set(node, "__init__")
+            assert not late_attributes, (
+                f"{module}: {node.name} sets {late_attributes} outside of __init__"
+            )
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr":
             assert getattr(node.args[0], "id", "") != "self", f"{module}, line {node.lineno}"
 
@@ -236,7 +239,7 @@ COLLECTIVES = {
     *("gather_object", "broadcast_object_list", "all_reduce", "all_gather", "broadcast"),
     *("all_gather_object", "wait_for_everyone", "barrier"),
 }
-# Besides `common.agreement`: gradients, buffers and rows of the training itself, and its profile.
+# Besides `common.agreement`, these exchange gradients, buffers and rows of training, or profiles.
 HAS_COLLECTIVES = {
     "common.agreement",
     "common.checkpoints.kinds",  # the bits of sharded weights
@@ -248,7 +251,7 @@ HAS_COLLECTIVES = {
 
 
 def test_ranks_agree_in_one_module() -> None:
-    """Code elsewhere calls the functions of `common.agreement`."""
+    """Other code calls the functions of `common.agreement`."""
     users = set()
     for module, path in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -258,8 +261,8 @@ def test_ranks_agree_in_one_module() -> None:
     assert users == HAS_COLLECTIVES
 
 
-def test_other_code_imports_what_is_there() -> None:
-    """Recipes, tests and benchmarks name modules of `common` that exist."""
+def test_other_code_imports_existing_modules() -> None:
+    """Recipes, tests and benchmarks name only modules of `common` that exist."""
     for path in OTHERS:
         unknown = {name for name in imported(path) if name not in FILES}
         assert not unknown, (path, unknown)

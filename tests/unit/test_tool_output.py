@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or gone: one sentence or none, and no traceback."""
+"""Standard streams that are closed, full or gone: at most one sentence, never a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECIPE = TOOL.replace("tool_", "")
     ],
 )
 def test_tool_ends_without_a_traceback(redirection: str, status: int, sentence: str) -> None:
-    """Also where the locale has none of its letters."""
+    """The locale is ASCII, so that some characters cannot be printed."""
     ended = run(TOOL, redirection)
     assert ended.returncode == status
     assert ended.stderr.startswith(sentence)
@@ -33,15 +33,15 @@ def test_tool_ends_without_a_traceback(redirection: str, status: int, sentence: 
 
 
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "| head -1 > /dev/null", "<&- >&-"])
-def test_recipe_goes_on(redirection: str) -> None:
-    """What it prints is the least of what it does."""
+def test_recipe_continues_without_its_output(redirection: str) -> None:
+    """Its output matters less than its training."""
     ended = run(RECIPE, redirection)
     assert ended.returncode == 0
     assert ended.stderr == ""
 
 
 def run(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    """Run code of Python in a shell; the status is that of Python."""
+    """Run Python code in a shell with a redirection, and return its result."""
     command = f'set -o pipefail; "{sys.executable}" -c "$CODE" {redirection}'
     environment = {"CODE": code, "LC_ALL": "C", "PYTHONUTF8": "0", "PATH": "/usr/bin:/bin"}
     return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Flags that were set and that no code used: refused after the first update."""
+"""Flags that were set but not used: refused after the first update."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHER: dict[str, Any] = {
 
 
 def recorded(**values: Any) -> Config:
-    """Return flags whose reads are noted."""
+    """Return a config whose reads are recorded."""
     config = Config(**values)
     record_reads(config)
     return config
@@ -47,7 +47,7 @@ def recorded(**values: Any) -> Config:
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_flag_that_nothing_reads_is_refused(name: str) -> None:
-    """By its name on the command line, and where it would take effect."""
+    """The message has its name on the command line, and where it would take effect."""
     config = recorded(**{name: OTHER.get(name, 7)})
     assert unread_flags(config, dict(vars(config))) == [name]
     with pytest.raises(UserError) as error:
@@ -58,8 +58,8 @@ def test_flag_that_nothing_reads_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_flag_that_a_recipe_reads_or_a_call_applies_is_taken(name: str) -> None:
-    """Once is enough; afterwards the object has its own class again."""
+def test_flag_that_is_read_or_applied_is_accepted(name: str) -> None:
+    """One use is enough. Afterwards the object has its own class again."""
     for use in (lambda c: getattr(c, name), lambda c: mark_read(c, name)):
         config = recorded(**{name: OTHER.get(name, 7)})
         use(config)
@@ -68,7 +68,7 @@ def test_flag_that_a_recipe_reads_or_a_call_applies_is_taken(name: str) -> None:
 
 
 def test_copies_are_no_reads() -> None:
-    """Those of a dataclass's values, of the object, and of its `vars`."""
+    """They include `asdict`, `replace`, `vars`, copies and pickles."""
     config = recorded(mixup=0.5)
     assert dataclasses.asdict(config)["mixup"] == 0.5
     assert dataclasses.replace(config, width=9).mixup == 0.5
@@ -80,24 +80,24 @@ def test_copies_are_no_reads() -> None:
     assert unread_flags(config, vars(config)) == ["mixup"]
 
 
-def test_check_of_flags_that_name_data_is_no_use() -> None:
-    """Each run makes it before the first update."""
+def test_check_of_data_flags_is_no_read() -> None:
+    """Every run makes this check before the first update."""
     config = recorded(mixup=0.5, weight_decay=0.3, compile=True)
     images = TensorSamples(images=torch.zeros(4, 2))
     refuse_unread(config, Data("own", {"train": images, "test": images}))
     assert unread_flags(config, vars(config)) == ["weight_decay", "compile", "mixup"]
 
 
-def test_only_what_changes_learning_must_be_read() -> None:
-    """A default, or a flag for the record or the pace, may be unread; so may a repeated value."""
+def test_only_flags_that_change_learning_must_be_read() -> None:
+    """Defaults, repeated values, and flags for the record or the pace may be unread."""
     config = recorded(comment="mine", log_every=3)
     assert not unread_flags(config, dict(vars(config)))
     config = recorded(mixup=0.5)
     assert not unread_flags(config, {**vars(config), "mixup": 0.0})
 
 
-def test_reading_costs_nothing_once_it_is_not_recorded() -> None:
-    """The lookup of an attribute is Python's own again."""
+def test_reading_costs_nothing_after_recording() -> None:
+    """The attribute lookup is Python's own again."""
     config = recorded()
     assert type(config) is not Config
     unread_flags(config, dict(vars(config)))

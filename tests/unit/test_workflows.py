@@ -1,4 +1,4 @@
-"""The workflow of GitHub: pinned, with few permissions, and the same tests on each system."""
+"""The GitHub workflow: pinned actions, few permissions, and the same tests on each system."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.launch import REPOSITORY, clean_environment, launch_command
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 PINNED = re.compile(r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
-# What bash and PowerShell read alike: one line, of plain words.
+# A command that bash and PowerShell read alike: one line of plain words.
 PORTABLE = re.compile(r"python( -m)?( [\w./=-]+)+")
 
 
 @pytest.fixture(scope="module")
 def workflow() -> dict[str, Any]:
-    """The parsed workflow."""
+    """Return the parsed workflow."""
     path = REPOSITORY / ".github" / "workflows" / "ci.yml"
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_linter_has_no_complaint(path: Path) -> None:
-    """It looks for mistakes in the syntax, and for what lets others into the repository."""
+    """The linter checks the syntax and finds ways for others into the repository."""
     zizmor = shutil.which("zizmor", path=str(Path(sys.executable).parent))
     if zizmor is None and "CI" not in os.environ:
         pytest.skip("pip install -r requirements-dev.txt brings the linter")
@@ -43,7 +43,7 @@ def test_linter_has_no_complaint(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned(path: Path) -> None:
-    """By the whole digest of a commit, with the version that it is of."""
+    """Each has the full digest of a commit, with its version."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "uses:" in line]
     assert lines
     for line in lines:
@@ -51,7 +51,7 @@ def test_actions_are_pinned(path: Path) -> None:
 
 
 def test_permissions_are_few(workflow: dict[str, Any]) -> None:
-    """Nothing may be written, and no key is left to the commands."""
+    """Nothing may be written, and commands get no credentials."""
     assert workflow["permissions"] == {}
     for job in workflow["jobs"].values():
         assert job["permissions"] == {"contents": "read"}
@@ -60,8 +60,8 @@ def test_permissions_are_few(workflow: dict[str, Any]) -> None:
         assert checkout["with"] == {"persist-credentials": False}
 
 
-def test_each_system_and_both_ends_of_python(workflow: dict[str, Any]) -> None:
-    """The oldest Python is the one that the project asks for, the newest the one that it names."""
+def test_every_system_runs_the_oldest_and_newest_python(workflow: dict[str, Any]) -> None:
+    """`pyproject.toml` states both."""
     matrix = workflow["jobs"]["systems"]["strategy"]["matrix"]
     systems = {name.partition("-")[0] for name in matrix["system"]}
     assert systems == {"ubuntu", "macos", "windows"}
@@ -73,7 +73,7 @@ def test_each_system_and_both_ends_of_python(workflow: dict[str, Any]) -> None:
 
 
 def test_commands_run_in_every_shell(workflow: dict[str, Any]) -> None:
-    """Windows has PowerShell and no bash script; and each file that they name is there."""
+    """Windows has PowerShell and no bash. Each file that a command names exists."""
     commands = [step["run"] for step in workflow["jobs"]["systems"]["steps"] if "run" in step]
     assert commands[-1] == "python -m pytest"
     for command in commands:
@@ -83,8 +83,8 @@ def test_commands_run_in_every_shell(workflow: dict[str, Any]) -> None:
                 assert (REPOSITORY / word).is_file(), word
 
 
-def test_no_system_trains_on_a_gpu_that_has_no_memory(workflow: dict[str, Any]) -> None:
-    """GitHub's macOS machines show Apple's GPU, and each allocation on it fails."""
+def test_macos_runs_on_the_cpu(workflow: dict[str, Any]) -> None:
+    """GitHub's macOS machines have a GPU on which each allocation fails."""
     assert workflow["jobs"]["systems"]["env"]["ACCELERATE_USE_CPU"] == "true"
 
 
@@ -92,7 +92,7 @@ def test_no_system_trains_on_a_gpu_that_has_no_memory(workflow: dict[str, Any]) 
 def test_launches_hide_the_accelerators_of_each_system(
     system: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests are about CPUs. Apple's GPU has no variable that hides it."""
+    """Tests run on CPUs. No variable hides Apple's GPU, so a flag does."""
     monkeypatch.setattr(sys, "platform", system)
     environment = clean_environment(Path())
     assert environment["CUDA_VISIBLE_DEVICES"] == ""

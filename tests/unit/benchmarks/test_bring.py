@@ -1,4 +1,4 @@
-"""The list of packages to bring along to a machine without a network."""
+"""The list of packages to bring to a machine without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(wheels: list[bring.Wheel], *, needed: bool = True) -> set[str]:
 
 
 def test_list_for_a_known_machine() -> None:
-    """It has torch and transformers; it lacks tyro, datasets and what only these require."""
+    """The machine has torch and transformers, but lacks tyro, datasets and their requirements."""
     installed = bring.read_installed(bring.Options().installed)
     wheels = bring.missing_wheels(bring.project_requirements(), installed, "3.12")
     assert {"tyro", "pydantic", "datasets", "dill", "multiprocess"} <= names(wheels)
@@ -29,8 +29,8 @@ def test_list_for_a_known_machine() -> None:
     assert f"# wandb=={metadata.version('wandb')}" in lines
 
 
-def test_list_is_closed() -> None:
-    """Whatever a listed package requires is listed, or installed there."""
+def test_list_is_complete() -> None:
+    """Every requirement of a listed package is listed or installed there."""
     installed = bring.read_installed(bring.Options().installed)
     wheels = bring.missing_wheels(bring.project_requirements(), installed, "3.12")
     listed = {wheel.name for wheel in wheels}
@@ -40,6 +40,7 @@ def test_list_is_closed() -> None:
 
 
 def test_complete_machine_lacks_nothing() -> None:
+    """The list for such a machine is empty."""
     installed = dict(installed_versions())
     assert bring.missing_wheels(bring.project_requirements(), installed, "3.12") == []
 
@@ -49,6 +50,7 @@ def test_complete_machine_lacks_nothing() -> None:
     [("tyro==0.1", True), ("tyro==1.0.0", False), ("tyro", False), ("# tyro==1.0.0", True)],
 )
 def test_installed_version_has_to_fit(line: str, is_missing: bool, tmp_path: Path) -> None:
+    """A package with another version, or only in a comment of the list, counts as missing."""
     file = tmp_path / "installed.txt"
     file.write_text(f"{line}\ntyping_extensions==4.15.0\n")
     installed = bring.read_installed(file)
@@ -57,8 +59,8 @@ def test_installed_version_has_to_fit(line: str, is_missing: bool, tmp_path: Pat
     assert "typing-extensions" not in missing
 
 
-def test_check_hides_what_the_machine_will_not_have() -> None:
-    """Neither what is brought along, nor what this environment's own versions require."""
+def test_check_hides_missing_packages() -> None:
+    """It hides neither listed packages nor requirements of this environment's own versions."""
     installed = {"torch": None, "huggingface-hub": "1.0"}
     wheels = [bring.Wheel("tyro", "1", True), bring.Wheel("wandb", "1", False)]
     hidden = bring.left_out(installed, wheels, "3.12")
@@ -67,7 +69,7 @@ def test_check_hides_what_the_machine_will_not_have() -> None:
 
 
 def test_shared_folders_stay() -> None:
-    """A folder of a missing package is hidden, one that other packages use too is not."""
+    """A folder of a missing package is hidden unless other packages use it, too."""
     hidden = entries_of_missing({"wandb", "datasets"})
     assert {"wandb", "datasets"} <= hidden
     assert not {"torch", "numpy", "common"} & hidden

@@ -1,4 +1,4 @@
-"""The benchmark's clock, and the share of a GPU's time, leave nothing in that should stay out."""
+"""The benchmark's clock and GPU time: they leave out what does not belong to a measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.harness.judging import mfu_at
 
 @given(st.integers(0, 5), st.integers(1, 5), st.floats(1, 100))
 def test_clock_leaves_the_first_updates_out(untimed: int, timed: int, slow: float) -> None:
-    """Each untimed update takes `slow` seconds, each other one a second."""
+    """Each untimed update takes `slow` seconds, and each timed one a second."""
     time = 0.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "now", lambda: time)
@@ -31,6 +31,7 @@ def test_clock_leaves_the_first_updates_out(untimed: int, timed: int, slow: floa
 
 
 def test_clock_that_never_started_is_an_error() -> None:
+    """The run had fewer updates than the untimed ones."""
     loop_clock = LoopClock(2)
     loop_clock.start()
     loop_clock.update()
@@ -39,7 +40,7 @@ def test_clock_that_never_started_is_an_error() -> None:
 
 
 def test_every_turn_of_a_suite_has_its_untimed_updates() -> None:
-    """Also the contestant that is first in a later round."""
+    """This includes the contestant that comes first in a later round."""
     turns: list[rounds.Round] = []
 
     def compete(turn: rounds.Round) -> rounds.Measurement:
@@ -53,7 +54,7 @@ def test_every_turn_of_a_suite_has_its_untimed_updates() -> None:
 
 
 def test_recipe_contestant_trains_untimed_updates_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By micro-batches, as the recipe's loop counts."""
+    """They are counted in micro-batches, as in the recipe's loop."""
     calls: list[tuple[Any, ...]] = []
 
     def train_recipe(*arguments: Any, **settings: Any) -> rounds.Training:
@@ -74,6 +75,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size
 
 @given(INTERVALS)
 def test_overlapping_kernels_count_once(starts_and_lengths: list[tuple[int, int]]) -> None:
+    """Kernel time is the length of the union of intervals."""
     intervals = [(float(start), float(start + length)) for start, length in starts_and_lengths]
     random.Random(0).shuffle(intervals)
     covered = {
@@ -83,7 +85,7 @@ def test_overlapping_kernels_count_once(starts_and_lengths: list[tuple[int, int]
 
 
 def test_only_the_device_counts() -> None:
-    """Neither the CPU's operations nor the user's annotations, which span idle time."""
+    """Neither CPU operations nor annotations count, because annotations span idle time."""
 
     def event(device: str, begin: float, end: float, is_annotation: bool = False) -> Any:
         return SimpleNamespace(
@@ -97,13 +99,14 @@ def test_only_the_device_counts() -> None:
 
 
 def test_without_a_gpu_no_kernel_runs() -> None:
+    """The time of kernels is 0 then."""
     with kernel_time.KernelTime() as kernels:
         torch.ones(8, 8).sum()
     assert kernels.seconds == 0
 
 
-def test_mfu_is_that_of_the_measured_rate() -> None:
-    """The summary's own rate may contain updates that the benchmark leaves out."""
+def test_mfu_uses_the_measured_rate() -> None:
+    """The summary's own rate may include updates that the benchmark leaves out."""
     summary = {"perf/mfu": 0.2, "perf/samples_per_second": 50.0}
     assert mfu_at(100.0, summary) == pytest.approx(0.4)
     assert mfu_at(100.0, {}) is None

@@ -1,4 +1,4 @@
-"""What is saved is what was there then, however late the copies are made."""
+"""Copies to the host hold the state of the moment they began, however late they are made."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors
 from tests.cuda_stand_in import Cuda
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 OTHER_GPU = torch.device("cuda", 3)
-COPY, EMPTY = torch.Tensor.copy_, torch.empty
+COPY = torch.Tensor.copy_
+EMPTY = torch.empty
 
 
 class Stream:
-    """A stream that does what it is given when somebody waits for it, and not before."""
+    """A stream that runs its work as late as possible: when somebody waits for it."""
 
     def __init__(self, device: StandIn) -> None:
         self.device = device
@@ -37,16 +39,17 @@ class Stream:
         self.device.active = None
 
     def record_event(self) -> Stream:
-        """Return this stream: what waits for the event waits for all that it was given."""
+        """Return this stream itself, so that waiting for the event waits for all its work."""
         return self
 
     def wait_event(self, event: Stream) -> None:
-        """Do what the other stream was given before what this one is given later."""
+        """Note which stream is waited for."""
         self.device.waits.append("training" if event is self.device.training else "copying")
 
     def synchronize(self) -> None:
-        """Do what is left."""
-        late, self.late = self.late, []
+        """Run all work that is left."""
+        late = self.late
+        self.late = []
         for work in late:
             work()
 
@@ -72,29 +75,29 @@ class StandIn:
         for name, answer in answers.items():
             monkeypatch.setattr(copies_module, name, answer)
         monkeypatch.setattr(
-            torch.Tensor, "copy_", lambda *given, **named: self.copy_(*given, **named)
+            torch.Tensor, "copy_", lambda *args, **kwargs: self.copy_(*args, **kwargs)
         )
         monkeypatch.setattr(torch, "empty", self.empty)
 
     def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
-        """Stand for `Tensor.copy_`, which without blocking happens later on a stream."""
+        """Stand in for `Tensor.copy_`, which runs later on a stream if it does not block."""
         if non_blocking and self.active is not None:
             self.active.late.append(lambda: COPY(target, source))
             return target
         return COPY(target, source)
 
     def empty(self, *size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        """Stand for `torch.empty`: pinned memory holds something else."""
-        made = EMPTY(*size, **options)
+        """Stand in for `torch.empty`, and fill pinned memory with another value."""
+        tensor = EMPTY(*size, **options)
         if pin_memory:
-            self.pinned.append(made.nbytes)
-            made.fill_(77)
-        return made
+            self.pinned.append(tensor.nbytes)
+            tensor.fill_(77)
+        return tensor
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Return a device that is none."""
+    """Return a stand-in for a GPU."""
     return StandIn(monkeypatch)
 
 
@@ -109,7 +112,7 @@ def state() -> dict[str, dict[str, torch.Tensor]]:
 
 
 def change(files: dict[str, dict[str, torch.Tensor]]) -> None:
-    """Train on: change all tensors in place."""
+    """Change all tensors in place, as further training does."""
     with torch.no_grad():
         for tensors in files.values():
             for value in tensors.values():
@@ -128,26 +131,26 @@ def assert_copies(copies: dict[str, dict[str, torch.Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("free", [2**40, 8, None])
-@pytest.mark.parametrize("kind", [CPU, GPU], ids=str)
-def test_copies_are_of_the_state_when_they_were_begun(
-    kind: torch.device, free: int | None, device: StandIn
+@pytest.mark.parametrize("target", [CPU, GPU], ids=str)
+def test_copies_hold_the_state_at_the_call(
+    target: torch.device, free: int | None, device: StandIn
 ) -> None:
-    """Training goes on at once; where a GPU has no room for a copy, once they are made."""
+    """Training continues at once, or after the copy if the GPU has no room for a second one."""
     device.free = free
     files = state()
-    copies, wait = HostCopies(kind).begin(files)
-    is_late = kind == GPU and free == 2**40
+    copies, wait = HostCopies(target).begin(files)
+    is_late = target == GPU and free == 2**40
     assert bool(copies["weights"]) != is_late, "the training thread did not leave it to another"
     change(files)
     wait()
     assert_copies(copies)
-    assert device.pinned == ([] if kind == CPU else [PIECE_BYTES]), "one allocation for all"
-    assert device.waits == ([] if kind == CPU else ["training"])
+    assert device.pinned == ([] if target == CPU else [PIECE_BYTES]), "one allocation for all"
+    assert device.waits == ([] if target == CPU else ["training"])
 
 
-def test_pinned_memory_is_used_again(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next checkpoint, also where that has other tensors in between."""
-    monkeypatch.setattr(copies_module, "PIECE_BYTES", 2048)  # room for one state and no second
+def test_pinned_memory_is_reused(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next checkpoint reuses it, even after a save of other tensors in between."""
+    monkeypatch.setattr(copies_module, "PIECE_BYTES", 2048)  # room for a single state
     copies_to_host = HostCopies(GPU)
     for number in range(3):
         files = state()
@@ -159,8 +162,8 @@ def test_pinned_memory_is_used_again(device: StandIn, monkeypatch: pytest.Monkey
     assert device.pinned == [2048]
 
 
-def test_pinned_memory_is_handed_out_once(device: StandIn) -> None:
-    """No tensor overlaps another; one that is larger than a piece gets a piece of its own."""
+def test_pinned_tensors_never_overlap(device: StandIn) -> None:
+    """A tensor larger than a piece gets a piece of its own."""
     pinned = PinnedMemory()
     sizes = [PIECE_BYTES // 2, 5, PIECE_BYTES // 2 - 1, 2 * PIECE_BYTES, 7]
     for _ in range(2):
@@ -175,8 +178,8 @@ def test_pinned_memory_is_handed_out_once(device: StandIn) -> None:
     assert device.pinned == [PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES, PIECE_BYTES]
 
 
-def test_writer_uses_the_device_of_its_rank(tmp_path: Path, device: StandIn) -> None:
-    """A new thread begins with GPU 0, where rank 3 would then take memory of rank 0."""
+def test_writer_thread_uses_the_device_of_its_rank(tmp_path: Path, device: StandIn) -> None:
+    """A new thread starts on GPU 0, where rank 3 would take memory from rank 0."""
     checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=OTHER_GPU)
     checkpoints.save(1, Contents(files={"weights.safetensors": {"w": torch.ones(3)}}), {})
     checkpoints.wait()
@@ -186,13 +189,14 @@ def test_writer_uses_the_device_of_its_rank(tmp_path: Path, device: StandIn) -> 
     assert device.used[thread] == OTHER_GPU
 
 
-def test_checkpoint_of_a_gpu_holds_what_training_has_since_changed(
+def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(
     tmp_path: Path, device: StandIn
 ) -> None:
-    """The writer waits for the copies; what never changes is copied once."""
+    """The writer waits for the copies. Frozen weights are copied once."""
     checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=GPU)
     for step in (1, 2):
-        files, once = state(), {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}
+        files = state()
+        once = {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}
         named = {f"{name}.safetensors": tensors for name, tensors in files.items()}
         contents = Contents(files=named, once=once, shared={"model": None}, of_rank={})
         checkpoints.save(step, contents, {})
@@ -208,8 +212,8 @@ def test_checkpoint_of_a_gpu_holds_what_training_has_since_changed(
     assert read_tensors(tmp_path / "frozen-model.safetensors")["f"].tolist() == [5, 5, 5]
 
 
-def test_generator_of_a_gpu_is_kept(cuda: Cuda) -> None:
-    """Asked and set for the device that the run is on; a checkpoint of a CPU has none."""
+def test_generator_of_a_gpu_is_saved_and_restored(cuda: Cuda) -> None:
+    """A state from a CPU run has no such generator and leaves it alone."""
     random = RandomState(GPU)
     state = random.state_dict()
     cuda.random.add_(1)

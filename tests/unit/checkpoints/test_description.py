@@ -1,4 +1,4 @@
-"""What a checkpoint says of its parts: an edit of the recipe that it can see is refused by name."""
+"""The description of parts in a checkpoint: an edit that it reveals is refused by name."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.norm, self.head = nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3)
+        self.body = nn.Linear(3, 3)
+        self.norm = nn.LayerNorm(3)
+        self.head = nn.Linear(3, 3)
 
 
 class OtherNet(Net):
-    """The same parameters."""
+    """Another class with the same parameters."""
 
 
 def split(model: Any) -> list[dict[str, Any]]:
@@ -48,16 +50,21 @@ def parts_of(
     optimizer: Callable[..., Any] = adamw,
     schedule: Callable[[Any], Any] = linear,
 ) -> Parts:
-    """Return a training's parts, after an update."""
-    model, parts = network(), Parts(0)
-    made = optimizer(groups(model))
-    scheduler = schedule(made)
-    for name, part in {"model": model, "optimizer": made, "scheduler": scheduler}.items():
+    """Return the parts of a training run after one update."""
+    model = network()
+    parts = Parts(0)
+    trained_optimizer = optimizer(groups(model))
+    scheduler = schedule(trained_optimizer)
+    for name, part in {
+        "model": model,
+        "optimizer": trained_optimizer,
+        "scheduler": scheduler,
+    }.items():
         parts.add(name, part)
     parts.freeze_description()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    made.step()
+    trained_optimizer.step()
     scheduler.step()
     return parts
 
@@ -81,7 +88,8 @@ def resumed(folder: Path, parts: Parts) -> None:
 
 def assert_same_tensors(first: Parts, second: Parts) -> None:
     """Check that a checkpoint of either would have the same tensors."""
-    files, others = first.collect().files, second.collect().files
+    files = first.collect().files
+    others = second.collect().files
     assert files.keys() == others.keys()
     for file, tensors in files.items():
         assert tensors.keys() == others[file].keys()
@@ -116,10 +124,10 @@ def assert_same_tensors(first: Parts, second: Parts) -> None:
         ({"optimizer": lambda g: adamw(g, lr=0.2)}, "optimizer is 0.2 and was 0.1"),
     ],
 )  # fmt: skip
-def test_edited_part_is_refused_with_what_differs(
+def test_edited_part_is_refused_with_the_difference(
     tmp_path: Path, edit: dict[str, Any], words: str
 ) -> None:
-    """In one sentence, before anything is restored; the unedited one goes on."""
+    """One sentence names it before anything is restored. Unedited parts are restored."""
     saved(tmp_path, parts_of())
     with pytest.raises(UserError) as refused:
         resumed(tmp_path, parts_of(**edit))
@@ -138,18 +146,19 @@ def test_edited_part_is_refused_with_what_differs(
         ),
     ],
 )
-def test_what_a_schedule_changes_is_no_difference(tmp_path: Path, schedule: Any) -> None:
-    """As a momentum that follows the rate; nor is how the same update is computed."""
+def test_values_that_a_schedule_changes_are_no_difference(tmp_path: Path, schedule: Any) -> None:
+    """A momentum may follow the learning rate, and the same update may be computed another way."""
 
     class Plateau:
-        """Steps without a metric."""
+        """A schedule whose step needs no metric from the caller."""
 
         def __init__(self, inner: Any) -> None:
             self.inner = inner
-            self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
+            self.state_dict = inner.state_dict
+            self.load_state_dict = inner.load_state_dict
 
         def step(self) -> None:
-            """Give one."""
+            """Pass a metric to a schedule that needs one."""
             is_plateau = isinstance(self.inner, lr_scheduler.ReduceLROnPlateau)
             self.inner.step(*[1.0] * is_plateau)
 
@@ -163,8 +172,8 @@ def test_what_a_schedule_changes_is_no_difference(tmp_path: Path, schedule: Any)
     assert_same_tensors(again, first)
 
 
-def test_checkpoint_of_an_older_version_is_gone_on_from(tmp_path: Path) -> None:
-    """It describes nothing, so nothing contradicts."""
+def test_checkpoint_without_a_description_is_restored(tmp_path: Path) -> None:
+    """An older version wrote none, so nothing can contradict it."""
     parts = parts_of()
     checkpoints = Checkpoints(tmp_path, 0, 1, 2, 5.0)
     checkpoints.save(1, parts.collect(), {"data": DATA})

@@ -1,4 +1,4 @@
-"""The final model on disk: whole, used again, and refused in words where it does not fit."""
+"""The exported model: complete, loadable, and refused in one sentence where it does not fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACTS = {
 
 
 class MLP(nn.Module):
-    """A model that is built from arguments, as a recipe's."""
+    """A model that is built from arguments, like a recipe's."""
 
     def __init__(
         self, in_features: int, hidden_sizes: list[int], classes: int, dropout: float
@@ -65,7 +65,7 @@ class Convolutions(nn.Module):
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
-    """A run's directory with a model in it, and the model."""
+    """Return a run's directory that contains a model, and the model."""
     torch.manual_seed(0)
     model = MLP(12, [5], 3, 0.5)
     save_model(tmp_path / "model", model, FACTS)
@@ -73,7 +73,7 @@ def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
 
 
 def load_model(model_class: type[Any], path: str | Path) -> Any:
-    """Return a model as its own arguments and weights make it."""
+    """Build a model from its saved arguments, and load its weights."""
     facts = json.loads((model_folder(path) / "model.json").read_text())
     model = model_class(**facts["arguments"])
     load_weights(model, path)
@@ -81,7 +81,7 @@ def load_model(model_class: type[Any], path: str | Path) -> Any:
 
 
 def test_model_predicts_after_loading(saved: tuple[Path, nn.Module]) -> None:
-    """Loaded from the run or from its `model` folder, a model gives the same outputs."""
+    """Loaded from the run or from its `model` folder, it gives the same outputs."""
     directory, model = saved
     images = torch.randn(4, 3, 2, 2)
     for path in (directory, directory / "model", str(directory)):
@@ -89,8 +89,8 @@ def test_model_predicts_after_loading(saved: tuple[Path, nn.Module]) -> None:
         assert torch.equal(loaded(images), model.eval()(images))
 
 
-def test_weights_of_kernels_are_plain(tmp_path: Path) -> None:
-    """Weights in the layout of convolutions on a CPU are saved and read again."""
+def test_channels_last_weights_survive(tmp_path: Path) -> None:
+    """Convolutions on a CPU keep their weights in this layout."""
     model = Convolutions(3, 4).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     arguments = {"channels": 3, "classes": 4}
     model(torch.randn(8, 3, 8, 8))  # batch norm's statistics are part of it
@@ -101,7 +101,7 @@ def test_weights_of_kernels_are_plain(tmp_path: Path) -> None:
 
 
 def test_damaged_weights_are_named(saved: tuple[Path, nn.Module]) -> None:
-    """A truncated file ends in a message with its path."""
+    """The message has the path of the truncated file."""
     directory, model = saved
     path = directory / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
@@ -112,8 +112,8 @@ def test_damaged_weights_are_named(saved: tuple[Path, nn.Module]) -> None:
         weights_file(path)
 
 
-def test_another_architecture_is_named(saved: tuple[Path, nn.Module]) -> None:
-    """Weights that don't fit end in a message with the tensor and both shapes."""
+def test_weights_that_do_not_fit_are_refused(saved: tuple[Path, nn.Module]) -> None:
+    """The message has the tensor and both shapes."""
     directory, _ = saved
     with pytest.raises(UserError) as error:
         load_weights(MLP(12, [6], 3, 0.5), directory)
@@ -124,7 +124,7 @@ def test_another_architecture_is_named(saved: tuple[Path, nn.Module]) -> None:
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "model.json"])
 def test_unfinished_run_has_no_model(saved: tuple[Path, nn.Module], missing: str) -> None:
-    """A run that did not finish is refused with what would do."""
+    """The message says what to pass instead."""
     directory, _ = saved
     (directory / "model" / missing).unlink()
     with pytest.raises(UserError) as error:
@@ -133,8 +133,8 @@ def test_unfinished_run_has_no_model(saved: tuple[Path, nn.Module], missing: str
     assert str(directory) in error.value.message
 
 
-def test_facts_are_json(saved: tuple[Path, nn.Module]) -> None:
-    """What is beside the weights can be read by any program."""
+def test_facts_beside_the_weights_are_json(saved: tuple[Path, nn.Module]) -> None:
+    """Any program can read them."""
     directory, _ = saved
     facts = json.loads((directory / "model" / "model.json").read_text())
     weights = (directory / "model" / "model.safetensors").read_bytes()
@@ -142,13 +142,14 @@ def test_facts_are_json(saved: tuple[Path, nn.Module]) -> None:
 
 
 class TiedModel(nn.Module):
-    """Two names of one weight, and one frozen under an adapter."""
+    """A model with tied weights, and a frozen layer under an adapter."""
 
     def __init__(self, is_tied: bool = True) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 4)
         self.base = nn.Linear(4, 4).requires_grad_(False)
-        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.down = nn.Linear(4, 2, bias=False)
+        self.up = nn.Linear(2, 4, bias=False)
         self.head = nn.Linear(4, 7, bias=False)
         if is_tied:
             self.head.weight = self.embedding.weight
@@ -158,9 +159,10 @@ class TiedModel(nn.Module):
         return self.head(self.base(hidden) + self.up(self.down(hidden)))
 
 
-def test_tied_weights_and_adapters_are_whole(tmp_path: Path) -> None:
-    """Stored once, tied again by the model itself; the frozen weights are there, too."""
-    model, tokens = TiedModel(), torch.arange(7)
+def test_tied_weights_and_frozen_weights_are_exported(tmp_path: Path) -> None:
+    """Tied weights are stored once, and the model ties them again."""
+    model = TiedModel()
+    tokens = torch.arange(7)
     save_model(tmp_path / "model", model, {"class_names": []})
     stored = load_file(tmp_path / "model" / "model.safetensors")
     assert stored.keys() == model.state_dict().keys() - {"head.weight"}
@@ -172,8 +174,8 @@ def test_tied_weights_and_adapters_are_whole(tmp_path: Path) -> None:
         load_weights(TiedModel(is_tied=False), tmp_path)
 
 
-def test_weights_that_are_not_tied_load_into_tied_ones_that_agree(tmp_path: Path) -> None:
-    """As of a file that another program wrote, with either name or both."""
+def test_untied_equal_weights_load_into_tied_ones(tmp_path: Path) -> None:
+    """Another program may write them under either name or both."""
     model = TiedModel()
     save_model(tmp_path / "model", model, {})
     path = tmp_path / "model" / "model.safetensors"
@@ -187,8 +189,8 @@ def test_weights_that_are_not_tied_load_into_tied_ones_that_agree(tmp_path: Path
         assert torch.equal(loaded.head.weight, model.head.weight)
 
 
-def test_files_lie_beside_the_model(tmp_path: Path) -> None:
-    """As a tokenizer's; where they were taken from is not told."""
+def test_files_are_copied_beside_the_model(tmp_path: Path) -> None:
+    """An example is a tokenizer. Their source is not recorded."""
     tokenizer = tmp_path / "tokenizer"
     (tokenizer / "deep").mkdir(parents=True)
     (tokenizer / "vocab.txt").write_text("[PAD]")
@@ -202,8 +204,8 @@ def test_files_lie_beside_the_model(tmp_path: Path) -> None:
     assert len([*(tmp_path / "plain").iterdir()]) == 2
 
 
-def test_transformers_model_with_tied_weights(tmp_path: Path) -> None:
-    """`save_pretrained`'s folder is read by `from_pretrained` and by `load_weights`."""
+def test_transformers_model_with_tied_weights_is_loaded(tmp_path: Path) -> None:
+    """Both `from_pretrained` and `load_weights` read the folder."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
@@ -220,10 +222,8 @@ def test_transformers_model_with_tied_weights(tmp_path: Path) -> None:
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_model_is_whole_or_not_there(
-    saved: tuple[Path, nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it is written, the one before it stays; the next attempt replaces it."""
+def test_export_is_atomic(saved: tuple[Path, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a new model is complete, the old one stays. The next attempt replaces it."""
     directory, model = saved
     newer = MLP(12, [5], 3, 0.5)
 
@@ -245,7 +245,7 @@ def test_model_is_whole_or_not_there(
 
 
 def test_flipped_bit_of_an_exported_model_is_refused(saved: tuple[Path, nn.Module]) -> None:
-    """By what predicts with it, and by `--init-from`; published weights have no digest."""
+    """Prediction and `--init-from` compare the digest. Published weights have none."""
     directory, model = saved
     path = directory / "model" / "model.safetensors"
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Finished checkpoints: the newest whole one is found, whatever became of the others."""
+"""Finished checkpoints: a run resumes from the newest whole one, whatever happened to others."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from common.files import signed
 from tests.unit.checkpoints.test_store import contents_of, killed_at, names_in, save
 
 
-def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
-    """Also those with more digits than the name has room for."""
+def test_steps_are_compared_as_numbers(tmp_path: Path) -> None:
+    """A step may have more digits than the folder's name pads to."""
     for step in (99_999_999, 100_000_000):
         save(tmp_path, step)
     assert newest_whole(tmp_path)[0] == tmp_path / "step-100000000"
@@ -35,64 +35,73 @@ def test_steps_are_counted_as_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["step-3", "step-00000003.superseded", "step-old"])
-def test_what_is_no_checkpoints_name_is_refused(tmp_path: Path, name: str) -> None:
-    """Rather than taken for the start of the run, which would put all checkpoints aside."""
+def test_invalid_checkpoint_name_is_refused(tmp_path: Path, name: str) -> None:
+    """It must not count as a new start, which would put all checkpoints aside."""
     save(tmp_path, 3)
     with pytest.raises(UserError, match=f"{name} is not a checkpoint's name"):
         newest_whole(tmp_path, named=name)
 
 
-def in_turn(path: Path) -> Iterator[bytes | None]:
-    """Yield what may have become of a file: flipped bits, cut, longer, other content, nothing."""
-    whole, chance = path.read_bytes(), random.Random(path.name)
-    places = {0, 1, 7, 8, 9, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(60))}
+def damages(path: Path) -> Iterator[bytes | None]:
+    """Yield damaged contents: flipped bits, truncated, extended, replaced; None for no file."""
+    whole = path.read_bytes()
+    generator = random.Random(path.name)
+    places = {0, 1, 7, 8, 9, len(whole) - 1, *(generator.randrange(len(whole)) for _ in range(60))}
     for place in sorted(places):
         flipped = bytearray(whole)
-        flipped[place] ^= 1 << chance.randrange(8)
+        flipped[place] ^= 1 << generator.randrange(8)
         yield bytes(flipped)
     yield from (whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0", b"\xff\xfe", b"{}", b"[]")
     yield from (b"null", b'{"files": 3, "sha256": "0"}', b"[" * 100_000, None)
 
 
-def test_every_damage_to_every_file_is_found_and_named(tmp_path: Path) -> None:
-    """Byte by byte (sampled): the file is named, and the checkpoint before is used."""
+def test_every_damaged_file_is_named(tmp_path: Path) -> None:
+    """The problem names the file, and the run resumes from the checkpoint before."""
     for step in (3, 6):
         save(tmp_path, step)
     old, new = step_folders(tmp_path)
     for path in sorted(new.iterdir()):
         whole = path.read_bytes()
-        for broken in in_turn(path):
-            path.unlink() if broken is None else path.write_bytes(broken)
-            found, problems = newest_whole(tmp_path)
-            same = path.suffix == ".json" and says_the_same(broken, whole)
-            assert found == (new if same else old)
-            assert same or str(path) in problems[0]
+        for broken in damages(path):
+            replace_content(path, broken)
+            newest, problems = newest_whole(tmp_path)
+            is_harmless = path.suffix == ".json" and is_same_json(broken, whole)
+            assert newest == (new if is_harmless else old)
+            assert is_harmless or str(path) in problems[0]
             path.write_bytes(whole)
     assert newest_whole(tmp_path) == (new, [])
 
 
-def says_the_same(broken: bytes | None, whole: bytes) -> bool:
-    """Whether a manifest means the same after a change, as a blank that became a tab."""
+def replace_content(path: Path, content: bytes | None) -> None:
+    """Write other content to a file, or remove the file if there is None."""
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+
+
+def is_same_json(broken: bytes | None, whole: bytes) -> bool:
+    """Return whether a manifest means the same, for example if a space became a tab."""
     try:
         return json.loads(broken or b"") == json.loads(whole)
     except (ValueError, RecursionError):
         return False
 
 
-def test_damaged_frozen_weights_damage_all_that_name_them(tmp_path: Path) -> None:
-    """They are verified as the files of the checkpoint are."""
+def test_damaged_frozen_weights_damage_every_checkpoint_that_needs_them(tmp_path: Path) -> None:
+    """They are verified like the checkpoint's own files."""
     for step in (3, 6):
         save(tmp_path, step)
     path = tmp_path / "frozen-model.safetensors"
     whole = path.read_bytes()
-    for broken in in_turn(path):
-        path.unlink() if broken is None else path.write_bytes(broken)
-        found, problems = newest_whole(tmp_path)
-        assert found is None
+    for broken in damages(path):
+        replace_content(path, broken)
+        newest, problems = newest_whole(tmp_path)
+        assert newest is None
         assert len(problems) == 2
         assert all(str(path) in problem for problem in problems)
         path.write_bytes(whole)
-    # A run that starts anew writes them anew.
+    # A new start writes the frozen weights again.
     path.write_bytes(b"")
     assert choose(tmp_path, None) is None
     save(tmp_path, 1)
@@ -101,8 +110,8 @@ def test_damaged_frozen_weights_damage_all_that_name_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["ranks", "parts", "files", "rank", "receipt", "size", "none"])
-def test_manifest_with_other_content_is_damaged(tmp_path: Path, change: str) -> None:
-    """Also where its digest is right: said, without a traceback."""
+def test_manifest_with_invalid_content_is_damaged(tmp_path: Path, change: str) -> None:
+    """Even a correct digest does not make such a manifest valid, and there is no traceback."""
     save(tmp_path, 3)
     path = tmp_path / "step-00000003" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -115,30 +124,30 @@ def test_manifest_with_other_content_is_damaged(tmp_path: Path, change: str) -> 
     else:
         manifest["files"]["model.safetensors"] = 3 if change == "receipt" else {"size": "x"}
     path.write_text(json.dumps(signed(manifest)))
-    found, problems = newest_whole(tmp_path)
-    assert found is None
+    newest, problems = newest_whole(tmp_path)
+    assert newest is None
     assert str(path.parent) in problems[0]
 
 
-def test_files_of_a_checkpoints_name_are_passed_over_and_go(tmp_path: Path) -> None:
-    """Neither choosing, nor putting aside, nor cleaning up, nor saving stumbles over them."""
+def test_plain_files_with_checkpoint_names_are_ignored_and_removed(tmp_path: Path) -> None:
+    """Choosing, putting aside, cleaning up and saving all work in spite of them."""
     save(tmp_path, 3)
     for name in ("step-00000009", "step-00000001", "step-00000005.unfinished", "step-notes"):
         (tmp_path / name).write_text("a file")
     (tmp_path / "step-00000004.superseded").write_text("a file")
-    found, problems = newest_whole(tmp_path)
-    assert found == tmp_path / "step-00000003"
+    newest, problems = newest_whole(tmp_path)
+    assert newest == tmp_path / "step-00000003"
     assert problems == [f"{tmp_path}/step-00000009/manifest.json does not exist"]
-    assert choose(tmp_path, None) == found
+    assert choose(tmp_path, None) == newest
     checkpoints = save(tmp_path, 9, keep=1)
     assert checkpoints.failure is None
     assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000009", "step-notes"]
 
 
-def test_killed_while_checkpoints_are_put_aside(
+def test_kill_while_putting_checkpoints_aside_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that the run goes on from is whole at each moment."""
+    """The checkpoint that the run resumes from is whole at each moment."""
     for moment in range(1000):
         folder = tmp_path / str(moment)
         for step in (3, 6, 9):
@@ -152,11 +161,11 @@ def test_killed_while_checkpoints_are_put_aside(
     assert moment >= 4
 
 
-# Of which run.
+# Checkpoints of another run.
 
 
 def save_of(folder: Path, step: int, run_id: str, keep: int = 2) -> None:
-    """Write a best model and a checkpoint of a run."""
+    """Write a best model and a checkpoint of the run with this identity."""
     checkpoints = Checkpoints(folder, 0, 1, keep, 5.0, run_id=run_id)
     contents = contents_of(step)
     contents.once = {}
@@ -169,52 +178,54 @@ def save_of(folder: Path, step: int, run_id: str, keep: int = 2) -> None:
 def test_checkpoints_of_another_run_are_put_aside_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Newer ones and older ones, with their best models: they can still be used."""
-    own, other = tmp_path / "own", tmp_path / "other"
+    """Both newer and older ones move to a folder of their own with their best models, and stay
+    usable.
+    """
+    folder = tmp_path / "own"
+    other = tmp_path / "other"
     for step in (3, 6):
-        save_of(own, step, "mine")
+        save_of(folder, step, "mine")
     for step in (4, 9):
         save_of(other, step, "its")
-    for path in other.iterdir():
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, own / path.name)
-    assert choose(own, None, "mine") == own / "step-00000006"
-    said = capsys.readouterr().out
-    assert "step-00000009 was written by another run" in said
-    aside = own / "of-another-run"
+    shutil.copytree(other, folder, dirs_exist_ok=True)
+    assert choose(folder, None, "mine") == folder / "step-00000006"
+    output = capsys.readouterr().out
+    assert "step-00000009 was written by another run" in output
+    aside = folder / "of-another-run"
     assert newest_whole(aside, None, "its") == (aside / "step-00000009", [])
     assert damaged_best(aside / "step-00000009") is None
     for step in (7, 9, 10):
-        save_of(own, step, "mine", keep=1)
+        save_of(folder, step, "mine", keep=1)
     assert len(step_folders(aside)) == 2
-    # One that is copied in while the run goes on is no reason to remove the run's own.
-    shutil.copytree(other / "step-00000009", own / "step-00000099")
-    save_of(own, 11, "mine", keep=1)
-    assert newest_whole(own, None, "mine")[0] == own / "step-00000011"
-    assert (own / "step-00000099").exists()
+    # Another run's checkpoint that is copied in during training replaces none of the run's own.
+    shutil.copytree(other / "step-00000009", folder / "step-00000099")
+    save_of(folder, 11, "mine", keep=1)
+    assert newest_whole(folder, None, "mine")[0] == folder / "step-00000011"
+    assert (folder / "step-00000099").exists()
 
 
 @pytest.mark.parametrize("has_own", [False, True], ids=["none", "damaged ones"])
-def test_whole_checkpoints_of_another_run_stay_apart_from_damaged_ones(
+def test_another_runs_whole_checkpoints_stay_apart_from_damaged_ones(
     has_own: bool, tmp_path: Path
 ) -> None:
-    """Where the run has no whole checkpoint of its own, another run's are in the usual folder."""
-    own, other = tmp_path / "own", tmp_path / "other"
+    """Without a whole checkpoint of its own, a run still sets another run's checkpoints apart."""
+    folder = tmp_path / "own"
+    other = tmp_path / "other"
     save_of(other, 9, "its")
-    own.mkdir()
+    folder.mkdir()
     if has_own:
-        save_of(own, 3, "mine")
-        (own / "step-00000003" / "manifest.json").write_text("{}")
-    for path in other.iterdir():
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, own / path.name)
-    assert choose(own, None, "mine") is None
-    aside = own / "of-another-run"
+        save_of(folder, 3, "mine")
+        (folder / "step-00000003" / "manifest.json").write_text("{}")
+    shutil.copytree(other, folder, dirs_exist_ok=True)
+    assert choose(folder, None, "mine") is None
+    aside = folder / "of-another-run"
     assert newest_whole(aside, None, "its") == (aside / "step-00000009", [])
     put_aside = tmp_path / "own-put-aside"
     assert [path.name for path in step_folders(put_aside)] == ["step-00000003"] * has_own
 
 
-def test_nothing_is_removed_where_no_checkpoint_is_whole(tmp_path: Path) -> None:
-    """A user may be able to mend it: all of it is put aside, and the run begins anew."""
+def test_damaged_checkpoints_are_put_aside_not_removed(tmp_path: Path) -> None:
+    """The user may repair them later. The run starts anew."""
     folder = tmp_path / "checkpoints"
     for step in (3, 6):
         save(folder, step)
@@ -229,8 +240,8 @@ def test_nothing_is_removed_where_no_checkpoint_is_whole(tmp_path: Path) -> None
     assert newest_whole(aside) == (aside / "step-00000006", [])
 
 
-def test_named_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    """Where none before it is whole: newer ones are not given up for a start from update 0."""
+def test_damaged_named_checkpoint_is_refused(tmp_path: Path) -> None:
+    """If no earlier one is whole, newer ones are not put aside for a start from update 0."""
     for step in (3, 6, 9):
         save(tmp_path, step, keep=3)
     (tmp_path / "step-00000003" / "manifest.json").write_text("{}")
@@ -240,10 +251,8 @@ def test_named_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_newest_whole", [True, False])
-def test_checkpoint_before_the_first_one_is_refused_with_what_is_there(
-    is_newest_whole: bool, tmp_path: Path
-) -> None:
-    """The first one is named, and the newest one if it can be used."""
+def test_name_before_the_first_checkpoint_is_refused(is_newest_whole: bool, tmp_path: Path) -> None:
+    """The message names the first checkpoint, and the newest one if it is whole."""
     for step in (3, 6):
         save(tmp_path, step)
     if not is_newest_whole:
@@ -259,7 +268,7 @@ def test_checkpoint_before_the_first_one_is_refused_with_what_is_there(
 
 
 def test_renamed_checkpoint_gets_its_name_back(tmp_path: Path) -> None:
-    """What it holds is of the update that its manifest names."""
+    """The manifest decides which update a checkpoint holds."""
     save(tmp_path, 3)
     (tmp_path / "step-00000003").rename(tmp_path / "step-00000009")
     assert "is of update 3" in str(damage(tmp_path / "step-00000009"))

@@ -1,4 +1,4 @@
-"""How the bits of a network's tensors are known."""
+"""Sums of bits of tensors, by which ranks and checkpoints recognise weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ DTYPES = (
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_bit_is_seen_in_any_type(dtype: torch.dtype) -> None:
-    """Of any layout; a tensor without elements has a sum, too."""
+def test_one_changed_value_changes_the_sum_of_bits(dtype: torch.dtype) -> None:
+    """This holds for any type and layout. An empty tensor has a sum, too."""
     values = torch.zeros(2, 3, dtype=dtype).t()
-    same, empty = values.clone(), torch.zeros(0, dtype=dtype)
+    same = values.clone()
+    empty = torch.zeros(0, dtype=dtype)
     before = sums_of_bits({"values": values, "empty": empty})
     assert sums_of_bits({"values": same, "empty": empty}) == before
     values[1, 1] = 1

@@ -1,4 +1,4 @@
-"""Nests of tensors and plain values: through JSON and safetensors, and the same again."""
+"""Nested tensors and plain values: a round trip through JSON and safetensors changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARRAYS = ("?", "i1", "<i4", ">i4", "u8", "f2", "f4", "f8", "c8", "c16", "M8[s]")
 
 
 def through_files(folder: Path, state: Any) -> Any:
-    """Return what a file of tensors and a text of JSON give back of a state."""
+    """Write a state to safetensors and JSON, and return what reading gives back."""
     tensors, rest = pack(state)
     write_tensors(folder / "tensors.safetensors", copied(tensors))
     read = read_tensors(folder / "tensors.safetensors")
@@ -62,55 +62,55 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert repr(ours) == repr(theirs)  # also of NaN and -0.0
 
 
-def random_tensor(chance: random.Random) -> torch.Tensor:
-    shape = [chance.randrange(4) for _ in range(chance.randrange(4))]
-    dtype = chance.choice(DTYPES)
+def random_tensor(generator: random.Random) -> torch.Tensor:
+    shape = [generator.randrange(4) for _ in range(generator.randrange(4))]
+    dtype = generator.choice(DTYPES)
     count = math.prod(shape) * dtype.itemsize
-    raw = torch.frombuffer(bytearray(chance.randbytes(count) or b"0"), dtype=torch.uint8)[:count]
+    raw = torch.frombuffer(bytearray(generator.randbytes(count) or b"0"), dtype=torch.uint8)[:count]
     if dtype is torch.bool:
         raw = raw % 2
     tensor = torch.empty(shape, dtype=dtype)
     if count:
         tensor.view(-1).view(torch.uint8).copy_(raw)
-    return tensor.mT if len(shape) > 1 and chance.random() < 0.5 else tensor
+    return tensor.mT if len(shape) > 1 and generator.random() < 0.5 else tensor
 
 
-def random_array(chance: random.Random) -> Any:
-    dtype = np.dtype(chance.choice(ARRAYS))
-    shape = [chance.randrange(3) for _ in range(chance.randrange(3))]
+def random_array(generator: random.Random) -> Any:
+    dtype = np.dtype(generator.choice(ARRAYS))
+    shape = [generator.randrange(3) for _ in range(generator.randrange(3))]
     count = math.prod(shape) * dtype.itemsize
-    raw = bytes(byte % 2 for byte in chance.randbytes(count)) if dtype == "?" else None
-    array = np.frombuffer(raw or chance.randbytes(count), dtype).reshape(shape)
+    raw = bytes(byte % 2 for byte in generator.randbytes(count)) if dtype == "?" else None
+    array = np.frombuffer(raw or generator.randbytes(count), dtype).reshape(shape)
     return array[()] if not shape else array
 
 
-def random_nest(chance: random.Random, depth: int) -> Any:
-    kind = chance.randrange(12 if depth else 9)
+def random_nest(generator: random.Random, depth: int) -> Any:
+    choice = generator.randrange(12 if depth else 9)
     keys: list[Any] = ["a", "a.b", "", "!tensor", "!dict", "ü\ud800", 0, -7, 2**70, "0", True]
-    if kind < 3:
-        return chance.choice([None, True, False, 0, -1, 2**80, "", "text", "\ud800", "!tensor"])
-    if kind == 3:
-        return chance.choice([0.1, -0.0, 1e-320, math.nan, math.inf, -math.inf, math.pi])
-    if kind < 7:
-        return random_tensor(chance)
-    if kind < 9:
-        return random_array(chance)
-    items = [random_nest(chance, depth - 1) for _ in range(chance.randrange(5))]
-    if kind == 9:
-        return dict(zip(chance.sample(keys, len(items)), items, strict=True))
-    return items if kind == 10 else tuple(items)
+    if choice < 3:
+        return generator.choice([None, True, False, 0, -1, 2**80, "", "text", "\ud800", "!tensor"])
+    if choice == 3:
+        return generator.choice([0.1, -0.0, 1e-320, math.nan, math.inf, -math.inf, math.pi])
+    if choice < 7:
+        return random_tensor(generator)
+    if choice < 9:
+        return random_array(generator)
+    items = [random_nest(generator, depth - 1) for _ in range(generator.randrange(5))]
+    if choice == 9:
+        return dict(zip(generator.sample(keys, len(items)), items, strict=True))
+    return items if choice == 10 else tuple(items)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_nests_come_back_bit_for_bit(tmp_path: Path, seed: int) -> None:
-    """Types, keys in their order, tensors of any type and shape, and floats to the last bit."""
-    chance = random.Random(seed)
-    nest = {"all": [random_nest(chance, 4) for _ in range(6)]}
+def test_random_nests_survive_bit_for_bit(tmp_path: Path, seed: int) -> None:
+    """Types, order of keys, tensors of any type and shape, and the bits of floats stay the same."""
+    generator = random.Random(seed)
+    nest = {"all": [random_nest(generator, 4) for _ in range(6)]}
     assert_same(through_files(tmp_path, nest), nest)
 
 
-def test_all_types_of_tensors_come_back(tmp_path: Path) -> None:
-    """Those that safetensors knows, also as views and without a size."""
+def test_all_types_of_tensors_survive(tmp_path: Path) -> None:
+    """They are the types of safetensors, also as views and without elements."""
     state = {str(dtype): torch.ones(3).to(dtype) for dtype in DTYPES}
     state |= {
         "transposed": torch.arange(6.0).view(2, 3).T,
@@ -128,7 +128,7 @@ def test_all_types_of_tensors_come_back(tmp_path: Path) -> None:
 
 
 def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path) -> None:
-    """Two names of one memory; but what merely overlaps stands for itself."""
+    """Two names of one tensor are tied. Tensors that only overlap are stored separately."""
     weight = torch.randn(4, 4)
     state = {"a": weight, "deep": [weight.detach()], "T": weight.T, "row": weight[0]}
     tensors, _ = pack(state)
@@ -140,8 +140,8 @@ def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path) -> None:
     assert restored["row"].any()
 
 
-def test_what_is_unpacked_is_memory_of_its_own(tmp_path: Path) -> None:
-    """Neither the file nor the tensors that were packed change with it, and arrays can be set."""
+def test_unpacked_tensors_have_memory_of_their_own(tmp_path: Path) -> None:
+    """Neither the file nor the packed tensors change with them, and arrays are writable."""
     state = {"tensor": torch.ones(3), "array": np.ones(3)}
     restored = through_files(tmp_path, state)
     (tmp_path / "tensors.safetensors").write_bytes(b"")
@@ -151,8 +151,8 @@ def test_what_is_unpacked_is_memory_of_its_own(tmp_path: Path) -> None:
     assert state["tensor"].tolist() == state["array"].tolist() == [1, 1, 1]
 
 
-def test_kinds_of_plain_values(tmp_path: Path) -> None:
-    """A `Counter` stays one, as `MultiStepLR` needs; what is a kind of number or text is that."""
+def test_subclasses_of_plain_values(tmp_path: Path) -> None:
+    """A `Counter` stays one, as `MultiStepLR` needs. Enums become numbers or text."""
 
     class Level(enum.IntEnum):
         HIGH = 2
@@ -169,7 +169,7 @@ def test_kinds_of_plain_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (lambda: None, "a value of type function can't be kept"),
         (object(), "a value of type object can't be kept"),
@@ -185,19 +185,19 @@ def test_kinds_of_plain_values(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_kept_is_named_by_its_place(value: Any, said: str) -> None:
-    """In a dictionary, and deep in lists."""
+def test_unsupported_value_is_named_by_its_place(value: Any, message: str) -> None:
+    """The place may be in a dictionary or deep in lists."""
     for state, place in (
         ({"ema": {"decay_fn": value}}, "ema.decay_fn"),
         ({"log": [0, ({"x": value},)]}, "log.1.0.x"),
     ):
         with pytest.raises(TypeError) as error:
             pack(state)
-        assert str(error.value) == f"{place}: {said}"
+        assert str(error.value) == f"{place}: {message}"
 
 
 @pytest.mark.parametrize("key", [(1, 2), None, 1.5, torch.zeros(1)])
-def test_keys_that_json_cannot_tell_are_refused(key: Any) -> None:
-    """By their place, too."""
+def test_keys_that_json_cannot_hold_are_refused(key: Any) -> None:
+    """The message names their place."""
     with pytest.raises(TypeError, match=r"^ema\..*can't be kept$"):
         pack({"ema": {key: 1}})

@@ -1,11 +1,11 @@
-"""Named parts: kept and put back bit for bit, told apart by kind, refused where they don't fit."""
+"""Named parts of a training run: saved and restored bit for bit, and refused where they differ."""
 
 from __future__ import annotations
 
 import copy
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class Counts:
 
 
 class Sums(Counts):
-    """One of which each rank has a part."""
+    """A part that each rank has, and whose states are added up for another number of ranks."""
 
     def load_from_ranks(self, states: list[dict[str, Any]]) -> None:
         self.values = {"total": sum(state["total"] for state in states)}
@@ -64,7 +64,8 @@ class Training:
 
     def __init__(self, seed: int, optimizer: str = "adamw") -> None:
         torch.manual_seed(seed)
-        self.model, self.critic = Tied(), nn.Sequential(nn.Conv2d(2, 3, 3), nn.PReLU())
+        self.model = Tied()
+        self.critic = nn.Sequential(nn.Conv2d(2, 3, 3), nn.PReLU())
         self.critic = self.critic.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         kinds: dict[str, Any] = {
@@ -102,15 +103,15 @@ class Training:
 
 
 def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> Path:
-    """Write a checkpoint of all ranks, of a run that went on `after` another; return its path."""
+    """Write a checkpoint of all ranks, resumed from the one at `after` if stated."""
     checkpoints = [Checkpoints(folder, rank, len(ranks), 3, 60) for rank in range(len(ranks))]
-    for one, parts in zip(checkpoints, ranks, strict=True):
+    for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
-            one.go_on_from(after, read_manifest(after))
-        one.save(step, parts.collect(), {"global_step": step})
-    for one in checkpoints:
-        one.wait()
-        assert one.failure is None
+            writer.go_on_from(after, read_manifest(after))
+        writer.save(step, parts.collect(), {"global_step": step})
+    for writer in checkpoints:
+        writer.wait()
+        assert writer.failure is None
     return folder / f"step-{step:08d}"
 
 
@@ -134,19 +135,26 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "amsgrad", "adafactor", "nadam", "rprop"])
-def test_training_goes_on_with_the_same_bits(tmp_path: Path, optimizer: str) -> None:
-    """Second network and optimizer, average of weights, schedules, counts, random numbers."""
+def test_resumed_training_gives_the_same_bits(tmp_path: Path, optimizer: str) -> None:
+    """All parts count: two networks and optimizers, averaged weights, schedules, counts, random
+    numbers.
+    """
     unbroken = Training(0, optimizer)
     for _ in range(3):
         unbroken.step()
     path = save(tmp_path, 3, unbroken.parts)
     expected = [unbroken.step() for _ in range(4)]
     resumed = Training(1, optimizer)
-    held = {id(p) for group in resumed.optimizer.param_groups for p in group["params"]}
-    random.random(), np.random.rand(), torch.rand(1)
+    parameter_ids = {id(p) for group in resumed.optimizer.param_groups for p in group["params"]}
+    # Draw from each generator, so that the restore must set it back.
+    random.random()
+    np.random.rand()
+    torch.rand(1)
     restore(path, resumed.parts)
-    assert {id(p) for p in resumed.model.parameters()} == held
-    assert {id(p) for group in resumed.optimizer.param_groups for p in group["params"]} == held
+    assert {id(p) for p in resumed.model.parameters()} == parameter_ids
+    assert {
+        id(p) for group in resumed.optimizer.param_groups for p in group["params"]
+    } == parameter_ids
     assert resumed.model.head.weight is resumed.model.embedding.weight
     assert [resumed.step() for _ in range(4)] == expected
     for name in ("model", "critic", "ema"):
@@ -160,7 +168,7 @@ def test_training_goes_on_with_the_same_bits(tmp_path: Path, optimizer: str) -> 
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    """Under their first name, as plain safetensors that any program reads."""
+    """The file holds tied weights under their first name, as safetensors that any program reads."""
     training = Training(0)
     path = save(tmp_path, 1, training.parts)
     stored = read_tensors(path / "model.safetensors")
@@ -170,7 +178,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_fused_optimizers_get_the_strides_of_their_parameters(tmp_path: Path) -> None:
-    """Files hold rows after rows; kernels walk a parameter and its state side by side."""
+    """Files store tensors row by row, but a fused kernel needs state laid out as its parameter."""
     training = Training(0)
     training.step()
     path = save(tmp_path, 1, training.parts)
@@ -182,15 +190,15 @@ def test_fused_optimizers_get_the_strides_of_their_parameters(tmp_path: Path) ->
         assert resumed.critic_optimizer.state[kernel][name].stride() == kernel.stride()
 
 
-def test_optimizer_state_of_another_type_is_exact(tmp_path: Path) -> None:
-    """`load_state_dict` alone would round the moments to the type of the weights."""
+def test_optimizer_state_keeps_its_precision(tmp_path: Path) -> None:
+    """`load_state_dict` alone would round the moments to the data type of the weights."""
     parameter = nn.Parameter(torch.randn(3, 3, dtype=torch.bfloat16))
     moments = torch.randn(3, 3)
     optimizers = [torch.optim.AdamW([parameter]) for _ in range(2)]
     optimizers[0].state[parameter] = {"step": torch.tensor(3.0), "exp_avg": moments.clone()}
     parts = [Parts(0), Parts(0)]
-    for one, optimizer in zip(parts, optimizers, strict=True):
-        one.add("optimizer", optimizer)
+    for named_parts, optimizer in zip(parts, optimizers, strict=True):
+        named_parts.add("optimizer", optimizer)
     restore(save(tmp_path, 1, parts[0]), parts[1])
     assert torch.equal(optimizers[1].state[parameter]["exp_avg"], moments)
 
@@ -214,8 +222,8 @@ def test_optimizer_state_of_another_type_is_exact(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_schedules_go_on(tmp_path: Path, make: Any, is_wrapped: bool) -> None:
-    """Those of torch, also with functions in them, which the recipe states again."""
+def test_schedules_continue_after_a_resume(tmp_path: Path, make: Any, is_wrapped: bool) -> None:
+    """torch's schedules continue, even those with functions, which the recipe states again."""
 
     def started() -> tuple[Any, Any, Parts]:
         optimizer: Any = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
@@ -229,12 +237,12 @@ def test_schedules_go_on(tmp_path: Path, make: Any, is_wrapped: bool) -> None:
         return optimizer, scheduler, parts
 
     def rates(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
-        taken = []
+        values = []
         for _ in range(steps):
             optimizer.step()
             scheduler.step()
-            taken.append(optimizer.param_groups[0]["lr"])
-        return taken
+            values.append(optimizer.param_groups[0]["lr"])
+        return values
 
     optimizer, scheduler, parts = started()
     rates(optimizer, scheduler, 3)
@@ -252,9 +260,13 @@ def frozen_model() -> nn.Sequential:
     return model
 
 
-def test_frozen_weights_are_not_written_at_each_step(tmp_path: Path) -> None:
-    """A checkpoint has the bytes of what is trained; the rest is there once, verified with it."""
-    model, parts = frozen_model(), Parts(0)
+def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
+    """Each checkpoint holds trained weights only.
+
+    A shared file holds the frozen ones, verified too.
+    """
+    model = frozen_model()
+    parts = Parts(0)
     parts.add("model", model)
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
     checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
@@ -273,11 +285,12 @@ def test_frozen_weights_are_not_written_at_each_step(tmp_path: Path) -> None:
         path = tmp_path / f"step-{step:08d}"
         assert bytes_of(path) < 0.02 * whole
         assert "../frozen-model.safetensors" in read_manifest(path).files
-        resumed, parts = frozen_model(), Parts(0)
+        resumed = frozen_model()
+        parts = Parts(0)
         parts.add("model", resumed)
         restore(path, parts)
         assert_equal(weights_of(resumed), saved[step - 1])
-        # It goes on without writing them anew.
+        # The resumed run does not write the frozen weights again.
         written = frozen.stat().st_mtime_ns
         later = save(tmp_path, 10 + step, parts, after=path)
         assert bytes_of(later) < 0.02 * whole
@@ -286,9 +299,10 @@ def test_frozen_weights_are_not_written_at_each_step(tmp_path: Path) -> None:
         assert not parts.collect().files["model.safetensors"].keys() & {"0.weight", "0.bias"}
 
 
-def test_file_that_the_manifest_does_not_name_is_not_read(tmp_path: Path) -> None:
-    """Nothing says that it is whole, or of this model: as of an earlier start with frozen ones."""
-    model, parts = frozen_model(), Parts(0)
+def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
+    """Such a file may be damaged, or left by an earlier start that had frozen other weights."""
+    model = frozen_model()
+    parts = Parts(0)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     parts.add("model", model)
@@ -304,9 +318,10 @@ def test_file_that_the_manifest_does_not_name_is_not_read(tmp_path: Path) -> Non
     assert_equal(weights_of(model), before)
 
 
-def test_unfrozen_weights_are_written_from_then_on(tmp_path: Path) -> None:
-    """And come back from the checkpoint, not from the file of the frozen ones."""
-    model, parts = frozen_model(), Parts(0)
+def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> None:
+    """A restore takes them from the checkpoint, not from the file of frozen weights."""
+    model = frozen_model()
+    parts = Parts(0)
     parts.add("model", model)
     checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
     checkpoints.save(1, parts.collect(), {})
@@ -318,9 +333,10 @@ def test_unfrozen_weights_are_written_from_then_on(tmp_path: Path) -> None:
     assert "0.bias" in read_tensors(tmp_path / "frozen-model.safetensors")
     assert "0.bias" in read_tensors(path / "model.safetensors")
     assert "0.weight" not in read_tensors(path / "model.safetensors")
-    # Frozen or not where it is restored: it is in the next checkpoint, too.
+    # Whether or not the resumed run freezes it, the next checkpoint holds it.
     for is_frozen in (True, False):
-        resumed, parts = frozen_model(), Parts(0)
+        resumed = frozen_model()
+        parts = Parts(0)
         resumed[0].bias.requires_grad_(not is_frozen)
         parts.add("model", resumed)
         restore(path, parts)
@@ -330,11 +346,10 @@ def test_unfrozen_weights_are_written_from_then_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("through_data", [False, True])
-def test_average_of_weights_without_gradients_is_not_taken_for_frozen(
-    tmp_path: Path, through_data: bool
-) -> None:
-    """`requires_grad_(False)` on what changes all the same, by whatever way."""
-    model, parts = nn.Linear(4, 4), Parts(0)
+def test_averaged_weights_do_not_count_as_frozen(tmp_path: Path, through_data: bool) -> None:
+    """An average has `requires_grad_(False)` but still changes, in place or through `.data`."""
+    model = nn.Linear(4, 4)
+    parts = Parts(0)
     average = copy.deepcopy(model).requires_grad_(False)
     parts.add("ema", average)
 
@@ -346,53 +361,68 @@ def test_average_of_weights_without_gradients_is_not_taken_for_frozen(
     for step in range(1, 4):
         update()
         path = save(tmp_path, step, parts)
-        resumed, again = nn.Linear(4, 4).requires_grad_(False), Parts(0)
-        again.add("ema", resumed)
-        restore(path, again)
+        resumed = nn.Linear(4, 4).requires_grad_(False)
+        resumed_parts = Parts(0)
+        resumed_parts.add("ema", resumed)
+        restore(path, resumed_parts)
         assert_equal(weights_of(resumed), weights_of(average))
-    # A resumed run finds out, too.
-    average, parts = resumed, again
+    # A resumed run recognises it as well.
+    average = resumed
+    parts = resumed_parts
     update()
-    restored, again = nn.Linear(4, 4).requires_grad_(False), Parts(0)
-    again.add("ema", restored)
-    restore(save(tmp_path, 4, parts), again)
+    restored = nn.Linear(4, 4).requires_grad_(False)
+    resumed_parts = Parts(0)
+    resumed_parts.add("ema", restored)
+    restore(save(tmp_path, 4, parts), resumed_parts)
     assert_equal(weights_of(restored), weights_of(average))
 
 
-def ranks_of(count: int) -> list[tuple[nn.Module, Sums, Counts, Parts]]:
-    """Return what each of some ranks keeps; batch norm's statistics differ."""
-    made = []
+class RankState(NamedTuple):
+    """The objects that one rank saves, and the `Parts` that holds them."""
+
+    model: Tied
+    sums: Sums
+    guard: Counts
+    parts: Parts
+
+
+def ranks_of(count: int) -> list[RankState]:
+    """Return the parts of each rank, with different statistics of batch norm."""
+    ranks = []
     for rank in range(count):
         torch.manual_seed(0)
-        model, sums, guard = Tied(), Sums(total=rank + 1), Counts(seen=torch.tensor([rank]))
+        model = Tied()
+        sums = Sums(total=rank + 1)
+        guard = Counts(seen=torch.tensor([rank]))
         model.body[1].running_mean.fill_(rank)
         parts = Parts(rank)
         parts.add("model", model)
         parts.add("sums", sums, shared=False)
         parts.add("guard", guard, shared=False)
         parts.add("random", RandomState(CPU), shared=False)
-        made.append((model, sums, guard, parts))
-    return made
+        ranks.append(RankState(model, sums, guard, parts))
+    return ranks
 
 
 def test_each_rank_gets_its_own_state_back(tmp_path: Path) -> None:
-    """Rank 0's weights, and what is each rank's own."""
+    """All ranks get the weights of rank 0, and each rank gets its own unshared state."""
     before = ranks_of(2)
-    path = save(tmp_path, 1, *(rank[3] for rank in before))
+    path = save(tmp_path, 1, *(rank.parts for rank in before))
     for rank, (model, sums, guard, parts) in enumerate(ranks_of(2)):
         model.body[1].running_mean.fill_(9)
-        sums.values, guard.values = {}, {}
+        sums.values = {}
+        guard.values = {}
         restore(path, parts, 2)
         assert model.body[1].running_mean.eq(rank).all()
         assert sums.values == {"total": rank + 1}
         assert guard.values["seen"].tolist() == [rank]
-        assert torch.equal(model.head.weight, before[0][0].head.weight)
+        assert torch.equal(model.head.weight, before[0].model.head.weight)
 
 
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 2), (2, 3)])
-def test_another_number_of_processes(tmp_path: Path, old: int, new: int) -> None:
-    """All ranks' sums, rank 0's buffers, and random generators as the caller seeded them."""
-    path = save(tmp_path, 1, *(rank[3] for rank in ranks_of(old)))
+def test_restore_on_another_number_of_processes(tmp_path: Path, old: int, new: int) -> None:
+    """Sums add up over all ranks, buffers are those of rank 0, and generators stay as seeded."""
+    path = save(tmp_path, 1, *(rank.parts for rank in ranks_of(old)))
     for model, sums, guard, parts in ranks_of(new):
         seeded = torch.get_rng_state()
         restore(path, parts, new)
@@ -402,8 +432,8 @@ def test_another_number_of_processes(tmp_path: Path, old: int, new: int) -> None
         assert guard.values["seen"].tolist() == [0]
 
 
-def test_random_numbers_go_on(tmp_path: Path) -> None:
-    """torch's, NumPy's and Python's, in the middle of a pair of normal numbers, too."""
+def test_random_numbers_continue_after_a_restore(tmp_path: Path) -> None:
+    """The generators of torch, NumPy and Python continue, even between two normal draws."""
 
     def draw() -> list[float]:
         return [torch.rand(()).item(), np.random.randn(), random.gauss(), random.random()]
@@ -418,8 +448,8 @@ def test_random_numbers_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_training_on_cuda_goes_on(tmp_path: Path) -> None:
-    """Its generator and the optimizer's state on the device, frozen weights among them."""
+def test_resumed_training_on_cuda_gives_the_same_results(tmp_path: Path) -> None:
+    """The device's generator and optimizer state are restored, with frozen weights in the model."""
     device = torch.device("cuda")
 
     def started() -> tuple[nn.Module, torch.optim.Optimizer, Parts]:
@@ -449,8 +479,8 @@ def test_training_on_cuda_goes_on(tmp_path: Path) -> None:
     assert all(p.is_cuda for p in model.parameters())
 
 
-def test_accelerates_wrappers_are_looked_through(tmp_path: Path) -> None:
-    """A prepared model and optimizer, and modules that only this rank has."""
+def test_accelerate_wrappers_are_unwrapped(tmp_path: Path) -> None:
+    """A checkpoint holds prepared models and optimizers under their plain names."""
     accelerator = Accelerator(cpu=True)
     bare = nn.Linear(3, 3)
     model, optimizer = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), 0.1, 0.9))
@@ -469,25 +499,25 @@ def test_accelerates_wrappers_are_looked_through(tmp_path: Path) -> None:
     assert torch.equal(optimizer.optimizer.state[bare.weight]["momentum_buffer"], buffer)
 
 
-def test_what_cannot_be_kept_is_said_when_it_is_named() -> None:
-    """At the start of a run, not at its first checkpoint."""
+def test_part_with_unsupported_state_is_refused_when_added() -> None:
+    """The error comes at the start of a run, not at its first checkpoint."""
     with pytest.raises(TypeError, match=r"^ema\.decay_fn: a value of type function can't be kept$"):
         Parts(0).add("ema", Counts(decay_fn=lambda step: 0.9))
 
 
 @pytest.mark.parametrize("name", ["model", "", "a/b", "rank-0", "frozen-model", "a b", ".."])
-def test_names_that_no_part_can_have(name: str) -> None:
-    """Taken, or no name of a file."""
+def test_invalid_part_names_are_refused(name: str) -> None:
+    """A name may be taken already, or unusable as a file name."""
     parts = Parts(0)
     parts.add("model", nn.Linear(1, 1))
     with pytest.raises(ValueError, match="can't be named"):
         parts.add(name, Counts())
 
 
-def parts_of(**things: Any) -> Parts:
+def parts_of(**named: Any) -> Parts:
     parts = Parts(0)
-    for name, thing in things.items():
-        parts.add(name, thing)
+    for name, part in named.items():
+        parts.add(name, part)
     return parts
 
 
@@ -503,7 +533,7 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "message"),
     [
         ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 4)}, "its net.bias does not fit"),
         ({"net": Tied(6)}, {"net": Tied(7)}, "its net.body.0.bias does not fit"),
@@ -526,18 +556,18 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         ),
     ],
 )
-def test_another_model_is_refused_by_name(
-    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], said: str
+def test_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], message: str
 ) -> None:
-    """The path, and the first thing that does not fit."""
+    """The message names the path and the first part that does not fit."""
     path = save(tmp_path, 1, parts_of(**before))
     with pytest.raises(UserError) as error:
         restore(path, parts_of(**now))
-    assert f"{path} is of another model: {said}" in error.value.message
+    assert f"{path} is of another model: {message}" in error.value.message
 
 
-def test_errors_of_a_parts_own_are_not_hidden(tmp_path: Path) -> None:
-    """What a recipe's `load_state_dict` raises keeps its traceback."""
+def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:
+    """An exception from a recipe's own `load_state_dict` is a programming error."""
 
     class Broken(Counts):
         def load_state_dict(self, state: dict[str, Any]) -> None:

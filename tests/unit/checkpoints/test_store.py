@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, whatever stops a save, breaks a file, or is missing."""
+"""Checkpoints on disk: complete or absent, whatever stops a save or breaks a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.damage import Payload
 
 
 def contents_of(step: int, rank: int = 0) -> Contents:
-    """Return what a rank would save: shared files of rank 0, its own, and weights of all steps."""
+    """Return what a rank saves: its own file, and on rank 0 also shared and frozen weights."""
     values = torch.full((3,), float(step))
     contents = Contents(of_rank={"meters": {"seen": step, "rank": rank}})
     contents.files[f"rank-{rank}.safetensors"] = {"mine": values + rank}
@@ -59,7 +59,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_two_ranks_make_one_checkpoint(tmp_path: Path) -> None:
-    """Files and JSON of both are in the manifest; frozen weights are written once."""
+    """The manifest lists the files and states of both ranks. Frozen weights are written once."""
     ranks = [opened(tmp_path, rank, 2) for rank in range(2)]
     for step in (3, 6):
         for rank in reversed(range(2)):
@@ -84,18 +84,19 @@ def test_two_ranks_make_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are they copied again; a run that goes on from a checkpoint takes its receipt."""
+    """Later checkpoints reuse the file, even after a resume, by its receipt."""
     checkpoints = save(tmp_path, 3)
     written: list[str] = []
 
-    def noted(path: Path, *arguments: Any) -> Receipt:
+    def recording_write(path: Path, *arguments: Any) -> Receipt:
         written.append(path.name)
         return write_tensors(path, *arguments)
 
-    monkeypatch.setattr(store, "write_tensors", noted)
+    monkeypatch.setattr(store, "write_tensors", recording_write)
     checkpoints.save(6, contents_of(6), {})
     checkpoints.wait()
-    later, newest = opened(tmp_path), tmp_path / "step-00000006"
+    later = opened(tmp_path)
+    newest = tmp_path / "step-00000006"
     later.go_on_from(newest, read_manifest(newest))
     later.save(9, contents_of(9), {})
     later.wait()
@@ -104,9 +105,13 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert newest_whole(tmp_path) == (tmp_path / "step-00000009", [])
 
 
-def test_best_model_lies_beside_the_checkpoints_that_name_it(tmp_path: Path) -> None:
-    """It is written at once, goes with the last that names it, and costs nothing but itself."""
-    checkpoints, weight = opened(tmp_path), torch.zeros(3)
+def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> None:
+    """It is written at once and removed with the last of them.
+
+    If damaged, it damages no checkpoint.
+    """
+    checkpoints = opened(tmp_path)
+    weight = torch.zeros(3)
     best = [f"best-{step:08d}.safetensors" for step in (3, 6)]
     checkpoints.save(3, contents_of(3), {})
     for step, name in zip((3, 6), best, strict=True):
@@ -118,7 +123,8 @@ def test_best_model_lies_beside_the_checkpoints_that_name_it(tmp_path: Path) -> 
     checkpoints.wait()
     assert {*best} < {*names_in(tmp_path)}
     assert read_tensors(tmp_path / best[1])["weight"].tolist() == [1, 1, 1]
-    later, newest = opened(tmp_path), tmp_path / "step-00000008"
+    later = opened(tmp_path)
+    newest = tmp_path / "step-00000008"
     later.go_on_from(newest, read_manifest(newest))
     later.save(9, contents_of(9), {})
     later.wait()
@@ -129,10 +135,10 @@ def test_best_model_lies_beside_the_checkpoints_that_name_it(tmp_path: Path) -> 
     assert best[1] in (damaged_best(tmp_path / "step-00000009") or "")
 
 
-def test_best_model_that_can_not_be_written_fails_the_run(
+def test_failure_to_write_the_best_model_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a checkpoint does; nothing half written is left."""
+    """The failure is reported like that of a checkpoint, and no half-written file is left."""
 
     def full(path: Path, *arguments: Any) -> None:
         path.write_bytes(b"half")
@@ -146,9 +152,10 @@ def test_best_model_that_can_not_be_written_fails_the_run(
     assert not [*tmp_path.glob("best-*")]
 
 
-def test_state_is_that_of_the_call(tmp_path: Path) -> None:
-    """What training changes while it is written is not in the checkpoint."""
-    checkpoints, contents = opened(tmp_path), contents_of(3)
+def test_checkpoint_holds_the_state_at_the_call(tmp_path: Path) -> None:
+    """Training may change tensors and facts while they are written."""
+    checkpoints = opened(tmp_path)
+    contents = contents_of(3)
     facts: dict[str, Any] = {"list": [1], "loss": float("nan")}
     checkpoints.save(3, contents, facts)
     for tensors in contents.files.values():
@@ -159,11 +166,11 @@ def test_state_is_that_of_the_call(tmp_path: Path) -> None:
     newest = tmp_path / "step-00000003"
     assert read_tensors(newest / "model.safetensors")["weight"].tolist() == [3, 3, 3]
     assert read_manifest(newest).to_json()["list"] == [1]
-    assert read_manifest(newest).to_json()["loss"] is None  # JSON has no word for it
+    assert read_manifest(newest).to_json()["loss"] is None  # JSON has no NaN
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
-    """A signal at a step that the plan saves anyway."""
+    """A signal may ask for a checkpoint at a step that the schedule saves anyway."""
     checkpoints = save(tmp_path, 3)
     written = (tmp_path / "step-00000003").stat().st_mtime_ns
     checkpoints.save(3, contents_of(4), {})
@@ -171,8 +178,8 @@ def test_a_step_is_saved_once(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000003").stat().st_mtime_ns == written
 
 
-def test_going_on_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path) -> None:
-    """Nothing takes them for the newest again; they stay until a new checkpoint is whole."""
+def test_resume_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path) -> None:
+    """They no longer count as the newest, and stay until a new checkpoint is complete."""
     for step in (3, 6, 9):
         save(tmp_path, step, keep=3)
     old = step_folders(tmp_path)[0]
@@ -184,8 +191,8 @@ def test_going_on_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path)
     assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000004"]
 
 
-def test_folder_that_is_a_file_is_a_failure_that_is_told(tmp_path: Path) -> None:
-    """Nor does the thread that writes die of it."""
+def test_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
+    """The thread that writes survives the error."""
     (tmp_path / "checkpoints").write_text("a file")
     checkpoints = save(tmp_path / "checkpoints", 3)
     assert "rank 0" in str(checkpoints.failure)
@@ -193,11 +200,10 @@ def test_folder_that_is_a_file_is_a_failure_that_is_told(tmp_path: Path) -> None
 
 
 class Killed(BaseException):
-    """What nothing catches, as nothing does anything after kill -9."""
+    """An exception that no code catches, as no code runs after kill -9."""
 
 
-# All that changes the disk. Of each call, the moment before it and the one after it are moments
-# at which a run can be killed.
+# All calls that change the disk. A run can be killed before and after each of them.
 SAVE_FILE = safetensors.torch.save_file
 STEPS: list[tuple[Any, str]] = [
     *((os, name) for name in ("mkdir", "open", "fsync", "replace", "rename", "unlink", "rmdir")),
@@ -207,21 +213,25 @@ STEPS: list[tuple[Any, str]] = [
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], None]) -> bool:
-    """Do some work that is killed before (even moments) or after its `moment // 2`-th step."""
+    """Run some work, and kill it before (even moments) or after its `moment // 2`-th disk call.
+
+    Return whether the work got as far as that call.
+    """
     count = 0
 
     def counting(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal count
-            here, count = count, count + 1
-            if here == moment // 2 and moment % 2 == 0:
-                if real is SAVE_FILE:  # in the middle of it
+            call_number = count
+            count += 1
+            if call_number == moment // 2 and moment % 2 == 0:
+                if real is SAVE_FILE:  # a kill in the middle of the call leaves half a file
                     arguments[1].write_bytes(b"half a file")
                 raise Killed
             try:
                 return real(*arguments, **named)
             finally:
-                if here == moment // 2:
+                if call_number == moment // 2:
                     raise Killed
 
         return call
@@ -236,10 +246,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], N
     return False
 
 
-def test_killed_at_any_step_of_a_save_the_older_checkpoint_is_whole(
+def test_kill_during_a_save_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or the new one is; and the run that goes on from it saves as if nothing had been."""
+    """The newest one is the old or the new one, and the resumed run saves as usual."""
     template = tmp_path / "template"
     for step in (3, 6):
         save(template, step)
@@ -247,40 +257,44 @@ def test_killed_at_any_step_of_a_save_the_older_checkpoint_is_whole(
     for moment in range(1000):
         folder = tmp_path / str(moment)
         shutil.copytree(template, folder)
-        checkpoints, unfinished = opened(folder), folder / "step-00000009.unfinished"
-        # Frozen weights are among what it writes: it knows of no receipt.
+        checkpoints = opened(folder)
+        unfinished = folder / "step-00000009.unfinished"
+        # This job knows no receipt of frozen weights, so it writes them, too.
         write = partial(checkpoints.write, unfinished, contents_of(9), {"global_step": 9})
         was_killed = killed_at(monkeypatch, moment, write)
-        found, problems = newest_whole(folder)
+        newest, problems = newest_whole(folder)
         assert problems == []
-        assert found in (folder / "step-00000006", folder / "step-00000009")
-        assert read_manifest(found).global_step == int(found.name[-1])
+        assert newest in (folder / "step-00000006", folder / "step-00000009")
+        assert read_manifest(newest).global_step == int(newest.name[-1])
         if not was_killed:
-            assert found.name == "step-00000009"
+            assert newest.name == "step-00000009"
             break
-        assert choose(folder, None) == found
+        assert choose(folder, None) == newest
         save(folder, 12)
         assert newest_whole(folder) == (folder / "step-00000012", [])
-        assert names_in(folder) == ["frozen-model.safetensors", found.name, "step-00000012"]
+        assert names_in(folder) == ["frozen-model.safetensors", newest.name, "step-00000012"]
         shutil.rmtree(folder)
     assert moment > 50
 
 
-def test_names_are_on_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss of power finds a finished checkpoint with all its files, or none of that name."""
+def test_files_reach_the_disk_before_the_checkpoints_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss, a finished checkpoint has all its files, or its name is not there."""
     calls: list[str] = []
 
-    def noted(module: Any, name: str) -> None:
+    def record_calls(module: Any, name: str) -> None:
         real = getattr(module, name)
 
         def call(*arguments: Any) -> Any:
-            calls.append(f"{name} {' '.join(Path(one).name for one in arguments[:2] if one)}")
+            paths = [Path(argument).name for argument in arguments[:2] if argument]
+            calls.append(f"{name} {' '.join(paths)}")
             return real(*arguments)
 
         monkeypatch.setattr(module, name, call)
 
     for module, name in ((store, "sync"), (os, "rename"), (os, "replace")):
-        noted(module, name)
+        record_calls(module, name)
     save(tmp_path / "run", 3)
     assert calls == [
         "replace frozen-model.safetensors.unfinished frozen-model.safetensors",
@@ -295,10 +309,10 @@ def test_names_are_on_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("module_and_name", STEPS, ids=lambda step: step[1])
-def test_any_failure_to_write_is_told(
+def test_any_failed_disk_call_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module_and_name: tuple[Any, str]
 ) -> None:
-    """Whichever call fails: the training asks for `failure`, and the older checkpoint is there."""
+    """Training reads `failure`, and a whole checkpoint is still there."""
     module, name = module_and_name
     save(tmp_path, 3, keep=1)
     real = getattr(module, name)
@@ -312,15 +326,15 @@ def test_any_failure_to_write_is_told(
     checkpoints.save(6, contents_of(6), {})
     checkpoints.wait()
     assert "No space left on device" in str(checkpoints.failure)
-    found, problems = newest_whole(tmp_path)
-    assert found is not None
+    newest, problems = newest_whole(tmp_path)
+    assert newest is not None
     assert problems == []
-    checkpoints.save(9, contents_of(9), {})  # the training is about to end: nothing more
+    checkpoints.save(9, contents_of(9), {})  # nothing more is written after a failure
     assert checkpoints.writer is None
 
 
-def test_failures_of_memory_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only those of the disk."""
+def test_failed_allocation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only errors of the disk are failures of a save."""
 
     def fail(path: Path, *arguments: object) -> Receipt:
         raise RuntimeError("can't allocate memory")
@@ -331,8 +345,8 @@ def test_failures_of_memory_are_told_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert not step_folders(tmp_path)
 
 
-def test_damaged_receipt_of_another_rank_is_told(tmp_path: Path) -> None:
-    """In words, by the rank that read it; it makes no checkpoint of a half."""
+def test_damaged_receipt_of_another_rank_is_reported(tmp_path: Path) -> None:
+    """The rank that reads it reports it, and no incomplete checkpoint is finished."""
     checkpoints = opened(tmp_path, world_size=2)
     unfinished = tmp_path / "step-00000003.unfinished"
     unfinished.mkdir()
@@ -344,10 +358,10 @@ def test_damaged_receipt_of_another_rank_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_fails_is_heard_of_by_the_other(
+def test_failed_rank_is_reported_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """It does not wait out its patience, and no checkpoint is made of a half."""
+    """They do not wait until their timeout, and no incomplete checkpoint is finished."""
 
     def written(path: Path, *arguments: Any) -> Receipt:
         if path.name == f"rank-{failing}.safetensors":
@@ -367,7 +381,7 @@ def test_a_rank_that_fails_is_heard_of_by_the_other(
 
 
 @pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
-def test_a_rank_that_writes_nothing_is_named_in_time(tmp_path: Path, rank: int, other: int) -> None:
+def test_silent_rank_is_named_after_the_timeout(tmp_path: Path, rank: int, other: int) -> None:
     """The end of a run waits for a checkpoint no longer than for a collective."""
     checkpoints = Checkpoints(tmp_path, rank, world_size=2, keep=1, patience=0.1)
     checkpoints.save(1, contents_of(1, rank), {})
@@ -376,10 +390,10 @@ def test_a_rank_that_writes_nothing_is_named_in_time(tmp_path: Path, rank: int, 
     assert not step_folders(tmp_path)
 
 
-def test_after_a_failure_elsewhere_nobody_is_waited_for_long(
+def test_hurry_shortens_a_wait_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`hurry` also ends a wait that has begun."""
+    """After a failure elsewhere, a save does not wait for other ranks until its timeout."""
     monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
     checkpoints = Checkpoints(tmp_path, 0, world_size=2, keep=1, patience=600)
     checkpoints.save(1, contents_of(1), {})
@@ -388,8 +402,8 @@ def test_after_a_failure_elsewhere_nobody_is_waited_for_long(
         checkpoints.wait()
 
 
-def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
-    """What is not safetensors is never executed, also where the manifest vouches for it."""
+def test_pickles_in_a_checkpoint_are_never_executed(tmp_path: Path) -> None:
+    """Each file in turn becomes a pickle: it counts as damage and cannot be read."""
     save(tmp_path, 3)
     marker = tmp_path / "executed"
     for path in (tmp_path / "step-00000003").iterdir():

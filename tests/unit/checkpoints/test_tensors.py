@@ -1,4 +1,4 @@
-"""Files of tensors: read as they were written, or a sentence; nothing in them is executed."""
+"""Files of tensors: read as written, or one sentence. Nothing in them is ever executed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.damage import Payload
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """In their types and values, not contiguous ones too; with the file's size and SHA-256."""
+    """Types and values stay, even of non-contiguous tensors. The receipt has size and SHA-256."""
     path = tmp_path / "model.safetensors"
     tensors = {
         "a": torch.arange(6, dtype=torch.float32).view(2, 3).t(),
@@ -30,15 +30,15 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
     data = path.read_bytes()
     assert receipt.size == len(data)
     assert receipt.sha256 == hashlib.sha256(data).hexdigest()
-    found = read_tensors(path)
-    assert found.keys() == tensors.keys()
+    read = read_tensors(path)
+    assert read.keys() == tensors.keys()
     for name, value in tensors.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value)
+        assert read[name].dtype == value.dtype
+        assert torch.equal(read[name], value)
 
 
-def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
-    """Missing, cut at many places, or something else: the file is named."""
+def test_damaged_tensors_give_one_sentence(tmp_path: Path) -> None:
+    """The file may be missing or cut anywhere. The sentence names it."""
     path = tmp_path / "model.safetensors"
     write_tensors(path, {"a": torch.ones(100)})
     whole = path.read_bytes()
@@ -51,19 +51,20 @@ def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
         read_tensors(path)
 
 
-def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
-    """What is not safetensors is refused."""
-    marker, path = tmp_path / "executed", tmp_path / "model.safetensors"
+def test_pickle_in_place_of_tensors_is_never_executed(tmp_path: Path) -> None:
+    """Only safetensors files are read."""
+    marker = tmp_path / "executed"
+    path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(Payload(marker)))
     with pytest.raises(UserError):
         read_tensors(path)
     assert not marker.exists()
-    pickle.loads(path.read_bytes())  # it would have worked
+    pickle.loads(path.read_bytes())  # the pickle itself works
     assert marker.exists()
 
 
-def test_checkpoints_hear_of_a_full_disk_by_an_exception(tmp_path: Path) -> None:
-    """A thread writes them, which a `SystemExit` would end without a word."""
+def test_failed_write_raises_an_exception(tmp_path: Path) -> None:
+    """Checkpoints are written in a thread, which a `SystemExit` would end silently."""
     with pytest.raises((OSError, SafetensorError), match="none"):
         write_tensors(tmp_path / "none" / "model.safetensors", {"a": torch.ones(2)})
     with pytest.raises(OSError, match="none"):
@@ -74,8 +75,8 @@ def test_checkpoints_hear_of_a_full_disk_by_an_exception(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_colleagues_read_what_the_umask_lets_them(mask: int, mode: int, tmp_path: Path) -> None:
-    """Tensors as well as text."""
+def test_files_honour_the_umask(mask: int, mode: int, tmp_path: Path) -> None:
+    """This holds for tensors and text."""
     before = os.umask(mask)
     try:
         folder = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""What the tests of data share."""
+"""Fixtures for all tests of data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load local data as the recipes do."""
+"""Loading local data as the recipes do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def text(folder: Path, **changes: Any) -> TextData:
 
 
 def refusal(load: Callable[[], object]) -> str:
-    """Return the one sentence that loading ends in."""
+    """Return the one sentence with which loading is refused."""
     with pytest.raises(UserError) as error:
         load()
     message = error.value.message

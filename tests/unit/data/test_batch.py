@@ -1,4 +1,4 @@
-"""One's own data: any Dataset or tensors, random transforms that can be repeated, exact seeking."""
+"""Data of the user's own: any dataset or tensors, repeatable random transforms, exact seeking."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def noisy_batches(
     seed: int = 3,
     samples: Callable[[], Samples] = lambda: DatasetSamples(Noisy()),
 ) -> list[Any]:
-    """Return what a rank gets of an epoch, of which 6 updates of 8 samples are whole."""
+    """Return a rank's batches of an epoch, which has 6 whole updates of 8 samples."""
     order = TrainingOrder(COUNT, *cut, rank, seed=3)
     loader = Loader(samples(), order, CPU, "auto", workers, seed)
     assert loader.placement == "workers"
@@ -58,9 +58,9 @@ def noisy_batches(
 
 def assert_same(first: list[Any], second: list[Any]) -> None:
     assert len(first) == len(second) > 0
-    for one, other in zip(first, second, strict=True):
-        leaves, structure = tree.tree_flatten(one)
-        others, other_structure = tree.tree_flatten(other)
+    for batch, other_batch in zip(first, second, strict=True):
+        leaves, structure = tree.tree_flatten(batch)
+        others, other_structure = tree.tree_flatten(other_batch)
         assert structure == other_structure
         assert all(torch.equal(a, b) for a, b in zip(leaves, others, strict=True))
 
@@ -69,7 +69,7 @@ def joined(batches: list[Any], name: str) -> torch.Tensor:
     return torch.cat([batch[name] for batch in batches])
 
 
-# First, as the end of a loader by an error leaves torch slower to see the next one.
+# This test comes first. Once a loader has ended with an error, torch notices the next error later.
 
 
 class Deadly(Noisy):
@@ -78,7 +78,7 @@ class Deadly(Noisy):
 
 
 def test_killed_worker_is_a_lost_process() -> None:
-    """A worker that is gone raises what a restart mends."""
+    """A supervisor restarts a run after this error."""
     with pytest.raises(LostProcessError, match="worker"):
         noisy_batches(1, samples=lambda: DatasetSamples(Deadly()))
 
@@ -87,12 +87,12 @@ def test_killed_worker_is_a_lost_process() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_draw_what_this_process_draws(workers: int) -> None:
-    """What is random in a sample does not depend on the number of workers."""
+def test_random_transforms_do_not_depend_on_workers(workers: int) -> None:
+    """The draws of a sample are the same in this process and in any number of workers."""
     assert_same(noisy_batches(workers), noisy_batches(0))
 
 
-def test_draws_do_not_depend_on_the_split() -> None:
+def test_random_transforms_do_not_depend_on_micro_batches() -> None:
     """A sample is the same in micro-batches of two ranks and in one batch."""
     whole = noisy_batches(0)
     halves = noisy_batches(2, (4, 2, 1))
@@ -102,60 +102,75 @@ def test_draws_do_not_depend_on_the_split() -> None:
     assert torch.equal(joined(pairs, "noise"), joined(whole, "noise"))
 
 
+def noise_by_index(batches: list[Any]) -> dict[int, torch.Tensor]:
+    """Return the three draws of each sample by the sample's index."""
+    indices = joined(batches, "index").tolist()
+    return dict(zip(indices, joined(batches, "noise"), strict=True))
+
+
 @pytest.mark.parametrize("changes", [{"epoch": 3}, {"seed": 4}])
-def test_each_epoch_and_seed_draws_anew(changes: dict[str, int]) -> None:
-    """In another epoch, or of another seed, no sample has the same draws."""
-    one, other = noisy_batches(0), noisy_batches(0, **changes)  # type: ignore[arg-type]
-    drawn = {
-        int(index): row
-        for index, row in zip(joined(one, "index"), joined(one, "noise"), strict=True)
-    }
-    both = [
-        (drawn[int(index)], row)
-        for index, row in zip(joined(other, "index"), joined(other, "noise"), strict=True)
-        if int(index) in drawn
-    ]
-    assert len(both) > 40
-    assert all((before != after).all() for before, after in both)
+def test_random_transforms_differ_by_epoch_and_seed(changes: dict[str, int]) -> None:
+    """In another epoch or with another seed, every draw of every sample differs."""
+    batches = noisy_batches(0)
+    other_batches = noisy_batches(0, **changes)  # type: ignore[arg-type]
+    noise = noise_by_index(batches)
+    other_noise = noise_by_index(other_batches)
+    common_indices = noise.keys() & other_noise.keys()
+    assert len(common_indices) > 40
+    assert all((noise[index] != other_noise[index]).all() for index in common_indices)
     # The three generators, and the samples, have streams of their own.
-    noise = joined(one, "noise")
-    assert len(noise.unique()) == noise.numel()
+    all_noise = joined(batches, "noise")
+    assert len(all_noise.unique()) == all_noise.numel()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resumption_in_an_epoch_draws_the_same(workers: int) -> None:
-    """From an update on, batches are those of an unbroken epoch, random transforms included."""
+def test_resume_within_an_epoch_repeats_random_transforms(workers: int) -> None:
+    """From the resumed update on, batches equal those of an uninterrupted epoch."""
     assert_same(noisy_batches(workers, first_update=4), noisy_batches(0)[4:])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_draws_the_same_each_time(workers: int) -> None:
-    """An evaluation has each sample once, in order, with the same draws whenever it is made."""
+def test_evaluations_repeat_random_transforms(workers: int) -> None:
+    """An evaluation has each sample once, in order, and always with the same draws."""
     order = EvaluationOrder(COUNT, 8, 1, 0)
     loader = Loader(DatasetSamples(Noisy()), order, CPU, num_workers=workers, seed=3)
-    first, again = list(loader), list(loader)
+    first = list(loader)
+    again = list(loader)
     assert_same(first, again)
     assert joined(first, "index").tolist() == list(range(COUNT))
-    (one,) = Loader(DatasetSamples(Noisy()), EvaluationOrder(COUNT, COUNT, 1, 0), CPU, seed=3)
-    assert torch.equal(one["noise"], joined(first, "noise"))
+    (whole_batch,) = Loader(
+        DatasetSamples(Noisy()), EvaluationOrder(COUNT, COUNT, 1, 0), CPU, seed=3
+    )
+    assert torch.equal(whole_batch["noise"], joined(first, "noise"))
 
 
-def test_reading_here_leaves_the_generators_of_training_alone() -> None:
+def seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def draw_from_generators() -> list[float]:
+    return [float(torch.rand(())), np.random.rand(), random.random()]
+
+
+def test_loading_leaves_the_generators_of_training_alone() -> None:
     """Dropout draws the same whether this process reads the data or workers do."""
-    torch.manual_seed(5), np.random.seed(5), random.seed(5)
-    expected = [float(torch.rand(())), np.random.rand(), random.random()]
-    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    seed_generators(5)
+    expected = draw_from_generators()
+    seed_generators(5)
     order = TrainingOrder(COUNT, 8, 1, 1, 0, seed=3)
     loader = Loader(DatasetSamples(Noisy()), order, CPU, num_workers=0, seed=3)
     batches = loader.epoch(0)
-    next(batches), next(batches)
+    next(batches)
+    next(batches)
     loader.batch_of(torch.arange(4))
     loader.samples.example(2, 0)
-    assert [float(torch.rand(())), np.random.rand(), random.random()] == expected
+    assert draw_from_generators() == expected
 
 
-def test_failing_data_leave_the_generators_alone() -> None:
-    """An error in reading a sample comes as it is, and changes no generator."""
+def test_failed_read_leaves_the_generators_alone() -> None:
+    """The error itself is passed on unchanged."""
 
     class Broken(Noisy):
         def __getitem__(self, index: int) -> dict[str, Any]:
@@ -175,8 +190,8 @@ def collate_with_noise(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_collating_draws_the_same_too(workers: int) -> None:
-    """What `collate_fn` draws is the same on any number of workers and after a resumption."""
+def test_random_collating_is_repeatable(workers: int) -> None:
+    """`collate_fn` draws the same with any number of workers and after a resume."""
 
     def samples() -> Samples:
         return DatasetSamples(Noisy(), collate_with_noise)
@@ -188,7 +203,7 @@ def test_collating_draws_the_same_too(workers: int) -> None:
 
 
 class Own(Samples):
-    """Two methods are all that one's own samples need."""
+    """Samples with only the two methods that must be there."""
 
     def __len__(self) -> int:
         return COUNT
@@ -197,8 +212,8 @@ class Own(Samples):
         return samples, torch.rand(len(samples))
 
 
-def test_own_samples_need_two_methods() -> None:
-    """Batches are seeded as a whole; work and shapes are known by themselves."""
+def test_samples_need_only_two_methods() -> None:
+    """The base class seeds each batch, counts work and derives shapes."""
     assert_same(noisy_batches(2, samples=Own), noisy_batches(0, samples=Own))
     different = noisy_batches(0, samples=Own, epoch=1)
     assert not torch.equal(different[0][1], noisy_batches(0, samples=Own)[0][1])
@@ -209,24 +224,24 @@ def test_own_samples_need_two_methods() -> None:
 
 
 def test_lengths_group_samples_and_count_tokens() -> None:
-    """Samples with lengths are batched by them, and their tokens are counted."""
+    """Samples with `lengths` are batched by length, and their tokens are counted."""
     samples = Own()
     samples.lengths = np.random.default_rng(0).integers(3, 40, COUNT)
     flags = {"batch_size": 5, "gradient_accumulation_steps": 2, "seed": 1, "num_workers": 0}
     config = TrainingConfig(**flags)  # type: ignore[arg-type]
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU)
     loader = make_loaders(config, accelerator, {"train": samples})["train"]
-    made = list(loader.epoch(0))
-    assert len(made) == 10
+    batches = list(loader.epoch(0))
+    assert len(batches) == 10
     order = TrainingOrder(COUNT, 5, 2, 1, 0, 1, samples.lengths)
-    for (batch, work), expected in zip(made, order.micro_batches(0), strict=True):
+    for (batch, work), expected in zip(batches, order.micro_batches(0), strict=True):
         assert torch.equal(batch[0], expected)
         lengths = samples.lengths[expected.numpy()]
         assert work == Work(5, lengths.sum(), (lengths**2).sum())
     assert samples.seed == 1
 
 
-# Batches of any form.
+# Batches of any structure.
 
 
 class Pair(NamedTuple):
@@ -244,19 +259,22 @@ NESTS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("form", NESTS)
-def test_batches_keep_their_form(form: str, workers: int) -> None:
-    """Tuples, named tuples, lists and dicts within each other reach the loop as they were made."""
+def test_batches_keep_their_structure(form: str, workers: int) -> None:
+    """Nested tuples, named tuples, lists and dicts reach the loop as they were collated."""
     rows = [NESTS[form](index) for index in range(COUNT)]
     batches = noisy_batches(workers, samples=lambda: DatasetSamples(rows))
     order = TrainingOrder(COUNT, 8, 1, 1, 0, seed=3).micro_batches(2)
-    expected = [torch.utils.data.default_collate([rows[i] for i in row]) for row in order.tolist()]
+    expected = []
+    for indices in order.tolist():
+        batch_rows = [rows[index] for index in indices]
+        expected.append(torch.utils.data.default_collate(batch_rows))
     assert_same(batches, expected)
-    (wanted,) = {type(batch) for batch in expected}
-    assert {type(batch) for batch in batches} == {wanted}
+    (expected_type,) = {type(batch) for batch in expected}
+    assert {type(batch) for batch in batches} == {expected_type}
 
 
-def test_shapes_are_known_of_any_form() -> None:
-    """The batch of shapes alone has the form of a real one."""
+def test_example_has_the_structure_of_a_batch() -> None:
+    """It holds shapes only, on the meta device."""
     samples = DatasetSamples([NESTS["nested"](index) for index in range(4)])
     example = samples.example(3, 0)
     assert example["x"][1]["y"].shape == (3, 2)
@@ -264,7 +282,7 @@ def test_shapes_are_known_of_any_form() -> None:
 
 
 def test_hugging_face_dataset_works_as_it_is() -> None:
-    """A `datasets.Dataset`, with a transform that draws too, is a split like any other."""
+    """A `datasets.Dataset` is a split like any other, even with a random transform."""
     from datasets import Dataset as Table
 
     def transform(rows: dict[str, list[float]]) -> dict[str, list[torch.Tensor]]:
@@ -279,9 +297,10 @@ def test_hugging_face_dataset_works_as_it_is() -> None:
     assert random_ones[0]["x"].shape == (8, 3)
 
 
-def test_tensors_are_gathered_where_they_lie() -> None:
-    """Tensors and arrays make the same batches from the device and from workers, cut or not."""
-    x, y = torch.randn(COUNT, 3, 2), np.arange(COUNT)
+def test_tensors_give_the_same_batches_from_device_and_workers() -> None:
+    """A split of tensors and arrays lies on the device by default."""
+    x = torch.randn(COUNT, 3, 2)
+    y = np.arange(COUNT)
     split = TensorSamples(x=x, y=y)
     assert split.num_bytes == x.nbytes + y.nbytes
     order = TrainingOrder(COUNT, 8, 1, 1, 0, seed=3)
@@ -300,15 +319,16 @@ def noisy_batches_of_tensors(split: TensorSamples) -> list[Any]:
     return [batch for batch, _ in Loader(split, order, CPU, "workers", 1).epoch(2)]
 
 
-def test_tensors_of_different_lengths_are_a_mistake() -> None:
+def test_tensors_of_different_lengths_are_refused() -> None:
+    """The message gives the length of each."""
     with pytest.raises(UserError) as error:
         TensorSamples(x=torch.zeros(3), y=torch.zeros(4))
     assert "'x': 3" in error.value.message
     assert "'y': 4" in error.value.message
 
 
-def test_samples_made_one_by_one_are_not_placed() -> None:
-    """Asking for them in the device's memory is refused with the flag's other values."""
+def test_dataset_samples_cannot_lie_on_the_device() -> None:
+    """The message names the flag and its other values."""
     with pytest.raises(UserError) as error:
         Loader(DatasetSamples(Noisy()), EvaluationOrder(COUNT, 8, 1, 0), CPU, "device")
     assert "--data-placement device" in error.value.message
@@ -316,7 +336,7 @@ def test_samples_made_one_by_one_are_not_placed() -> None:
 
 
 class Deaf(Noisy):
-    """Samples that say whether their worker outlives the signals to a job."""
+    """Samples that tell whether their worker ignores the signals that stop a job."""
 
     def __getitem__(self, index: int) -> Any:
         stops = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -324,6 +344,7 @@ class Deaf(Noisy):
 
 
 def test_workers_ignore_what_asks_a_job_to_stop() -> None:
+    """The main process alone handles them."""
     batches = noisy_batches(1, samples=lambda: DatasetSamples(Deaf()))
     assert all(flags.all() for batch in batches for flags in batch)
 
@@ -334,17 +355,17 @@ class Unreachable(Noisy):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_error_of_the_data_is_no_lost_process(workers: int) -> None:
-    """An error that reading raises keeps its type and words, also from a worker."""
+def test_error_of_the_data_is_not_a_lost_process(workers: int) -> None:
+    """An error while reading keeps its type and message, even from a worker."""
     with pytest.raises(ConnectionError, match="the store does not answer"):
         noisy_batches(workers, samples=lambda: DatasetSamples(Unreachable()))
 
 
-# A data set as a whole.
+# Data sets with their splits.
 
 
-def test_data_adapts_its_splits_and_says_what_it_is() -> None:
-    """Any Dataset is taken; what describes data is optional."""
+def test_data_wraps_any_dataset_and_describes_itself() -> None:
+    """Everything that describes the data is optional."""
     numbers = TensorDataset(torch.arange(9))
     data = Data("mine", {"train": Noisy(), "test": numbers, "validation": TensorSamples(x=[1, 2])})
     assert [type(split) for split in data.splits.values()] == [
@@ -387,7 +408,8 @@ class Stream(IterableDataset[int]):
         ({"test": [1]}, ["test", "train"]),
     ],
 )
-def test_splits_that_cannot_work_are_mistakes(splits: dict[str, Any], words: list[str]) -> None:
+def test_unusable_splits_are_refused(splits: dict[str, Any], words: list[str]) -> None:
+    """The message names the split, its type or the splits that are missing."""
     with pytest.raises(UserError) as error:
         Data("mine", splits)
     assert all(word in error.value.message for word in words), error.value.message
@@ -402,22 +424,22 @@ class Config:
     text_columns: tuple[str, ...] = flag((), role="data")
 
 
-def test_flag_that_the_data_do_not_read_is_a_mistake() -> None:
-    """A flag that names data is refused where the recipe's own data would pass over it."""
-    own = Data("mine", {"train": [1], "test": [1]})
+def test_data_flag_that_is_not_read_is_refused() -> None:
+    """Otherwise the recipe's own data would silently ignore the flag."""
+    unread = Data("mine", {"train": [1], "test": [1]})
     reader = Data("read", {"train": [1], "test": [1]}, reads=frozenset({"dataset"}))
-    refuse_unread(Config(batch_size=9, init_from="runs/a"), own)
+    refuse_unread(Config(batch_size=9, init_from="runs/a"), unread)
     refuse_unread(Config(dataset="mnist"), reader)
-    # As a search does: heeded by a split that is there already.
+    # A search sets this flag. The data already have such a split, so it is not refused.
     split = Data("split", {"train": [1], "validation": [1]})
     refuse_unread(Config(validation_share=0.1), split)
-    given: list[tuple[Config, Data, str]] = [
-        (Config(dataset="mnist"), own, "--dataset mnist"),
+    mistakes: list[tuple[Config, Data, str]] = [
+        (Config(dataset="mnist"), unread, "--dataset mnist"),
         (Config(dataset="mnist", validation_share=0.1), reader, "--validation-share 0.1"),
         (Config(text_columns=("a", "b")), reader, "--text-columns a b"),
     ]
-    for config, data, words in given:
+    for config, data, flags in mistakes:
         with pytest.raises(UserError) as error:
             refuse_unread(config, data)
-        assert words in error.value.message
+        assert flags in error.value.message
         assert data.name in error.value.message

@@ -1,4 +1,7 @@
-"""Caches of prepared data: whole and as they were, or made again; a full disk is a sentence."""
+"""Caches of prepared data: complete and verified, or prepared again.
+
+A full disk is one sentence.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ SOURCE = DataSource("mine", "/mine", None, "named", "1")
 
 
 def numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]:
-    """Prepare two splits of numbers, and write down that it was done."""
+    """Prepare two splits of numbers, and note the call in `times.txt`."""
     with (folder.parent / "times.txt").open("a") as times:
         times.write("once\n")
     (folder / "more").mkdir()
@@ -39,6 +42,7 @@ def numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]:
 
 
 def load(count: int = 5) -> tuple[Path, dict[str, Any], dict[str, list[np.ndarray]]]:
+    """Return the cache's folder, the facts, and each split's arrays."""
     return cached(SOURCE, numbers, "numbers-1", ("x",), {"count": count})
 
 
@@ -47,16 +51,16 @@ def times() -> int:
     return len((load()[0].parent / "times.txt").read_text().splitlines())
 
 
-def test_parts_of_an_array_are_one(tmp_path: Path) -> None:
-    """Written part by part it is what NumPy writes and reads."""
+def test_array_written_in_parts_equals_numpys_file(tmp_path: Path) -> None:
+    """The file has the bytes that `numpy.save` writes."""
     whole = np.arange(42, dtype=np.uint8).reshape(7, 3, 2)
     cache.write_array(tmp_path / "a.npy", [whole[:4], whole[4:]], 7)
     np.save(tmp_path / "b.npy", whole)
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
 
 
-def test_fingerprint_is_of_the_samples(tmp_path: Path) -> None:
-    """Not of where the data lie or when they were written; one other label makes another."""
+def test_fingerprint_depends_on_the_samples_only(tmp_path: Path) -> None:
+    """Neither place nor time of the files matters, but one changed label does."""
     columns = sentences(12, 0)
     write_csv(tmp_path / "here" / "train.csv", columns)
     write_csv(tmp_path / "there" / "train.csv", columns)
@@ -90,15 +94,16 @@ def made_a_folder(path: Path) -> None:
 
 
 def made_another(path: Path) -> None:
-    """Put a file of the same size in its place, as old."""
-    stat, other = path.stat(), path.with_name("other")
+    """Put another file of the same size and age in its place."""
+    stat = path.stat()
+    other = path.with_name("other")
     other.write_bytes(bytes(stat.st_size))
     os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     other.replace(path)
 
 
 def changed_in_place(path: Path) -> None:
-    """Write other bytes into the file itself, of the same size, and set its time back."""
+    """Overwrite the file itself with as many other bytes, and set its time back."""
     stat = path.stat()
     with path.open("r+b") as file:
         file.write(bytes(stat.st_size))
@@ -111,18 +116,18 @@ FILES = ("train_x.npy", "test_x.npy", "facts.json", "more/words.txt")
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_cache_is_made_again(
+def test_damaged_cache_is_prepared_again(
     damage: Callable[[Path], None], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever happened to any of its files: said in one line, and then as it was."""
+    """Any of its files may be damaged in any way. One line says so, and the data are the same."""
     folder, facts, _ = load()
     assert facts == {"mean": 0.1, "notes": ["a"], "fingerprint": facts["fingerprint"]}
     assert not capsys.readouterr().out
     damage(folder / name)
-    again = load()
-    assert again[2]["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    _, new_facts, arrays = load()
+    assert arrays["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     assert (folder / "more" / "words.txt").read_text() == "words"
-    assert again[1] == facts
+    assert new_facts == facts
     (line,) = capsys.readouterr().out.splitlines()
     assert str(folder) in line
     assert "made again" in line
@@ -131,15 +136,15 @@ def test_damaged_cache_is_made_again(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_stamps_that_are_lost_cost_a_look(damage: Callable[[Path], None]) -> None:
-    """What says that a cache was seen to be whole may be gone: it is looked at again."""
+def test_lost_stamp_does_not_invalidate_a_cache(damage: Callable[[Path], None]) -> None:
+    """The stamp only notes that the cache was verified, so it is verified again."""
     damage(load()[0] / cache.SEEN)
     load()
     assert times() == 1
 
 
-def test_digests_are_compared_where_a_stamp_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither when it was just made nor each time, but after a copy, once."""
+def test_digests_are_compared_once_after_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not compared right after preparation, nor at each start."""
     read: list[str] = []
     digest = cache.receipt_of
     folder = load()[0]
@@ -155,8 +160,8 @@ def test_digests_are_compared_where_a_stamp_is_new(monkeypatch: pytest.MonkeyPat
     assert len(read) == 3
 
 
-def test_cache_that_cannot_be_written_to_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole one needs neither a lock nor a note that it was looked at."""
+def test_read_only_cache_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole cache needs neither a lock nor a new stamp."""
     folder = load()[0]
     (folder / cache.SEEN).unlink()
 
@@ -165,18 +170,19 @@ def test_cache_that_cannot_be_written_to_is_read(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(files.FileLock, "acquire", refuse)
     monkeypatch.setattr("common.files.os.replace", refuse)
-    assert load()[2]["test"][0][-1] == 2
+    _, _, arrays = load()
+    assert arrays["test"][0][-1] == 2
     assert not (folder / cache.SEEN).exists()
     assert times() == 1
 
 
-def test_others_keep_what_they_have_mapped() -> None:
-    """A cache that is made again does not change under those who read the one before."""
-    before = load()
-    emptied(before[0] / "test_x.npy")
+def test_mapped_arrays_survive_a_new_preparation() -> None:
+    """A process that mapped the old files still reads the same values."""
+    folder, _, arrays = load()
+    emptied(folder / "test_x.npy")
     load()
-    assert before[2]["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert not before[0].with_name(before[0].name + ".old").exists()
+    assert arrays["train"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert not folder.with_name(folder.name + ".old").exists()
 
 
 def slow_numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]:
@@ -185,13 +191,13 @@ def slow_numbers(source: DataSource, folder: Path, count: int) -> dict[str, Any]
 
 
 def load_slowly(results: Any) -> None:
-    found = cached(SOURCE, slow_numbers, "numbers-1", ("x",), {"count": 5})
-    results.put(found[2]["train"][0].tolist())
+    loaded = cached(SOURCE, slow_numbers, "numbers-1", ("x",), {"count": 5})
+    results.put(loaded[2]["train"][0].tolist())
 
 
 @pytest.mark.parametrize("damage", [None, truncated])
 def test_one_of_several_processes_prepares(damage: Callable[[Path], None] | None) -> None:
-    """The others wait, and all have the same, also where there was a damaged one."""
+    """The others wait and load the same data, even if a damaged cache was there before."""
     if damage is not None:
         damage(load()[0] / "train_x.npy")
     context = multiprocessing.get_context("fork")
@@ -199,14 +205,14 @@ def test_one_of_several_processes_prepares(damage: Callable[[Path], None] | None
     processes = [context.Process(target=load_slowly, args=(results,)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    loaded = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join(60)
-    assert found == [[0, 1, 2, 3, 4, 0, 1, 2]] * 4
+    assert loaded == [[0, 1, 2, 3, 4, 0, 1, 2]] * 4
     assert times() == (1 if damage is None else 2)
 
 
-# Disks that fill, and other ends.
+# Disks that fill, and preparations that are interrupted.
 
 
 def write_pets(folder: Path) -> Callable[[], Any]:
@@ -219,7 +225,7 @@ def write_words(folder: Path) -> Callable[[], Any]:
     return lambda: loading.text(folder)
 
 
-# What touches the disk while data are prepared.
+# All calls that touch the disk while data are prepared.
 POINTS: tuple[tuple[Any, str], ...] = (
     *((module, "write_array") for module in (decoding, tokens)),
     *((cache, name) for name in ("receipt_of", "write_json")),
@@ -228,60 +234,79 @@ POINTS: tuple[tuple[Any, str], ...] = (
 )
 
 
+class FailingDisk:
+    """Notes each call of POINTS below a folder, and makes one of them fail."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.calls: list[str] = []
+        self.failing_call: int | None = None
+        self.error_number = errno.ENOSPC
+        for owner, name in POINTS:
+            monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name), name))
+
+    def fail_at(self, call_number: int, error_number: int) -> None:
+        """Let a call fail, counted from now on."""
+        self.calls.clear()
+        self.failing_call = call_number
+        self.error_number = error_number
+
+    def work_again(self) -> None:
+        self.failing_call = None
+
+    def wrapped(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if any(str(self.root) in str(value) for value in args):
+                self.calls.append(name)
+                if len(self.calls) - 1 == self.failing_call:
+                    message = os.strerror(self.error_number)
+                    problem = OSError(self.error_number, message, str(args[0]))
+                    raise UserError(str(problem)) if name == "write_json" else problem
+            return function(*args, **kwargs)
+
+        return call
+
+
 @pytest.mark.parametrize("write", [write_pets, write_words])
-def test_each_failure_to_write_is_a_sentence(
+def test_any_failed_disk_call_gives_one_sentence(
     write: Callable[[Path], Callable[[], Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     thorough: bool,
 ) -> None:
-    """Each call fails in turn: the cache and what to do are named, and the next start works."""
-    load_data, root = write(tmp_path / "mine"), tmp_path / "cache" / "accelerate-recipes"
-    counts: list[str] = []
-    fail_at, number = [-1], errno.ENOSPC
-
-    def failing(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            if any(str(root) in str(value) for value in given):
-                counts.append(name)
-                if len(counts) - 1 == fail_at[0]:
-                    problem = OSError(number, os.strerror(number), str(given[0]))
-                    raise UserError(str(problem)) if name == "write_json" else problem
-            return function(*given, **named)
-
-        return call
-
-    for owner, name in POINTS:
-        monkeypatch.setattr(owner, name, failing(getattr(owner, name), name))
+    """It names the cache and the remedy, leaves no half of a cache, and the next start works."""
+    load_data = write(tmp_path / "mine")
+    root = tmp_path / "cache" / "accelerate-recipes"
+    disk = FailingDisk(root, monkeypatch)
     load_data()
-    called = [*counts]
-    assert {*called} == {name for _, name in POINTS}
-    numbers = itertools.cycle([errno.ENOSPC, errno.EIO, errno.EACCES])
-    for (fail_at[0], name), number in zip(enumerate(called), numbers, strict=False):
-        if not thorough and name in called[: fail_at[0]]:
-            continue  # of each kind, the first
+    all_calls = [*disk.calls]
+    assert {*all_calls} == {name for _, name in POINTS}
+    error_numbers = itertools.cycle([errno.ENOSPC, errno.EIO, errno.EACCES])
+    for (call_number, name), error_number in zip(enumerate(all_calls), error_numbers, strict=False):
+        if not thorough and name in all_calls[:call_number]:
+            continue  # only the first call of each function
         shutil.rmtree(root.parent)
-        counts.clear()
+        disk.fail_at(call_number, error_number)
         try:
             load_data()
-            # The lock's folder, and stamps: a run does without.
+            # A run works without the lock's folder and without stamps.
             assert name in ("mkdir", "write_json", "write_text")
         except UserError as error:
             message = error.message
-            assert all(
-                word in message for word in ("XDG_CACHE_HOME", str(root), os.strerror(number))
-            )
+            assert "XDG_CACHE_HOME" in message
+            assert str(root) in message
+            assert os.strerror(error_number) in message
             assert "\n" not in message
-        made = [path for path in root.glob("*") if path.is_dir()]
-        assert all((path / "facts.json").exists() for path in made), (name, made)
-        fail_at[0] = -1
+        caches = [path for path in root.glob("*") if path.is_dir()]
+        assert all((path / "facts.json").exists() for path in caches), (name, caches)
+        disk.work_again()
         load_data()
 
 
-def test_tokenizer_that_cannot_be_saved_is_a_sentence(
+def test_failure_to_save_a_tokenizer_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its library raises anything but an OSError of a full disk."""
+    """On a full disk its library raises an exception that is no OSError."""
     from transformers import BertTokenizer
 
     load_words = write_words(tmp_path / "words")
@@ -297,10 +322,10 @@ def test_tokenizer_that_cannot_be_saved_is_a_sentence(
     load_words()
 
 
-def test_full_disk_of_the_libraries_is_a_sentence(
+def test_full_disk_inside_a_library_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `datasets` could not write is no mistake in the data."""
+    """It does not blame the data when `datasets` could not write."""
     load_words = write_words(tmp_path / "words")
 
     def read(*_: Any, **__: Any) -> None:
@@ -317,10 +342,10 @@ def test_full_disk_of_the_libraries_is_a_sentence(
     load_words()
 
 
-def test_folder_for_caches_that_is_none_is_a_sentence(
+def test_file_in_place_of_the_cache_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file where `XDG_CACHE_HOME` should be a folder is named."""
+    """`XDG_CACHE_HOME` may name a file."""
     load_pets = write_pets(tmp_path / "pets")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -331,7 +356,7 @@ def test_folder_for_caches_that_is_none_is_a_sentence(
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_interrupted_preparation_leaves_nothing(end: type[BaseException]) -> None:
-    """Whatever ends it, no half of a cache is left, and the lock is free."""
+    """No half of a cache is left, and the lock is free."""
 
     def interrupted(source: DataSource, folder: Path, count: int) -> dict[str, Any]:
         (folder / "half.npy").write_text("half")

@@ -1,4 +1,4 @@
-"""CSV files of any separator, encoding and quoting are read as written, or named."""
+"""CSV files of any separator, encoding and quoting: read as written, or named."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ CASES = [*itertools.product(",;\t|", ENCODINGS, QUOTING)]
 
 
 @pytest.mark.parametrize(("separator", "encoding", "quoting"), CASES)
-def test_dialect_is_told(separator: str, encoding: str, quoting: Any, tmp_path: Path) -> None:
-    """Whatever the texts hold."""
+def test_dialect_is_detected(separator: str, encoding: str, quoting: Any, tmp_path: Path) -> None:
+    """Texts and labels may contain other separators."""
     for labels in ([0, 1], ["good", "bad"], ["a;b", "c,d"]):
         path = tmp_path / "train.csv"
         write(path, separator, encoding, quoting, labels)
@@ -53,7 +53,7 @@ def test_dialect_is_told(separator: str, encoding: str, quoting: Any, tmp_path: 
 
 @pytest.mark.parametrize("number", range(8))
 def test_table_is_read_as_it_was_written(number: int, tmp_path: Path) -> None:
-    """Also where each split is written in a way of its own; what is unusual is said."""
+    """Each split may be written in its own dialect."""
     labels: list[Any] = [["no", "yes"], [0, 1]][number % 2]
     names = ("train", "validation", "test")[: 1 + number % 3]
     written = {}
@@ -61,11 +61,11 @@ def test_table_is_read_as_it_was_written(number: int, tmp_path: Path) -> None:
         case = CASES[(number * 7 + place * 11) % len(CASES)]
         written[name] = write(tmp_path / "mine" / f"{name}.csv", *case, labels)
     table = Tables(find_named(str(tmp_path / "mine"), None), None)
-    found = {name: split["review"][:] for name, split in table.splits.items()}
+    texts = {name: split["review"][:] for name, split in table.splits.items()}
     if len(names) == 1:  # a part is held out
-        assert sorted(found["train"] + found["validation"]) == sorted(written["train"])
+        assert sorted(texts["train"] + texts["validation"]) == sorted(written["train"])
     else:
-        assert found == written
+        assert texts == written
     assert table.class_names == [str(label) for label in labels]
 
 
@@ -73,8 +73,10 @@ def test_table_is_read_as_it_was_written(number: int, tmp_path: Path) -> None:
     ("encoding", "advice"),
     [("cp1252", "CP1252"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")],
 )
-def test_encoding_that_is_not_certain_is_named(encoding: str, advice: str, tmp_path: Path) -> None:
-    """With how to convert the file: another encoding would make other words in silence."""
+def test_uncertain_encoding_is_refused(encoding: str, advice: str, tmp_path: Path) -> None:
+    """A wrong guess would silently change words, so the message has a command that converts the
+    file.
+    """
     write(tmp_path / "mine" / "train.csv", ";", encoding, csv.QUOTE_ALL, [0, 1])
     message = refusal(lambda: Tables(find_named(str(tmp_path / "mine"), None), None))
     assert "train.csv" in message
@@ -83,10 +85,10 @@ def test_encoding_that_is_not_certain_is_named(encoding: str, advice: str, tmp_p
 
 @pytest.mark.parametrize("is_windows", [False, True])
 @pytest.mark.parametrize("content", [b"review,label\ncaf\xe9,b\n", b"review,label\na b\0c,b\n"])
-def test_advice_names_commands_where_the_system_has_them(
+def test_advice_names_only_commands_of_the_system(
     content: bytes, is_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a command can be pasted, whatever letters the path has."""
+    """The command can be pasted, whatever characters the path has."""
     monkeypatch.setattr(platforms, "IS_WINDOWS", is_windows)
     path = tmp_path / "my reviews.csv"
     path.write_bytes(content)
@@ -96,7 +98,8 @@ def test_advice_names_commands_where_the_system_has_them(
     assert ("save it in UTF-8" in message) or ("remove the zero bytes" in message)
 
 
-def test_byte_that_is_no_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
+def test_invalid_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
+    """The message gives its position."""
     path = tmp_path / "train.csv"
     path.write_bytes(codecs.BOM_UTF8 + b"review,label\n" + b"a,b\n" * 600_000 + b"\xe9,b\n")
     assert "at 2,400,016" in refusal(lambda: find_dialect(str(path)))
@@ -106,10 +109,10 @@ def test_byte_that_is_no_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
     ("separator", "text"), [(",", "well, good"), (";", "well; good"), ("\t", "well\tgood")]
 )
 @pytest.mark.parametrize("others", [[], ["web"], ["web", "2024"]])
-def test_values_without_a_name_are_refused(
+def test_rows_longer_than_the_header_are_refused(
     separator: str, text: str, others: list[str], tmp_path: Path
 ) -> None:
-    """Texts with unquoted separators would move each value into its neighbour's column."""
+    """Unquoted separators in texts would move each value into the next column."""
     path = tmp_path / "train.csv"
     header = ["review", *others, "label"]
     rows = [[f"{text} {row}", *others, "good"] for row in range(20)]
@@ -121,20 +124,23 @@ def test_values_without_a_name_are_refused(
     assert find_dialect(str(path)).separator == separator
 
 
-def test_other_separator_is_no_column_of_one_name(tmp_path: Path) -> None:
+def test_unknown_separator_is_refused(tmp_path: Path) -> None:
+    """Otherwise the header would be a single column."""
     path = tmp_path / "train.csv"
     path.write_text("review:label\n" + "good, as it was:yes\n" * 20)
     assert "and its header only 1 (review:label)" in refusal(lambda: find_dialect(str(path)))
 
 
 @pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "SEP=,\r"])
-def test_line_for_spreadsheets_is_no_header(line: str, tmp_path: Path) -> None:
+def test_separator_line_for_spreadsheets_is_refused(line: str, tmp_path: Path) -> None:
+    """It is no header, and the message says to remove it."""
     path = tmp_path / "train.csv"
     path.write_text(f"{line}\nreview;label\n" + "good;yes\n" * 20)
     assert "remove this line" in refusal(lambda: find_dialect(str(path)))
 
 
 def test_zero_byte_is_no_sign_of_another_encoding(tmp_path: Path) -> None:
+    """The message gives its position instead of another encoding."""
     path = tmp_path / "train.csv"
     path.write_bytes(b"review,label\n" + b"a caf\xc3\xa9,b\n" * 50 + b"a\0b,b\n")
     message = refusal(lambda: find_dialect(str(path)))
@@ -142,11 +148,11 @@ def test_zero_byte_is_no_sign_of_another_encoding(tmp_path: Path) -> None:
     assert "iconv" not in message
 
 
-# Files as data sets, and columns that no name tells.
+# Single files as data sets, and columns without a telling name.
 
 
-def test_file_is_a_data_set_of_itself_alone(tmp_path: Path) -> None:
-    """Files beside it are not read, and a column of two values beside free text is the labels."""
+def test_single_file_is_a_data_set(tmp_path: Path) -> None:
+    """Files beside it are ignored. A column of two values beside free text holds the labels."""
     path = tmp_path / "reviews.csv"
     texts = [f"a review of some words, number {row}" for row in range(30)]
     rows = "".join(f'"{text}",{"good" if n % 2 else "bad"}\n' for n, text in enumerate(texts))
@@ -162,7 +168,8 @@ def test_file_is_a_data_set_of_itself_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "json", "jsonl", "parquet"])
-def test_file_of_any_kind_is_a_data_set(suffix: str, tmp_path: Path) -> None:
+def test_file_of_any_format_is_a_data_set(suffix: str, tmp_path: Path) -> None:
+    """A single file has its classes and rows, with some held out."""
     import pandas
 
     path = tmp_path / f"reviews.{suffix}"
@@ -185,17 +192,16 @@ def test_file_of_any_kind_is_a_data_set(suffix: str, tmp_path: Path) -> None:
         ({"price": [n * 1.5 for n in range(30)]}, ("no columns",)),  # numbers may be meant, too
     ],
 )
-def test_labels_that_could_be_two_columns_are_asked_for(
+def test_ambiguous_label_columns_need_a_flag(
     others: dict[str, list[Any]], words: tuple[str, ...], tmp_path: Path
 ) -> None:
+    """The message names the flag and the candidates."""
     columns = {
         "review": [f"a review, number {row}" for row in range(30)],
         "sentiment": ["good", "bad"] * 15,
-        **{
-            name: [values[row % len(values)] for row in range(30)]
-            for name, values in others.items()
-        },
     }
+    for name, values in others.items():
+        columns[name] = [values[row % len(values)] for row in range(30)]
     with (tmp_path / "reviews.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -206,9 +212,8 @@ def test_labels_that_could_be_two_columns_are_asked_for(
     assert Tables(source, "sentiment").class_names == ["bad", "good"]
 
 
-def test_what_was_typed_is_not_what_was_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_other_names_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A correct name that is not available has no suggestion."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text("text,label\n")
     assert "if you meant that" not in refusal(lambda: find_named("sst2", None))

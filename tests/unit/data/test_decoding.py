@@ -1,4 +1,4 @@
-"""Images of any format and mode are decoded as they are meant, or named."""
+"""Images of any format and mode: decoded correctly, or named."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from tests.unit.data.loading import images, refusal
 
 
 @pytest.mark.parametrize("turn", range(9))
-def test_photograph_is_turned_as_its_camera_says(turn: int) -> None:
-    """As `datasets` decodes it."""
-    pixels, file = np.arange(72, dtype=np.uint8).reshape(9, 8), io.BytesIO()
+def test_exif_orientation_is_applied(turn: int) -> None:
+    """The result equals what `datasets` decodes."""
+    pixels = np.arange(72, dtype=np.uint8).reshape(9, 8)
+    file = io.BytesIO()
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = turn
     Image.fromarray(pixels).save(file, "PNG", exif=exif)
     expected = datasets.Image().decode_example({"bytes": file.getvalue(), "path": None})
-    found = image_to_pixels(Image.open(file), 8, 1)
-    assert np.array_equal(found, image_to_pixels(expected, 8, 1))
-    assert turn < 2 or not np.array_equal(found, image_to_pixels(Image.fromarray(pixels), 8, 1))
+    pixels_of_file = image_to_pixels(Image.open(file), 8, 1)
+    assert np.array_equal(pixels_of_file, image_to_pixels(expected, 8, 1))
+    assert turn < 2 or not np.array_equal(
+        pixels_of_file, image_to_pixels(Image.fromarray(pixels), 8, 1)
+    )
 
 
 @pytest.mark.parametrize(
     ("mode", "channels"), [("1", 1), ("L", 1), ("I;16", 1), ("P", 3), ("RGBA", 3), ("CMYK", 3)]
 )
-def test_images_of_any_mode(mode: str, channels: int, tmp_path: Path) -> None:
-    """Black and white, 16-bit, palette, transparent and print images are decoded."""
+def test_images_of_any_mode_are_decoded(mode: str, channels: int, tmp_path: Path) -> None:
+    """The modes are black and white, grey, 16-bit, palette, transparent and print images."""
     pixels = np.random.default_rng(0).integers(0, 256, (10, 10), dtype=np.uint8)
     if mode == "I;16":
         image = Image.fromarray(pixels.astype(np.uint16) * 256)
@@ -51,17 +54,17 @@ def test_images_of_any_mode(mode: str, channels: int, tmp_path: Path) -> None:
     data = images(tmp_path / "modes")
     assert data.channels == channels
     expected = pixels if channels == 1 else np.asarray(image.convert("RGB"))
-    if mode != "1":  # which is dithered
+    if mode != "1":  # this mode is dithered
         decoded = data.splits["train"].images[0]
         assert np.array_equal(decoded.reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("kind", ["truncated", "no image"])
-def test_corrupt_image_is_named(kind: str, tmp_path: Path) -> None:
-    """An image that can't be decoded is named, and no cache is left."""
+@pytest.mark.parametrize("damage", ["truncated", "no image"])
+def test_corrupt_image_is_named(damage: str, tmp_path: Path) -> None:
+    """No cache is left, and the data load once the image is removed."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=10)
     path = folder / "train" / "dog" / "003.png"
-    path.write_bytes(path.read_bytes()[:120] if kind == "truncated" else b"not an image")
+    path.write_bytes(path.read_bytes()[:120] if damage == "truncated" else b"not an image")
     message = refusal(lambda: images(folder))
     assert "003.png" in message
     caches = (tmp_path / "cache" / "accelerate-recipes").glob("pets-*")
@@ -71,8 +74,8 @@ def test_corrupt_image_is_named(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x89PNG broken", b""])
-def test_corrupt_image_in_parquet_is_named(content: bytes, tmp_path: Path) -> None:
-    """Of an image inside a file, at least the split and the data set are named."""
+def test_corrupt_image_in_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
+    """The message names at least the split and the data set."""
     columns = grey_images(12, 0)
     columns["image"][4] = {"bytes": content, "path": None}
     folder = write_image_parquet(tmp_path / "inside", {"train": columns})

@@ -1,4 +1,4 @@
-"""What `--evaluate-only` reads: whole what the run did not train on, else what it held out."""
+"""The data of `--evaluate-only`: all of what the run never saw, or what the run held out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_images(
 
 
 def write_run(run: Path, folder: Path, data: ImageData | TextData, **config: Any) -> str:
-    """Write what an evaluation reads of a run that trained on a folder."""
+    """Write the files of a run that an evaluation reads, and return its path."""
     if isinstance(data, TextData):
         shutil.copytree(data.tokenizer_folder, run / "model")
     (run / "model").mkdir(parents=True, exist_ok=True)
@@ -68,19 +68,19 @@ def with_share(folder: Path, share: float | None) -> DataSource:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> tuple[Path, ImageData, str]:
-    """A folder, what a run read of it, and the run."""
+    """Return a folder, the data that a run read from it, and the run's path."""
     folder = write_images(tmp_path / "first", per_class=10)
     data = images(folder)
     return folder, data, write_run(tmp_path / "runs" / "one", folder, data)
 
 
 @pytest.mark.parametrize("split", ["", "test", "validation", "train"])
-def test_new_data_are_evaluated_whole(
+def test_new_data_are_evaluated_completely(
     split: str, trained: tuple[Path, ImageData, str], tmp_path: Path
 ) -> None:
-    """46 images are 46, with or without a split, and of two of the three classes."""
-    own = write_images(tmp_path / "own", per_class=23, names=("a", "c"), split=split, seed=1)
-    data = evaluated(own, trained[2])
+    """All 46 images count, whatever their split, though one of three classes is missing."""
+    new_folder = write_images(tmp_path / "own", per_class=23, names=("a", "c"), split=split, seed=1)
+    data = evaluated(new_folder, trained[2])
     role = "validation" if split == "validation" else "test"
     assert data.facts().sizes == {role: 46}
     assert data.class_names == [*NAMES]
@@ -91,12 +91,14 @@ def test_new_data_are_evaluated_whole(
     assert is_doubtful == (split in ("", "train"))
 
 
-def test_test_split_alone_is_not_trained_on(tmp_path: Path) -> None:
+def test_data_with_only_a_test_split_cannot_be_trained_on(tmp_path: Path) -> None:
+    """They serve for evaluation only."""
     folder = write_images(tmp_path / "own", per_class=5, split="test")
     assert "no split to train on" in refusal(lambda: images(folder))
 
 
-def test_data_of_the_run_keep_what_it_held_out(trained: tuple[Path, ImageData, str]) -> None:
+def test_data_of_the_run_keep_their_splits(trained: tuple[Path, ImageData, str]) -> None:
+    """The held-out images are evaluated."""
     folder, before, run = trained
     data = evaluated(folder, run)
     assert data.facts().sizes == before.facts().sizes
@@ -105,10 +107,10 @@ def test_data_of_the_run_keep_what_it_held_out(trained: tuple[Path, ImageData, s
     assert any("what it held out is evaluated" in note for note in data.notes)
 
 
-def test_same_data_elsewhere_are_known(
+def test_copy_of_the_data_is_recognised(
     trained: tuple[Path, ImageData, str], tmp_path: Path
 ) -> None:
-    """A copy, under another name, of other times."""
+    """It has another name and other file times."""
     folder, before, run = trained
     shutil.copytree(folder, tmp_path / "copy")
     data = evaluated(tmp_path / "copy", run)
@@ -116,14 +118,17 @@ def test_same_data_elsewhere_are_known(
     assert any("trained on the same data" in note for note in data.notes)
 
 
-def test_data_that_have_grown_since_are_refused(trained: tuple[Path, ImageData, str]) -> None:
-    """Which samples were held out of them, no one knows any more."""
+def test_data_that_have_grown_since_the_run_are_refused(
+    trained: tuple[Path, ImageData, str],
+) -> None:
+    """The samples that the run held out can no longer be told."""
     folder, _, run = trained
     write_images(folder, per_class=14)
     assert "has changed since" in refusal(lambda: evaluated(folder, run))
 
 
-def test_share_is_that_of_the_run(tmp_path: Path) -> None:
+def test_evaluation_takes_the_validation_share_of_the_run(tmp_path: Path) -> None:
+    """Another `--validation-share` is refused."""
     folder = write_images(tmp_path / "first", per_class=10)
     source = with_share(folder, 0.4)
     before = load_images(
@@ -135,10 +140,10 @@ def test_share_is_that_of_the_run(tmp_path: Path) -> None:
     assert "--validation-share 0.2" in refusal(lambda: evaluated(folder, run, 0.2))
 
 
-def test_data_that_an_earlier_run_began_with_are_known(
+def test_data_of_an_earlier_run_are_recognised(
     trained: tuple[Path, ImageData, str], tmp_path: Path
 ) -> None:
-    """A run that went on from the weights of another has seen both data sets."""
+    """A run that started from another run's weights has seen both data sets."""
     folder, _, first = trained
     other = write_images(tmp_path / "other", per_class=6, seed=5)
     second = write_run(tmp_path / "runs" / "two", other, images(other), init_from=first)
@@ -148,27 +153,33 @@ def test_data_that_an_earlier_run_began_with_are_known(
 def test_class_that_the_model_lacks_is_named(
     trained: tuple[Path, ImageData, str], tmp_path: Path
 ) -> None:
-    own = write_images(tmp_path / "own", per_class=4, names=("a", "zebra"))
-    message = refusal(lambda: evaluated(own, trained[2]))
+    """The message lists the model's classes."""
+    new_folder = write_images(tmp_path / "own", per_class=4, names=("a", "zebra"))
+    message = refusal(lambda: evaluated(new_folder, trained[2]))
     assert "zebra" in message
     assert "a, b, c" in message
 
 
-def test_nothing_held_out_needs_a_test_split(tmp_path: Path) -> None:
+def test_training_without_validation_needs_a_test_split(tmp_path: Path) -> None:
+    """With `--validation-share 0`, nothing is held out."""
     folder = write_images(tmp_path / "mine", per_class=10, split="train")
-    load = lambda: load_images(  # noqa: E731
-        with_share(folder, 0),
-        image_size=None,
-        image_column=None,
-        label_column=None,
-        dtype=torch.float32,
-    )
+
+    def load() -> ImageData:
+        return load_images(
+            with_share(folder, 0),
+            image_size=None,
+            image_column=None,
+            label_column=None,
+            dtype=torch.float32,
+        )
+
     assert "--validation-share 0" in refusal(load)
     write_images(folder, per_class=3, split="test")
     assert load().facts().sizes == {"train": 30, "test": 9}
 
 
-def test_texts_are_evaluated_whole(tmp_path: Path) -> None:
+def test_new_texts_are_evaluated_completely(tmp_path: Path) -> None:
+    """The run's tokenizer is used, not a new one."""
     write_csv(tmp_path / "first" / "train.csv", sentences(60, 0))
     before = text(tmp_path / "first")
     run = write_run(tmp_path / "run", tmp_path / "first", before)
@@ -178,6 +189,6 @@ def test_texts_are_evaluated_whole(tmp_path: Path) -> None:
         source, checkpoint="scratch", max_length=32, text_columns=(), label_column=None
     )
     assert data.facts().sizes == {"test": 46}
-    assert data.vocabulary_size == before.vocabulary_size  # not that of the few texts
+    assert data.vocabulary_size == before.vocabulary_size  # not the vocabulary of the new texts
     same = (data.tokenizer_folder / "tokenizer.json").read_bytes()
     assert same == (before.tokenizer_folder / "tokenizer.json").read_bytes()

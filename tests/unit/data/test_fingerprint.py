@@ -1,4 +1,4 @@
-"""Fingerprints: other contents have another one, the same contents the same, and nothing else."""
+"""Fingerprints: they differ if and only if the contents differ."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Rows(Dataset[Any]):
 
 
 class Noisy(Rows):
-    """Augmented by the generators that are seeded for each sample."""
+    """Random samples from the generators that are seeded for each sample."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"image": self.images[index] + torch.rand(4).numpy() + random.random()}
 
 
 class Own(Samples):
-    """What has no file and no rows."""
+    """Samples without files and rows."""
 
     def __init__(self, images: np.ndarray) -> None:
         self.images = images
@@ -62,33 +62,33 @@ MADE: list[Callable[[np.ndarray], Any]] = [
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_inverted_pixels_are_noticed(make: Callable[[np.ndarray], Any]) -> None:
-    """And the same pixels are the same, whatever was drawn before; no generator has moved."""
+def test_inverted_pixels_change_the_fingerprint(make: Callable[[np.ndarray], Any]) -> None:
+    """Earlier random draws do not, and taking a fingerprint draws nothing."""
     images = np.random.default_rng(0).integers(0, 255, (40, 4)).astype(np.float32)
-    found = []
+    fingerprints = []
     for pixels in (images, 255 - images, images):
         splits = {"train": make(pixels), "test": make(images)}
-        torch.rand(len(found) + 1)
+        torch.rand(len(fingerprints) + 1)
         states = torch.get_rng_state(), random.getstate()
-        found.append(Data("mine", splits).facts().fingerprint)
+        fingerprints.append(Data("mine", splits).facts().fingerprint)
         assert torch.equal(torch.get_rng_state(), states[0])
         assert random.getstate() == states[1]
-    assert found[0] == found[2] != found[1]
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
 
 
-def test_sizes_and_one_changed_value_are_noticed() -> None:
-    """Each value of what is small; of what is large, shape and type, and rows at fixed places."""
+def test_one_changed_value_changes_the_fingerprint() -> None:
+    """So do another shape, type or name."""
     values = np.zeros((500, 4), np.float32)
-    one = values.copy()
-    one[321, 2] = 1
-    others = [one, values[:-1], values.astype(np.float16), values.reshape(500, 2, 2)]
+    changed = values.copy()
+    changed[321, 2] = 1
+    others = [changed, values[:-1], values.astype(np.float16), values.reshape(500, 2, 2)]
     whole = TensorSamples(x=values).fingerprint()
     assert whole not in [TensorSamples(x=other).fingerprint() for other in others]
     assert whole != TensorSamples(y=values).fingerprint()
 
 
 def test_large_arrays_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first and the last row among them."""
+    """The first and the last row are always among the sampled rows."""
     monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 100)
     values = np.zeros((5000, 4), np.float32)
     whole = TensorSamples(x=values).fingerprint()
@@ -100,7 +100,7 @@ def test_large_arrays_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Unseeded(Rows):
-    """Draws from a generator of its own."""
+    """Rows from a generator that nothing seeds."""
 
     generator = np.random.default_rng(0)
 
@@ -109,22 +109,22 @@ class Unseeded(Rows):
 
 
 class Failing(Rows):
-    """Can be read in a worker alone."""
+    """Rows that only a worker can read."""
 
     def __getitem__(self, index: int) -> Any:
         raise RuntimeError("no worker")
 
 
 class Foreign(Rows):
-    """Holds an object that says nothing of its contents."""
+    """Rows of objects whose contents are unknown."""
 
     def __getitem__(self, index: int) -> Any:
         return object()
 
 
 @pytest.mark.parametrize("kind", [Unseeded, Failing, Foreign])
-def test_contents_that_can_not_be_told_are_named(kind: type[Rows]) -> None:
-    """The split is; its author can give a fingerprint, of the data set or of all the data."""
+def test_split_with_unknown_contents_is_named(kind: type[Rows]) -> None:
+    """Its author can state a fingerprint, of the data set or of all the data."""
     images = np.zeros((40, 4))
     facts = Data("mine", {"train": kind(images), "test": Rows(images)}).facts()
     assert facts.unknown_contents == ["train"]

@@ -1,4 +1,4 @@
-"""Local images of any layout: read right, or refused in one clear sentence."""
+"""Local images in any layout: read correctly, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.local_data import (
 from tests.unit.data.loading import images, refusal
 
 
-def test_each_image_knows_its_file(tmp_path: Path) -> None:
-    """As mistakes show it: by number of the sample, also of those that were held out."""
+def test_each_image_keeps_its_file_name(tmp_path: Path) -> None:
+    """Error messages show it, for held-out images as well."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
     data = images(folder, image_size=8)
     seen = []
@@ -35,8 +35,8 @@ def test_each_image_knows_its_file(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(on_disk)
 
 
-def test_folder_of_images(tmp_path: Path) -> None:
-    """Colour images of different sizes: classes by folder, one size, 10 % held out and said."""
+def test_folders_of_images_are_classes(tmp_path: Path) -> None:
+    """Images get one size, and a tenth of each class is held out with a note."""
     folder = write_image_folder(tmp_path / "Pets", ["cat", "dog"], per_class=30)
     data = images(folder)
     assert data.class_names == ["cat", "dog"]
@@ -50,16 +50,16 @@ def test_folder_of_images(tmp_path: Path) -> None:
     }
     assert any("held out 6 of 60" in note for note in data.notes)
     assert any("resized" in note for note in data.notes)
-    # Each class in proportion.
+    # The split is stratified.
     assert np.bincount(data.splits["validation"].labels).tolist() == [3, 3]
     assert np.bincount(data.splits["train"].labels).tolist() == [27, 27]
     resized = images(folder, image_size=9)
     assert resized.splits["train"].images.shape == (54, 9, 9, 3)
 
 
-def test_folder_names_are_classes_or_what_is_not_read_is_told(tmp_path: Path) -> None:
-    """Names that mean something to `datasets`, a pattern or a terminal."""
-    odd = (
+def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
+    """Some names are special to `datasets`, to patterns or to a terminal."""
+    odd_names = (
         "a\nb",
         "[red]",
         "*",
@@ -73,28 +73,28 @@ def test_folder_names_are_classes_or_what_is_not_read_is_told(tmp_path: Path) ->
         "train",
         "x_test",
     )
-    for number, name in enumerate(odd):
+    for number, name in enumerate(odd_names):
         folder = write_image_folder(tmp_path / str(number), ["cat", "dog", name], per_class=4)
-        if name == "x_test":  # which `datasets` takes for a split as well
+        if name == "x_test":  # `datasets` takes this name for a split as well
             assert "000.png names two splits" in refusal(partial(images, folder))
             continue
         data = images(folder)
-        told = any("4 files are in no split and not read, as" in note for note in data.notes)
-        assert (name in data.class_names) != (told or name.startswith(".")), name
+        is_noted = any("4 files are in no split and not read, as" in note for note in data.notes)
+        assert (name in data.class_names) != (is_noted or name.startswith(".")), name
     folder = write_image_folder(tmp_path / "flat", ["cat", "train"], per_class=4, split=".")
-    said = (
+    message = (
         "no labels: put each class into a folder of its name, side by side; 4 files are in no split"
     )
-    assert said in refusal(partial(images, folder))
+    assert message in refusal(partial(images, folder))
     for place in ("a[b]", "a*", "a::b", "a\nb"):
         folder = write_image_folder(tmp_path / place, ["cat", "dog"], per_class=4)
         assert "rename the file or folder" in refusal(partial(images, folder))
 
 
-def test_held_out_rows_are_the_same_each_time(
+def test_held_out_rows_are_the_same_in_every_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is held out of train does not change between runs."""
+    """A new cache holds out the same images."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
     first = images(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
@@ -103,9 +103,13 @@ def test_held_out_rows_are_the_same_each_time(
         assert np.array_equal(first.splits[split].images, second.splits[split].images)
 
 
-def test_grey_parquet_with_missing_values(tmp_path: Path) -> None:
-    """Rows without an image or a label are left out and said; grey images have one channel."""
-    train, test = grey_images(40, 1), grey_images(10, 2)
+def test_rows_with_missing_values_are_left_out(tmp_path: Path) -> None:
+    """A note counts those without an image and those without a label.
+
+    Grey images have one channel.
+    """
+    train = grey_images(40, 1)
+    test = grey_images(10, 2)
     train["image"][3] = None
     train["label"][5] = None
     train["label"][7] = None
@@ -126,7 +130,7 @@ def test_grey_parquet_with_missing_values(tmp_path: Path) -> None:
 
 
 def test_pixels_are_normalised(tmp_path: Path) -> None:
-    """Batches have mean 0 and deviation 1 over the training split, channels first."""
+    """Over the training split, batches have mean 0 and deviation 1, channels first."""
     folder = write_image_parquet(tmp_path / "grey", {"train": grey_images(60, 1)})
     data = images(folder)
     split = data.splits["train"]
@@ -137,8 +141,8 @@ def test_pixels_are_normalised(tmp_path: Path) -> None:
     assert batch.std().item() == pytest.approx(1, abs=1e-3)
 
 
-def test_two_image_columns_need_a_name(tmp_path: Path) -> None:
-    """With two columns of images the message names the flag and the columns."""
+def test_two_image_columns_need_a_flag(tmp_path: Path) -> None:
+    """The message names the flag and both columns."""
     from datasets import ClassLabel, Features
     from datasets import Image as ImageType
 
@@ -157,8 +161,8 @@ def test_two_image_columns_need_a_name(tmp_path: Path) -> None:
     assert "middle" in message
 
 
-def test_text_is_no_image(tmp_path: Path) -> None:
-    """Data without images are refused with the columns that there are."""
+def test_data_without_images_are_refused(tmp_path: Path) -> None:
+    """The message names the flag and the columns."""
     write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
     message = refusal(lambda: images(tmp_path / "words"))
     assert "no columns for --image-column" in message

@@ -1,4 +1,4 @@
-"""An `IterableDataset`: each sample once a pass, and the next one after a resume."""
+"""An `IterableDataset`: each sample once a pass, and the next sample after a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from common.data.loader import Loader
 from common.errors import UserError
 from tests.unit.data.loading import refusal
 
-COUNT, BATCH, UPDATES = 22, 4, 14
+COUNT = 22
+BATCH = 4
+UPDATES = 14
 
 
 def rows(shards: list[int]) -> Iterator[dict[str, int]]:
@@ -30,10 +32,11 @@ def of_hub() -> Any:
 
 
 class Counter(IterableDataset[dict[str, int]]):
-    """Numbers, in another order in each epoch, with a position of its own."""
+    """Numbers in a new order each epoch, with a position that can be saved."""
 
     def __init__(self) -> None:
-        self.epoch, self.place = 0, 0
+        self.epoch = 0
+        self.place = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -61,8 +64,8 @@ def loader_of(samples: IterableSamples, workers: int) -> Loader:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make", [of_hub, Counter])
 @pytest.mark.parametrize("stop", [1, 5, 6, 9])
-def test_resumption_goes_on_with_the_next_sample(make: Any, workers: int, stop: int) -> None:
-    """Within a pass and after its end, though workers have read ahead."""
+def test_resume_continues_with_the_next_sample(make: Any, workers: int, stop: int) -> None:
+    """This holds within a pass and after its end, even if workers have read ahead."""
     loader = loader_of(IterableSamples(make()), workers)
     whole = [batch["x"].tolist() for batch, _ in loader.epoch(0)]
     loader.close()
@@ -70,9 +73,9 @@ def test_resumption_goes_on_with_the_next_sample(make: Any, workers: int, stop: 
     assert sorted(flat[:COUNT]) == sorted(flat[COUNT : 2 * COUNT]) == [*range(COUNT)]
     samples = IterableSamples(make())
     loader = loader_of(samples, workers)
-    made = loader.epoch(0)
+    epoch = loader.epoch(0)
     for _ in range(stop):
-        next(made)
+        next(epoch)
     state = samples.state_dict()
     loader.close()
     samples = IterableSamples(make())
@@ -84,7 +87,7 @@ def test_resumption_goes_on_with_the_next_sample(make: Any, workers: int, stop: 
 
 @pytest.mark.parametrize("make", [of_hub, Counter])
 def test_processes_share_a_pass(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sample is one process's."""
+    """Each sample goes to exactly one process."""
     seen = list[int]()
     for rank in range(2):
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -94,8 +97,8 @@ def test_processes_share_a_pass(make: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(seen) == [*range(COUNT)]
 
 
-def test_what_cannot_be_resumed_exactly_is_refused() -> None:
-    """A shuffle buffer, no state, other processes."""
+def test_dataset_that_cannot_resume_exactly_is_refused() -> None:
+    """It may have a shuffle buffer or no state, or another number of processes may resume."""
     assert "shuffle buffer" in refusal(lambda: IterableSamples(of_hub().shuffle(seed=0)))
     assert "map" not in refusal(lambda: IterableSamples(of_hub().shuffle(seed=0).map(dict)))
     assert "state_dict" in refusal(lambda: IterableSamples(iter([1])))
@@ -104,7 +107,7 @@ def test_what_cannot_be_resumed_exactly_is_refused() -> None:
 
 
 def test_example_leaves_the_position_alone() -> None:
-    """Shapes alone, of the first sample."""
+    """The example has the shapes of the first sample."""
     samples = IterableSamples(Counter())
     assert samples.example(3, 0)["x"].shape == (3,)
     assert samples.dataset.place == 0

@@ -1,4 +1,4 @@
-"""Data sets of symbolic links, as git-annex and DVC make them: read, or told of."""
+"""Data sets of symbolic links, as git-annex and DVC make them: read, or refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.data.images import ImageData
 from common.data.local_files import find_files
 from common.data.sources import find_named, fingerprint_of_folder
 from tests.local_data import sentences, write_csv, write_image_folder
@@ -19,7 +20,7 @@ def pets(tmp_path: Path) -> Path:
 
 
 def moved(path: Path, store: Path) -> None:
-    """Put a file or a folder elsewhere, and leave a link to it."""
+    """Move a file or a folder to another place, and leave a link to it."""
     store.mkdir(parents=True, exist_ok=True)
     place = store / "-".join(path.parts[-3:])
     path.rename(place)
@@ -27,11 +28,11 @@ def moved(path: Path, store: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["class", "split", "files", "all"])
-def test_linked_images_are_read_as_if_they_lay_there(
-    layout: str, pets: Path, tmp_path: Path
-) -> None:
+def test_linked_images_are_read_like_files(layout: str, pets: Path, tmp_path: Path) -> None:
+    """Links to files, classes and splits give the same classes and fingerprint."""
     before = images(pets)
-    train, store = pets / "train", tmp_path / "store"
+    train = pets / "train"
+    store = tmp_path / "store"
     if layout in ("files", "all"):
         for path in sorted(train.rglob("*.png")):
             moved(path, store)
@@ -45,6 +46,7 @@ def test_linked_images_are_read_as_if_they_lay_there(
 
 
 def test_linked_tables_are_read(tmp_path: Path) -> None:
+    """A split may be a link to a folder of tables."""
     write_csv(tmp_path / "store" / "a" / "one.csv", sentences(12, 0))
     write_csv(tmp_path / "mine" / "test" / "two.csv", sentences(9, 1))
     (tmp_path / "mine" / "train").symlink_to(tmp_path / "store" / "a")
@@ -52,15 +54,17 @@ def test_linked_tables_are_read(tmp_path: Path) -> None:
     assert sizes == {"train": 12, "test": 9}
 
 
-def test_circles_end(pets: Path) -> None:
+def test_circular_links_end(pets: Path) -> None:
+    """Each image is found once, and a link to itself counts as dangling."""
     (pets / "train" / "cat" / "again").symlink_to(pets)
     (pets / "train" / "itself").symlink_to(pets / "train" / "itself")
-    found = find_files(pets)
-    assert len(found.files) == 24
-    assert found.dangling == [str(pets / "train" / "itself")]
+    listing = find_files(pets)
+    assert len(listing.files) == 24
+    assert listing.dangling == [str(pets / "train" / "itself")]
 
 
 def test_maze_of_links_is_refused(tmp_path: Path) -> None:
+    """The message says that links lead through the same folders again and again."""
     for name in "abcdefgh":
         for other in "abcdefgh":
             (tmp_path / name).mkdir(exist_ok=True)
@@ -69,8 +73,8 @@ def test_maze_of_links_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [1, 6, 8])
-def test_links_that_lead_nowhere_are_counted_or_refused(gone: int, pets: Path) -> None:
-    """Some of each class are noted, all of one are refused."""
+def test_dangling_links_are_noted_or_refused(gone: int, pets: Path) -> None:
+    """Some in each class are noted, but a whole class of them is refused."""
     for name in ("cat", "dog", "emu") if gone < 8 else ("dog",):
         for index in range(gone):
             path = pets / "train" / name / f"{index:03d}.png"
@@ -86,30 +90,38 @@ def test_links_that_lead_nowhere_are_counted_or_refused(gone: int, pets: Path) -
         assert "train/cat/000.png" in note
 
 
-def test_class_that_leads_nowhere_is_refused(pets: Path) -> None:
+def test_class_that_is_a_dangling_link_is_refused(pets: Path) -> None:
+    """The message names the class."""
     (pets / "train" / "fox").symlink_to("nowhere")
     assert "train/fox" in refusal(lambda: images(pets))
 
 
-def test_content_identifies_data_at_the_same_size_and_time(tmp_path: Path) -> None:
-    """A relabelled table, and an image that is another, are new; and the run reads them anew."""
+def rows_of_class_b(data: ImageData) -> int:
+    """Count the rows of the second of two classes over all splits."""
+    return sum(int(split.labels.sum()) for split in data.splits.values())
+
+
+def test_fingerprint_follows_content_not_size_and_time(tmp_path: Path) -> None:
+    """A relabelled table and a changed image count as new data, which are read again."""
     folder = write_image_folder(tmp_path / "pets", [""], per_class=12)
     train = folder / "train"
     table = train / "metadata.csv"
     table.write_text(
         "file_name,label\n" + "".join(f"{n:03d}.png,{'ab'[n % 2]}\n" for n in range(12))
     )
-    before, status = images(folder), table.stat()
+    before = images(folder)
+    status = table.stat()
     changed = table.read_text().replace("000.png,a", "000.png,b")
     table.write_text(changed)
     os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
     after = images(folder)
     assert before.fingerprint != after.fingerprint
     assert sum(len(split) for split in after.splits.values()) == 12
-    labels = [sum(int(s.labels.sum()) for s in data.splits.values()) for data in (before, after)]
-    assert labels == [6, 7]
+    assert rows_of_class_b(before) == 6
+    assert rows_of_class_b(after) == 7
     image = train / "003.png"
-    known, status = fingerprint_of_folder(folder), image.stat()
+    known = fingerprint_of_folder(folder)
+    status = image.stat()
     content = bytearray(image.read_bytes())
     content[-20] ^= 1
     with image.open("r+b") as file:
@@ -119,6 +131,7 @@ def test_content_identifies_data_at_the_same_size_and_time(tmp_path: Path) -> No
 
 
 def test_touched_table_is_the_same_data(tmp_path: Path) -> None:
+    """Only its modification time has changed."""
     write_csv(tmp_path / "train.csv", sentences(12, 0))
     before = find_named(str(tmp_path), None).fingerprint
     os.utime(tmp_path / "train.csv", ns=(1, 1))

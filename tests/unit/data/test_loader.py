@@ -19,16 +19,18 @@ from common.errors import UserError
 from common.system.devices import to_device
 from tests.cuda_stand_in import Cuda
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 
 
 def samples(count: int = 103, size: int = 8, channels: int = 3) -> ImageSamples:
-    """Return images of which no two are alike, augmented in training."""
+    """Return random images, which training shifts and mirrors."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
     labels = np.arange(count) % 5
     split = ImageSamples(images, labels, [0.5] * channels, [0.25] * channels, torch.float32)
-    split.flip, split.crop_padding = True, 2
+    split.flip = True
+    split.crop_padding = 2
     return split
 
 
@@ -54,10 +56,10 @@ def assert_same(first: list[Batch], second: list[Batch]) -> None:
 
 
 @pytest.mark.parametrize("size", [103, 7])
-def test_kernels_are_not_tuned_for_the_last_batch_of_an_evaluation(
+def test_kernels_are_not_tuned_for_a_smaller_last_batch(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is smaller than the others and comes once; each sample counts once all the same."""
+    """Such a batch comes once per evaluation. The setting is restored after each evaluation."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     loader = Loader(samples(size), EvaluationOrder(size, 10, 1, 0), CPU, "device")
     for _ in range(2):
@@ -70,8 +72,8 @@ def test_kernels_are_not_tuned_for_the_last_batch_of_an_evaluation(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_workers_make_the_batches_of_the_device(workers: int) -> None:
-    """Where a batch is made changes nothing in it, augmentation included."""
+def test_workers_and_device_make_the_same_batches(workers: int) -> None:
+    """Augmentation is included."""
     assert_same(training_batches("device", 0), training_batches("workers", workers))
 
 
@@ -79,13 +81,13 @@ def test_workers_make_the_batches_of_the_device(workers: int) -> None:
 def test_gathering_several_batches_changes_nothing(
     gather_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many batches are made in one go is a matter of speed alone."""
+    """How many batches one gather makes affects the speed only."""
     expected = training_batches("device", 0)
     monkeypatch.setattr(loader_module, "GATHER_BYTES_OF_CPU", gather_bytes)
     assert_same(training_batches("device", 0), expected)
 
 
-def test_augmentation_does_not_depend_on_the_split() -> None:
+def test_augmentation_does_not_depend_on_micro_batches() -> None:
     """An image is shifted and mirrored alike in micro-batches of two ranks and in one batch."""
     whole = torch.cat([batch["images"] for batch in training_batches("device", 0)])
     ranks = [training_batches("device", 0, (2, 2, 2), rank) for rank in range(2)]
@@ -94,16 +96,17 @@ def test_augmentation_does_not_depend_on_the_split() -> None:
 
 
 def test_seeking_gives_the_rest_of_the_epoch() -> None:
-    """Starting at an update yields what an uninterrupted epoch yields from there on."""
+    """From an update on, the loader yields what an uninterrupted epoch yields."""
     assert_same(training_batches("device", 0, first_update=5), training_batches("device", 0)[5:])
 
 
-def test_each_epoch_is_augmented_anew() -> None:
-    """An image is augmented otherwise in the next epoch, and the same when asked again."""
+def test_augmentation_differs_by_epoch() -> None:
+    """Within an epoch, an image is always augmented alike."""
     split = samples()
     split.place(CPU)
     chosen = torch.arange(100)
-    first, again = split.gather(chosen, 0)["images"], split.gather(chosen, 0)["images"]
+    first = split.gather(chosen, 0)["images"]
+    again = split.gather(chosen, 0)["images"]
     later = split.gather(chosen, 1)["images"]
     assert torch.equal(first, again)
     same = (first == later).flatten(1).all(1).float().mean()
@@ -111,7 +114,7 @@ def test_each_epoch_is_augmented_anew() -> None:
 
 
 def test_evaluation_is_not_augmented() -> None:
-    """Evaluation sees the images as they are, each once, in order."""
+    """Evaluation has each image as it is, once, in order."""
     split = samples()
     loader = Loader(split, EvaluationOrder(103, 10, 1, 0), CPU, "device")
     batches = list(loader)
@@ -122,24 +125,27 @@ def test_evaluation_is_not_augmented() -> None:
     assert torch.cat([batch["labels"] for batch in batches]).tolist() == split.labels.tolist()
 
 
-def test_shifts_and_mirrors_are_those_asked_for() -> None:
-    """A training image is one of the shifted and mirrored versions, and all of them occur."""
+def test_augmentation_makes_all_shifts_and_mirrors() -> None:
+    """Each image is one of the 18 versions, and all versions are about equally frequent."""
     split = samples(count=4000, size=6, channels=1)
     split.images[:] = split.images[0]
-    split.flip, split.crop_padding = True, 1
+    split.flip = True
+    split.crop_padding = 1
     split.place(CPU)
-    made = split.gather(torch.arange(4000), 7)["images"].mul(0.25).add(0.5).mul(255).round().byte()
+    augmented = (
+        split.gather(torch.arange(4000), 7)["images"].mul(0.25).add(0.5).mul(255).round().byte()
+    )
     padded = np.pad(split.images[0, :, :, 0], 1, mode="reflect")
     versions = {}
     for top in range(3):
         for left in range(3):
             crop = padded[top : top + 6, left : left + 6]
             versions[crop.tobytes()] = (top, left, False)
-            # Mirrored, and then shifted.
+            # An image is mirrored first and then shifted.
             mirrored = np.pad(split.images[0, :, ::-1, 0], 1, mode="reflect")
             versions[mirrored[top : top + 6, left : left + 6].tobytes()] = (top, left, True)
     counts: dict[tuple[int, int, bool], int] = {}
-    for image in made[:, 0].numpy():
+    for image in augmented[:, 0].numpy():
         version = versions[image.tobytes()]
         counts[version] = counts.get(version, 0) + 1
     assert len(counts) == 18
@@ -147,15 +153,15 @@ def test_shifts_and_mirrors_are_those_asked_for() -> None:
     assert max(counts.values()) < 4000 / 18 * 1.6
 
 
-def test_reflection_is_that_of_numpy() -> None:
-    """Positions outside of an image are mirrored at its border, which is not repeated."""
+def test_reflection_matches_numpy() -> None:
+    """Positions outside the image are mirrored at its border, which is not repeated."""
     positions = torch.arange(-3, 8)
     expected = np.pad(np.arange(5), 3, mode="reflect")
     assert reflected(positions, 5).tolist() == expected.tolist()
 
 
-def test_batches_come_in_the_type_of_the_model() -> None:
-    """Batches are made in the type that the model computes in, and channels last."""
+def test_batches_have_the_data_type_of_the_model() -> None:
+    """Images are channels-last in memory."""
     split = samples()
     split.dtype = torch.bfloat16
     split.place(CPU)
@@ -175,10 +181,10 @@ def test_loader_leaves_random_generators_alone() -> None:
 
 
 @pytest.mark.parametrize(("fits", "placement"), [(True, "device"), (False, "workers")])
-def test_placement_follows_memory(
+def test_placement_depends_on_free_memory(
     fits: bool, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` keeps samples on the device while they take less than half of its free memory."""
+    """`auto` keeps samples on the device if they take less than half of its free memory."""
     split = samples()
     free = split.num_bytes * (3 if fits else 1)
     monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
@@ -188,32 +194,34 @@ def test_placement_follows_memory(
 
 
 @pytest.mark.parametrize(("share", "placed"), [(0.4, 2), (0.6, 1)])
-def test_splits_share_what_is_free(
+def test_placed_splits_share_free_memory(
     share: float, placed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` places a split only where there is room for it beside those before it."""
+    """`auto` places a split only if it fits beside the splits before it."""
     splits = {"train": samples(), "test": samples()}
     free = 2 * splits["train"].num_bytes / share
     monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU)
     loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits)
-    found = [loader.placement for loader in loaders.values()]
-    assert found == ["device"] * placed + ["workers"] * (2 - placed)
+    placements = [loader.placement for loader in loaders.values()]
+    assert placements == ["device"] * placed + ["workers"] * (2 - placed)
     assert loaders["train"].placed_bytes == splits["train"].num_bytes
 
 
-def test_data_that_a_gpu_cannot_hold_are_refused(cuda: Cuda) -> None:
-    """In a sentence with both sizes, before torch runs out of memory."""
+def test_data_larger_than_free_memory_are_refused(cuda: Cuda) -> None:
+    """The message gives both sizes before torch runs out of memory."""
     split = samples()
-    split.num_bytes, cuda.free = 3 * 2**20, 2 * 2**20
+    split.num_bytes = 3 * 2**20
+    cuda.free = 2 * 2**20
     with pytest.raises(UserError) as error:
         Loader(split, EvaluationOrder(103, 10, 1, 0), GPU, "device")
     assert "take 3 MiB, and 2 are free: pass --data-placement workers" in error.value.message
 
 
-def test_gpus_batches_come_from_pinned_indices(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole epoch of small images in one gather, whose indices the host does not wait for."""
-    split, order = samples(), TrainingOrder(103, 8, 1, 1, 0, seed=3)
+def test_indices_for_a_gpu_are_pinned(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One gather covers an epoch of small images, and the host does not wait for its indices."""
+    split = samples()
+    order = TrainingOrder(103, 8, 1, 1, 0, seed=3)
     split.place(CPU)
     monkeypatch.setattr(split, "place", lambda device: None)
     sent = []

@@ -1,4 +1,4 @@
-"""Whatever a user's data are: read, or refused in one sentence that names what to mend."""
+"""Users' data of every sort: read, or refused in one sentence that names what to fix."""
 
 from __future__ import annotations
 
@@ -33,50 +33,55 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PC
 MODES = ("L", "RGB", "P", "1", "RGBA", "CMYK", "I;16", "F", "LA", "I")
 
 
-def encoded(kind: str, mode: str) -> bytes | None:
-    """Return a small image as a file, if the format has the mode."""
+def encoded(image_format: str, mode: str) -> bytes | None:
+    """Return a small image as a file, or None if the format lacks the mode."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
-    file, image = io.BytesIO(), Image.fromarray(pixels)
+    file = io.BytesIO()
+    image = Image.fromarray(pixels)
     image = Image.new("I;16", image.size, 7) if mode == "I;16" else image.convert(mode)
     try:
-        image.save(file, kind)
+        image.save(file, image_format)
     except (OSError, KeyError, ValueError):
         return None
     return file.getvalue()
 
 
-def mutated(whole: bytes, draw: random.Random) -> bytes:
-    """Cut a file, flip bytes of it, put a wild number into its header, or mix it up."""
-    data, at = bytearray(whole), draw.randrange(len(whole))
-    kind = draw.choice(["cut", "flip", "flip", "header", "header", "twice", "zero", "insert"])
-    if kind == "cut":
-        return bytes(data[:at])
-    if kind == "flip":
-        for _ in range(draw.randint(1, 8)):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-    elif kind == "header":
-        place = draw.randrange(min(60, max(1, len(data) - 4)))
-        wild = draw.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0x80000000, 65535, 30000])
-        data[place : place + 4] = struct.pack(draw.choice("<>") + "I", wild)
-    elif kind == "zero":
-        data[at:] = bytes(len(data) - at)
-    elif kind == "insert":
-        data[at:at] = draw.randbytes(draw.randint(1, 40))
+def mutated(whole: bytes, generator: random.Random) -> bytes:
+    """Damage a file at random: truncate it, change bytes or numbers in its header, repeat it."""
+    data = bytearray(whole)
+    position = generator.randrange(len(whole))
+    mutation = generator.choice(
+        ["cut", "flip", "flip", "header", "header", "twice", "zero", "insert"]
+    )
+    if mutation == "cut":
+        return bytes(data[:position])
+    if mutation == "flip":
+        for _ in range(generator.randint(1, 8)):
+            data[generator.randrange(len(data))] = generator.randrange(256)
+    elif mutation == "header":
+        offset = generator.randrange(min(60, max(1, len(data) - 4)))
+        wild = generator.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0x80000000, 65535, 30000])
+        data[offset : offset + 4] = struct.pack(generator.choice("<>") + "I", wild)
+    elif mutation == "zero":
+        data[position:] = bytes(len(data) - position)
+    elif mutation == "insert":
+        data[position:position] = generator.randbytes(generator.randint(1, 40))
     else:
         data = data * 2
     return bytes(data)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", FORMATS)
-def test_mutated_image_is_decoded_or_named(kind: str, thorough: bool) -> None:
-    """Of every format and mode, mutated in many ways: pixels, or the image's name."""
-    draw, refused = random.Random(kind), list[str]()
-    whole = [data for mode in MODES if (data := encoded(kind, mode))]
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_damaged_image_is_decoded_or_named(image_format: str, thorough: bool) -> None:
+    """Files of every format and mode are damaged in many ways."""
+    generator = random.Random(image_format)
+    refused = list[str]()
+    whole = [data for mode in MODES if (data := encoded(image_format, mode))]
     assert whole
     for number in range(300 if thorough else 75):
-        value = {"bytes": mutated(draw.choice(whole), draw), "path": f"{number}.img"}
-        channels = draw.choice([1, 3])
+        value = {"bytes": mutated(generator.choice(whole), generator), "path": f"{number}.img"}
+        channels = generator.choice([1, 3])
         try:
             pixels = Decoder(SOURCE, "train", 8, channels)(value)
         except UserError as error:
@@ -109,7 +114,7 @@ def with_file(name: str, content: str | bytes) -> Callable[[Path], None]:
 
 
 def with_other_columns(suffix: str, **changes: str) -> Callable[[Path], None]:
-    """Write two files of one split, the second with its columns called otherwise."""
+    """Write two files of one split, the second with other column names."""
 
     def write(folder: Path) -> None:
         columns: dict[str, Any] = dict(sentences(12, 0))
@@ -130,7 +135,7 @@ def with_label(values: list[Any]) -> Callable[[Path], None]:
 
 
 def with_beside(test: str) -> Callable[[Path], None]:
-    """Write a test split besides the one of train."""
+    """Write a train split, and a test split with this content."""
 
     def write(folder: Path) -> None:
         write_csv(folder / "train.csv", sentences(12, 0))
@@ -216,6 +221,7 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
+    """The message names the folder or the data set, and what is wrong."""
     write, words = TEXTS[case]
     folder = tmp_path / "mine"
     if case.startswith(("infos", "a readme", "types that")):
@@ -229,27 +235,28 @@ def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
         assert str(folder) in message or "data set mine" in message
 
 
-def test_class_that_train_has_not_is_told_of(tmp_path: Path) -> None:
-    """It can't be learned: often it marks rows without a label."""
+def test_class_missing_from_train_is_noted(tmp_path: Path) -> None:
+    """Such a class can't be learned, and often marks rows without a label."""
     with_beside("sentence,label\nx,-1\n")(tmp_path / "mine")
     assert "train has no row of 1 classes: -1" in text(tmp_path / "mine").notes
 
 
 def replace_value(path: Path, column: str, row: int, value: Any) -> None:
-    """Change a value as a tool does that knows nothing of images and classes: types stay."""
+    """Change a value in a Parquet file without a change of types, as a general tool does."""
     import pyarrow
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)
     number = table.column_names.index(column)
-    values, field = table.column(column).to_pylist(), table.schema.field(number)
+    values = table.column(column).to_pylist()
+    field = table.schema.field(number)
     values[row] = value
     changed = table.set_column(number, field, pyarrow.array(values, field.type))
     pyarrow.parquet.write_table(changed, path)
 
 
 def test_class_label_out_of_range_is_named(tmp_path: Path) -> None:
-    """The number that no class has, its split and its column."""
+    """The message names the number, the column and the split."""
     folder = tmp_path / "mine"
     splits = {"train": grey_images(12, 0), "test": grey_images(6, 1)}
     write_image_parquet(folder, splits, names="abcde")
@@ -264,20 +271,20 @@ def test_class_label_out_of_range_is_named(tmp_path: Path) -> None:
     "path",
     ["../secret.png", "/etc/hostname", "inside/../../secret.png", "~/secret.png", "none.png"],
 )
-def test_row_that_names_a_file_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
-    """A row of a table reads no file but those of its data set."""
+def test_row_with_a_path_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
+    """A row of a table may read only files of its own data set."""
     folder = write_image_parquet(tmp_path / "mine", {"train": grey_images(12, 0)})
     Image.new("L", (8, 8)).save(tmp_path / "secret.png")
     value = {"bytes": None, "path": path}
     replace_value(folder / "train-00000-of-00001.parquet", "image", 4, value)
     message = refusal(lambda: images(folder))
     assert path in message
-    outside = path not in ("~/secret.png", "none.png")
-    assert ("outside" in message) == outside
+    is_outside = path not in ("~/secret.png", "none.png")
+    assert ("outside" in message) == is_outside
 
 
-def test_row_that_names_a_file_of_its_folder_is_read(tmp_path: Path) -> None:
-    """By a path from the folder, wherever the command runs, also by a link that a user made."""
+def test_row_with_a_path_inside_the_folder_is_read(tmp_path: Path) -> None:
+    """Paths are relative to the folder, and the user may have linked a file into it."""
     folder = write_image_parquet(tmp_path / "mine", {"train": grey_images(12, 0)})
     Image.new("L", (8, 8)).save(tmp_path / "kept.png")
     (folder / "more").mkdir(parents=True)
@@ -293,7 +300,7 @@ def test_row_that_names_a_file_of_its_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [bomb(), b"", b"\x89PNG\r\n\x1a\n", bytes(500)])
 @pytest.mark.filterwarnings("ignore")
 def test_image_in_a_folder_that_cannot_be_decoded_is_named(content: bytes, tmp_path: Path) -> None:
-    """Also one that would fill the memory."""
+    """One of the images would fill the memory."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], 4)
     (folder / "train" / "dog" / "002.png").write_bytes(content)
     message = refusal(lambda: images(folder))
@@ -308,10 +315,10 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_odd_name_is_found_or_refused(
+def test_impossible_data_set_name_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is asked of a server, or of the machine, for what can be no name."""
+    """Such a name is neither asked of a server nor looked up on the machine."""
     monkeypatch.chdir(tmp_path)
     if name == "/":
         monkeypatch.setattr("common.data.sources.fingerprint_of_folder", lambda folder: "")
@@ -326,7 +333,7 @@ def test_odd_name_is_found_or_refused(
 def test_folder_that_cannot_be_listed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its files would be left out without a word."""
+    """Otherwise its files would be left out silently."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], 4)
     scan = os.scandir
 

@@ -17,7 +17,7 @@ from common.data.order import (
 )
 from common.errors import UserError
 
-# Ways of making a global batch of 24: per process, accumulation, processes.
+# Ways to make a global batch of 24: (batch size per process, accumulation, processes).
 SPLITS = [(24, 1, 1), (12, 2, 1), (12, 1, 2), (4, 3, 2), (2, 3, 4), (1, 24, 1)]
 
 
@@ -43,10 +43,11 @@ def global_batches(
     ranks = orders(num_samples, split, grouped)
     accumulation = split[1]
     batches = [order.micro_batches(epoch, first) for order in ranks]
-    return [
-        sorted(torch.cat([rank[i : i + accumulation].flatten() for rank in batches]).tolist())
-        for i in range(0, len(batches[0]), accumulation)
-    ]
+    updates = []
+    for start in range(0, len(batches[0]), accumulation):
+        parts = [rank[start : start + accumulation].flatten() for rank in batches]
+        updates.append(sorted(torch.cat(parts).tolist()))
+    return updates
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -54,7 +55,7 @@ def global_batches(
 def test_global_batches_do_not_depend_on_the_split(
     split: tuple[int, int, int], grouped: bool
 ) -> None:
-    """However 24 samples are split into processes and micro-batches, an update has the same."""
+    """An update has the same 24 samples on any number of processes and micro-batches."""
     for epoch in range(2):
         expected = global_batches(1003, SPLITS[0], grouped, epoch)
         assert global_batches(1003, split, grouped, epoch) == expected
@@ -63,7 +64,7 @@ def test_global_batches_do_not_depend_on_the_split(
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_each_sample_comes_once_an_epoch(grouped: bool) -> None:
-    """An epoch has no sample twice, on any rank, and drops the last, incomplete batch."""
+    """No rank repeats a sample, and the last, incomplete batch is dropped."""
     ranks = orders(1003, (4, 3, 2), grouped)
     samples = torch.cat([order.micro_batches(3).flatten() for order in ranks])
     assert len(samples) == len(samples.unique()) == 1003 // 24 * 24
@@ -71,34 +72,34 @@ def test_each_sample_comes_once_an_epoch(grouped: bool) -> None:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_epochs_and_seeds_have_orders_of_their_own(grouped: bool) -> None:
-    """The order is another in each epoch and for each seed, and the same when asked again."""
+def test_order_differs_by_epoch_and_seed(grouped: bool) -> None:
+    """The same epoch and seed always give the same order."""
     first = orders(1003, (24, 1, 1), grouped)[0]
     other = TrainingOrder(1003, 24, 1, 1, 0, 8, lengths_of(1003) if grouped else None)
     assert torch.equal(first.micro_batches(0), first.micro_batches(0))
     assert not torch.equal(first.micro_batches(0), first.micro_batches(1))
     assert not torch.equal(first.micro_batches(0), other.micro_batches(0))
-    # Neither epoch 1 of one seed nor epoch 0 of the next.
+    # Epoch 1 of one seed is not epoch 0 of the next seed.
     assert not torch.equal(first.micro_batches(1), other.micro_batches(0))
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("first_update", [0, 1, 17, 41])
 def test_seeking_gives_the_rest_of_an_epoch(first_update: int, grouped: bool) -> None:
-    """Starting at an update gives what an uninterrupted epoch has from there on."""
+    """From an update on, the order equals that of an uninterrupted epoch."""
     for order in orders(1003, (4, 3, 2), grouped):
         whole = order.micro_batches(2)
         assert torch.equal(order.micro_batches(2, first_update), whole[3 * first_update :])
 
 
-def test_seeking_is_the_same_on_another_world_size() -> None:
-    """A position is a number of updates, so another split goes on with the same samples."""
+def test_seeking_works_on_another_world_size() -> None:
+    """A position counts updates, so other processes continue with the same samples."""
     rest = global_batches(1003, (12, 2, 1), True, 1, first=11)
     assert rest == global_batches(1003, (2, 3, 4), True, 1)[11:]
 
 
-def test_grouping_puts_like_lengths_together() -> None:
-    """Grouped batches need far less padding, and come in random order."""
+def test_grouping_puts_similar_lengths_together() -> None:
+    """Grouped batches need far less padding, and still come in random order."""
     lengths = lengths_of(24 * WINDOW * 2)
     padding = {}
     for grouped in (False, True):
@@ -110,8 +111,8 @@ def test_grouping_puts_like_lengths_together() -> None:
     assert padding[True] < padding[False] / 5
 
 
-def test_too_few_samples_for_one_update_is_a_mistake() -> None:
-    """A training split smaller than the effective batch ends in a message with both numbers."""
+def test_too_few_samples_for_one_update_are_refused() -> None:
+    """The message has both numbers and the flag."""
     with pytest.raises(UserError) as error:
         TrainingOrder(23, 4, 3, 2, 0, 0)
     assert "23" in error.value.message
@@ -124,13 +125,13 @@ def test_too_few_samples_for_one_update_is_a_mistake() -> None:
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 67, 360])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_evaluation_has_each_sample_once(num_samples: int, world_size: int, grouped: bool) -> None:
-    """Over all ranks each sample comes exactly once, shared out evenly."""
+    """All ranks together have each sample once, and equal shares up to one sample."""
     lengths = lengths_of(num_samples) if grouped else None
     ranks = [
         EvaluationOrder(num_samples, 8, world_size, rank, lengths).micro_batches()
         for rank in range(world_size)
     ]
-    samples = [int(sample) for batches in ranks for batch in batches for sample in batch]
+    samples = torch.cat([batch for batches in ranks for batch in batches]).tolist()
     assert sorted(samples) == list(range(num_samples))
     counts = [sum(map(len, batches)) for batches in ranks]
     assert max(counts) - min(counts) <= 1
@@ -139,13 +140,13 @@ def test_evaluation_has_each_sample_once(num_samples: int, world_size: int, grou
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_rank_without_samples_has_no_batch(grouped: bool) -> None:
-    """More ranks than samples leave a rank with no batch, not with an empty one."""
+    """With more ranks than samples, it has no batch instead of an empty one."""
     lengths = lengths_of(1) if grouped else None
     assert EvaluationOrder(1, 8, 2, 1, lengths).micro_batches() == []
 
 
-def test_random_bits_are_a_function_of_seed_epoch_and_sample() -> None:
-    """A sample's bits don't depend on its batch, and differ between samples, epochs and seeds."""
+def test_random_bits_depend_on_seed_epoch_and_sample_only() -> None:
+    """The other samples of a batch do not matter."""
     samples = torch.arange(10_000)
     bits = random_bits(3, 5, samples)
     chosen = torch.tensor([9, 4_321, 17])
@@ -158,25 +159,27 @@ def test_random_bits_are_a_function_of_seed_epoch_and_sample() -> None:
 
 @pytest.mark.parametrize("bit", [0, 7, 15, 23, 30])
 def test_each_random_bit_is_fair(bit: int) -> None:
-    """Each bit is set for half of the samples, whatever the epoch, and independent of the next."""
+    """It is set for half of the samples, and independent of the epoch and of the next sample."""
     samples = torch.arange(50_000)
-    first, second = random_bits(0, 0, samples), random_bits(0, 1, samples)
-    flips, later = first >> bit & 1, second >> bit & 1
+    first = random_bits(0, 0, samples)
+    second = random_bits(0, 1, samples)
+    flips = first >> bit & 1
+    later = second >> bit & 1
     assert abs(flips.float().mean() - 0.5) < 0.02
     assert abs((flips == later).float().mean() - 0.5) < 0.02
     assert abs((flips[1:] == flips[:-1]).float().mean() - 0.5) < 0.02
 
 
-def test_hash_is_of_63_bits_and_depends_on_order() -> None:
-    """Near integers give unrelated numbers that torch takes as a seed."""
+def test_hash_has_63_bits_and_depends_on_the_order() -> None:
+    """Near integers give unrelated numbers, which torch accepts as seeds."""
     values = [hash_integers(first, second) for first in range(50) for second in range(50)]
     assert len(set(values)) == 2500
     assert all(0 <= value < 2**63 for value in values)
     assert hash_integers(1, 2) != hash_integers(2, 1)
 
 
-def test_order_is_that_of_earlier_checkpoints() -> None:
-    """A run that an earlier version began goes on with the same samples."""
+def test_order_never_changes_between_versions() -> None:
+    """A run that an earlier version started continues with the same samples."""
     plain = TrainingOrder(1003, 4, 3, 2, 1, 7).micro_batches(2, 40)
     grouped = TrainingOrder(1003, 4, 3, 2, 1, 7, lengths_of(1003)).micro_batches(2, 40)
     assert plain.tolist() == [[569, 501, 423, 598], [563, 874, 70, 999], [965, 815, 218, 715]]
@@ -193,12 +196,16 @@ def test_order_is_that_of_earlier_checkpoints() -> None:
 @pytest.mark.parametrize("num_samples", [16, 17, 31, 32, 33, 61])
 @pytest.mark.parametrize("batch_size", [2, 3, 8])
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_evaluate_as_many_batches(num_samples: int, batch_size: int, world_size: int) -> None:
-    """Ranks that share out a model wait for each other at each batch; none is empty."""
+def test_ranks_evaluate_equally_many_batches(
+    num_samples: int, batch_size: int, world_size: int
+) -> None:
+    """Ranks of a sharded model wait for each other at each batch, so none may lack one."""
     orders = [
         EvaluationOrder(num_samples, batch_size, world_size, rank) for rank in range(world_size)
     ]
-    counts = [[len(batch) for batch in order.micro_batches()] for order in orders]
+    counts = []
+    for order in orders:
+        counts.append([len(batch) for batch in order.micro_batches()])
     assert {len(sizes) for sizes in counts} == {orders[0].most_batches}
     assert all(size > 0 for sizes in counts for size in sizes)
     assert sum(map(sum, counts)) == num_samples
@@ -214,26 +221,23 @@ def by_blocks(
     split: tuple[int, int, int], epoch: int = 0, first: int = 0, at_once: int = 7
 ) -> list[list[int]]:
     """Return the samples of each update of an epoch, in order, over all ranks."""
-    _, accumulation, world = split
-    made = [
-        [
-            *TrainingOrder(1003, *split, r, 7, blocks=blocks_of(1003, at_once)).micro_batches(
-                epoch, first
-            )
+    _, accumulation, world_size = split
+    ranks = []
+    for rank in range(world_size):
+        order = TrainingOrder(1003, *split, rank, 7, blocks=blocks_of(1003, at_once))
+        ranks.append(list(order.micro_batches(epoch, first)))
+    updates = []
+    for start in range(0, len(ranks[0]), accumulation):
+        parts = [
+            micro_batches[start + part] for part in range(accumulation) for micro_batches in ranks
         ]
-        for r in range(world)
-    ]
-    return [
-        torch.cat(
-            [made[rank][i + part] for part in range(accumulation) for rank in range(world)]
-        ).tolist()
-        for i in range(0, len(made[0]), accumulation)
-    ]
+        updates.append(torch.cat(parts).tolist())
+    return updates
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_order_by_blocks_does_not_depend_on_the_split(split: tuple[int, int, int]) -> None:
-    """Each sample once, new in each epoch, and found from any update on."""
+    """Each sample comes once, each epoch has a new order, and seeking works from any update."""
     for epoch in (0, 1):
         updates = by_blocks(split, epoch)
         assert updates == by_blocks(SPLITS[0], epoch)
@@ -245,20 +249,21 @@ def test_order_by_blocks_does_not_depend_on_the_split(split: tuple[int, int, int
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 64])
-def test_update_is_of_as_many_blocks_as_may_be_held(at_once: int) -> None:
-    """And no more, but where a lane goes on to its next block."""
+def test_update_reads_no_more_blocks_than_may_be_held(at_once: int) -> None:
+    """One more is read where a lane continues with its next block."""
     ends = blocks_of(1003).sizes.cumsum()
-    lanes = {1: 1, 7: 6, 64: 24}[at_once]  # which divide an update of 24
-    counts = [
-        len({*np.searchsorted(ends, u, side="right")}) for u in by_blocks(SPLITS[0], 0, 0, at_once)
-    ]
+    lanes = {1: 1, 7: 6, 64: 24}[at_once]  # numbers that divide an update of 24
+    counts = []
+    for update in by_blocks(SPLITS[0], 0, 0, at_once):
+        blocks = {*np.searchsorted(ends, update, side="right")}
+        counts.append(len(blocks))
     assert np.median(counts) <= lanes + 1
     assert np.median(counts) > lanes / 2
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_evaluation_by_blocks_has_each_sample_once(world_size: int) -> None:
-    """In stretches, of which ranks share no block but one."""
+    """Each rank reads one stretch, so that two ranks share one block at most."""
     ranks = [
         torch.cat(EvaluationOrder(67, 8, world_size, rank, blocks=blocks_of(67)).micro_batches())
         for rank in range(world_size)
@@ -273,9 +278,10 @@ def test_evaluation_by_blocks_has_each_sample_once(world_size: int) -> None:
 def test_equal_batches_have_each_sample_once(
     num_samples: int, world_size: int, grouped: bool
 ) -> None:
-    """As many batches of one size on all ranks; the mask has each sample once over all ranks."""
+    """All ranks have equally many batches of one size, and the mask marks each sample once."""
     lengths = lengths_of(num_samples) if grouped else None
-    sizes, real = set(), []
+    sizes = set()
+    real = []
     for rank in range(world_size):
         order = EvaluationOrder(num_samples, 4, world_size, rank, lengths)
         batches = order.equal_batches()
@@ -290,7 +296,7 @@ def test_equal_batches_have_each_sample_once(
 
 
 def test_equal_batches_by_blocks_have_each_sample_once() -> None:
-    """Where each rank reads a stretch of its own."""
+    """Each rank reads a stretch of its own."""
     blocks = Blocks(np.array([5, 6, 6]), at_once=2)
     ranks = [EvaluationOrder(17, 4, 2, rank, blocks=blocks).equal_batches() for rank in (0, 1)]
     assert [len(batches.samples) for batches in ranks] == [3, 3]
@@ -301,8 +307,8 @@ def test_equal_batches_by_blocks_have_each_sample_once() -> None:
     assert sorted(real) == [*range(17)]
 
 
-def test_rehearsal_is_half_a_batch_and_the_same_samples_twice() -> None:
-    """No batch is larger than an evaluation's; a rank without samples has none."""
+def test_rehearsal_is_half_a_batch_and_then_that_half_twice() -> None:
+    """No batch exceeds an evaluation's, and a rank without samples has none."""
     two = [torch.arange(9), torch.arange(9, 13)]
     assert [batch.tolist() for batch in rehearsal_batches(two, 9)] == [
         [0, 3, 6, 9],
@@ -316,7 +322,7 @@ def test_rehearsal_is_half_a_batch_and_the_same_samples_twice() -> None:
 
 
 def test_rehearsal_of_sorted_samples_has_all_classes() -> None:
-    """Images lie in a folder for each class: the first batch is of one class alone."""
+    """Images in one folder per class are sorted, so a first batch alone would have one class."""
     labels = torch.arange(10).repeat_interleave(100)
     for rank in range(2):
         batches = EvaluationOrder(1000, 32, 2, rank).micro_batches()

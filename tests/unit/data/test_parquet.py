@@ -1,4 +1,4 @@
-"""Parquet files read while training: the samples of a prepared copy, in an order by blocks."""
+"""Parquet files streamed in training: the samples of prepared data, in an order by blocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def images_folder(folder: Path) -> Path:
 
 
 def source_of(folder: Path, streaming: bool = True, **changes: Any) -> DataSource:
-    """Return the folder as `--streaming` gives it."""
+    """Return the source of a folder, with `--streaming` unless told otherwise."""
     place = find_named(str(folder), None)
     return DataSource(**{**vars(place), "streaming": streaming, **changes})
 
@@ -68,24 +68,26 @@ def every_batch(samples: Any, workers: int = 0, world: int = 1) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_images_are_those_of_a_prepared_copy(tmp_path: Path, workers: int) -> None:
-    """Pixels, labels and what the footers and some images tell of the whole."""
+def test_streamed_images_equal_prepared_ones(tmp_path: Path, workers: int) -> None:
+    """So do class names, sizes, and the mean and deviation of pixels."""
     folder = images_folder(tmp_path / "data")
-    prepared, streamed = images(source_of(folder, False)), images(source_of(folder))
+    prepared = images(source_of(folder, False))
+    streamed = images(source_of(folder))
     assert isinstance(streamed.splits["train"], StreamedImages)
     for fact in ("class_names", "channels", "image_size", "mean", "std"):
         assert getattr(streamed, fact) == getattr(prepared, fact)
     assert streamed.facts().sizes == prepared.facts().sizes == {"train": 203, "test": 41}
     for name in ("train", "test"):
         assert streamed.splits[name].num_bytes is None
-        both = [every_batch(data.splits[name], workers) for data in (prepared, streamed)]
-        for expected, found in zip(*both, strict=True):
-            assert torch.equal(found["images"], expected["images"])
-            assert torch.equal(found["labels"], expected["labels"])
+        expected_batches = every_batch(prepared.splits[name], workers)
+        streamed_batches = every_batch(streamed.splits[name], workers)
+        for batch, expected in zip(streamed_batches, expected_batches, strict=True):
+            assert torch.equal(batch["images"], expected["images"])
+            assert torch.equal(batch["labels"], expected["labels"])
 
 
-def test_text_is_that_of_a_prepared_copy(tmp_path: Path) -> None:
-    """Tokens and labels, in the files' order, and how many tokens a batch holds."""
+def test_streamed_text_equals_prepared_text(tmp_path: Path) -> None:
+    """Tokens, labels, vocabulary and the work of each batch are the same."""
     columns = sentences(1, 0)
     features = Features({name: Value("string") for name in columns})
     for name, count in (("train", 107), ("test", 33)):
@@ -99,29 +101,30 @@ def test_text_is_that_of_a_prepared_copy(tmp_path: Path) -> None:
     assert streamed.class_names == prepared.class_names == ["animals", "colours", "numbers"]
     assert streamed.vocabulary_size == prepared.vocabulary_size
     rows = torch.arange(7, 31)
-    expected, found = (data.splits["train"].read(rows, 0) for data in loaded)
-    found = streamed.splits["train"].finish(found, rows, 0)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    other_rows = torch.arange(31, 40)
     split = streamed.splits["train"]
+    expected = prepared.splits["train"].read(rows, 0)
+    first = split.finish(split.read(rows, 0), rows, 0)
+    assert first.keys() == expected.keys()
+    assert all(torch.equal(first[name], expected[name]) for name in expected)
+    other_rows = torch.arange(31, 40)
     other = split.finish(split.read(other_rows, 0), other_rows, 0)
-    for batch, batch_rows in ((found, rows), (other, other_rows)):
+    for batch, batch_rows in ((first, rows), (other, other_rows)):
         expected_work = prepared.splits["train"].count(batch_rows)
         assert split.work_of(batch, batch_rows) == expected_work, "of each batch, in any order"
 
 
-def test_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
-    """Its rows would be others than those that the order is of."""
+def test_file_that_changes_during_training_is_refused(tmp_path: Path) -> None:
+    """The order of samples was made for other rows."""
     samples = images(source_of(images_folder(tmp_path / "data"))).splits["test"]
     shutil.copy(tmp_path / "data" / "train-0.parquet", tmp_path / "data" / "test-0.parquet")
     with pytest.raises(UserError, match=r"test-0\.parquet can't be read \(.*it has changed"):
         samples.read(torch.arange(4), 0)
 
 
-def test_odd_columns_are_read_or_named(tmp_path: Path) -> None:
-    """Two of one name can't be told apart; views of text, as other programs write it, are text."""
-    labels, texts = pa.array(["a", "b"] * 20), pa.array(["one two", "three"] * 20)
+def test_duplicate_columns_are_refused_and_string_views_are_read(tmp_path: Path) -> None:
+    """Other programs write text as string views."""
+    labels = pa.array(["a", "b"] * 20)
+    texts = pa.array(["one two", "three"] * 20)
     views = texts.cast(pa.string_view())
     tables = {
         "twice": pa.Table.from_arrays([texts, texts, labels], names=["text", "text", "label"]),
@@ -138,10 +141,10 @@ def test_odd_columns_are_read_or_named(tmp_path: Path) -> None:
         assert len(load_text(views, max_length=8, **flags).splits["train"]) in (GROUP, 36)
 
 
-def test_few_row_groups_are_held_and_none_is_read_twice(
+def test_row_groups_are_read_once_and_few_are_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank of two reads about half of the row groups in an epoch, each once."""
+    """One rank of two reads about half of the row groups in an epoch."""
     for shard in range(4):
         write_images(tmp_path / "data", f"train-{shard}", 200, shard)
     write_images(tmp_path / "data", "test-0", 20)
@@ -149,10 +152,11 @@ def test_few_row_groups_are_held_and_none_is_read_twice(
     monkeypatch.setattr(parquet, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
     rows = parquet.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.numbers])
     assert rows.blocks.at_once == 4
-    read, original = list[int](), parquet.ParquetRows.table
+    read_blocks = list[int]()
+    original = parquet.ParquetRows.table
 
     def table(self: Any, block: int) -> Any:
-        read.extend([block] if block not in self.held else [])
+        read_blocks.extend([block] if block not in self.held else [])
         return original(self, block)
 
     monkeypatch.setattr(parquet.ParquetRows, "table", table)
@@ -160,12 +164,12 @@ def test_few_row_groups_are_held_and_none_is_read_twice(
     for samples in order.micro_batches(0):
         rows.read(samples, 0)
         assert len(rows.held) <= 4
-    # Two lanes of twenty row groups each, and one more where a lane ends within one.
-    assert 20 <= len({*read}) <= len(read) <= 22
+    # Two lanes have twenty row groups each, and a lane may end within one more.
+    assert 20 <= len({*read_blocks}) <= len(read_blocks) <= 22
 
 
 def test_row_groups_are_held_out(tmp_path: Path) -> None:
-    """Where there is only train; each row is in one of the two."""
+    """Without a validation or test split, whole row groups of train become validation."""
     write_images(tmp_path / "data", "train-0", 200)
     data = images(source_of(tmp_path / "data", validation_share=0.2))
     assert {name: len(split) for name, split in data.splits.items()} == {
@@ -178,40 +182,41 @@ def test_row_groups_are_held_out(tmp_path: Path) -> None:
 
 
 def test_split_without_labels_is_left_out(tmp_path: Path) -> None:
-    """As the test split of GLUE."""
+    """The test splits of GLUE have -1 for every label."""
     write_images(tmp_path / "data", "train-0", 60)
     write_images(tmp_path / "data", "validation-0", 20)
     write_images(tmp_path / "data", "test-0", 20, label=[-1] * 20)
     assert [*images(source_of(tmp_path / "data")).splits] == ["train", "validation"]
 
 
-def test_other_contents_have_another_fingerprint(tmp_path: Path) -> None:
-    """Also where sizes are the same."""
-    found = set()
+def test_fingerprint_depends_on_the_contents(tmp_path: Path) -> None:
+    """Files of the same size still have different fingerprints."""
+    fingerprints = set()
     for seed in (0, 1, 0):
-        write_images(tmp_path / f"{len(found)}", "train-0", 60, seed)
-        found.add(images(source_of(tmp_path / f"{len(found)}")).fingerprint)
-    assert len(found) == 2
+        folder = tmp_path / f"{len(fingerprints)}"
+        write_images(folder, "train-0", 60, seed)
+        fingerprints.add(images(source_of(folder)).fingerprint)
+    assert len(fingerprints) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("column", ["image", "label"])
-def test_row_without_a_value_is_named_when_it_is_met(
+def test_row_without_a_value_is_refused_when_read(
     tmp_path: Path, column: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a worker as well: one sentence, and nothing that a restart would mend."""
+    """The same sentence appears with and without workers."""
     columns = grey_images(60, 0)
     columns[column][55] = None
     write_images(tmp_path / "data", "train-0", 60, **{column: columns[column]})
     write_images(tmp_path / "data", "test-0", 20)
     monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
-    said = refusal(lambda: every_batch(split, workers))
-    assert "train-0.parquet has a row without" in said
+    message = refusal(lambda: every_batch(split, workers))
+    assert "train-0.parquet has a row without" in message
 
 
-def test_what_cannot_be_streamed_is_said(tmp_path: Path) -> None:
-    """Other formats, shards of other columns, one row group to hold some out of."""
+def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
+    """They may have another format, shards with other columns, or too few row groups."""
     columns = sentences(30, 0)
     write_csv(tmp_path / "csv" / "train.csv", columns)
     assert "csv" in refusal(lambda: images(source_of(tmp_path / "csv")))

@@ -1,4 +1,4 @@
-"""Images of more than 8 bits a channel: on one scale for a data set, never wrapped around."""
+"""Images of more than 8 bits a channel: one scale for a data set, and no overflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.data.loading import images, refusal
 def deep_png(pixels: np.ndarray) -> bytes:
     """Return uint16 pixels [height, width, channels] as a PNG of 16 bits a channel."""
     height, width, channels = pixels.shape
-    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    color_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
 
     def chunk(name: bytes, data: bytes) -> bytes:
@@ -27,30 +27,33 @@ def deep_png(pixels: np.ndarray) -> bytes:
             struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
         )
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_all_16_bits_of_a_png_are_read(channels: int) -> None:
+    """The alpha channel is dropped, and no value loses bits."""
     pixels = np.random.default_rng(0).integers(0, 2**16, (7, 5, channels)).astype(np.uint16)
-    found, _ = deep_pixels(Image.open(io.BytesIO(deep_png(pixels))))
-    assert found is not None
+    decoded, _ = deep_pixels(Image.open(io.BytesIO(deep_png(pixels))))
+    assert decoded is not None
     expected = pixels[..., :3] if channels > 2 else pixels[..., 0]
-    assert np.array_equal(found, expected)
+    assert np.array_equal(decoded, expected)
 
 
 @pytest.mark.parametrize("bits", range(1, 32))
-def test_scale_is_that_of_the_largest_value(bits: int) -> None:
-    """To 8 bits values stay, above they keep their highest 8; more than white is white."""
+def test_scale_follows_the_largest_value(bits: int) -> None:
+    """Values of up to 8 bits stay, larger ones keep their highest 8 bits, and brighter ones are
+    white.
+    """
     peak = 2**bits - 1
     white = white_level_of(peak)
     assert white == max(255, peak)
     values = np.array([0, peak // 2, peak, 2 * peak, 2**31 - 1], dtype=np.int64)
-    found = to_eight_bits(values, white).astype(int)
-    assert found[0] == 0
-    assert found[2] == (peak if bits <= 8 else 255)
-    assert (np.diff(found) >= 0).all()
+    scaled = to_eight_bits(values, white).astype(int)
+    assert scaled[0] == 0
+    assert scaled[2] == (peak if bits <= 8 else 255)
+    assert (np.diff(scaled) >= 0).all()
 
 
 def write(folder: Path, split: str, pixels: np.ndarray, suffix: str) -> None:
@@ -62,15 +65,15 @@ def write(folder: Path, split: str, pixels: np.ndarray, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "suffix"), [("uint16", "png"), ("uint16", "tiff"), ("int32", "tiff")]
+    ("dtype", "suffix"), [("uint16", "png"), ("uint16", "tiff"), ("int32", "tiff")]
 )
 @pytest.mark.parametrize("peak", [200, 4095, 60_000])
-def test_data_set_has_one_scale(kind: str, suffix: str, peak: int, tmp_path: Path) -> None:
-    """That of train, for its test split, too, whose brighter pixels are white."""
-    pixels = np.random.default_rng(0).integers(0, peak + 1, (10, 10)).astype(kind)
+def test_data_set_has_one_scale(dtype: str, suffix: str, peak: int, tmp_path: Path) -> None:
+    """The train split sets it. Brighter pixels of the test split are white."""
+    pixels = np.random.default_rng(0).integers(0, peak + 1, (10, 10)).astype(dtype)
     pixels[0, 0] = peak
     write(tmp_path / "deep", "train", pixels, suffix)
-    bright = np.minimum(pixels.astype(np.int64) * 3, 65_535).astype(kind)
+    bright = np.minimum(pixels.astype(np.int64) * 3, 65_535).astype(dtype)
     write(tmp_path / "deep", "test", bright, suffix)
     data = images(tmp_path / "deep")
     white = white_level_of(peak)
@@ -83,7 +86,8 @@ def test_data_set_has_one_scale(kind: str, suffix: str, peak: int, tmp_path: Pat
     assert np.array_equal(predicted, data.splits["train"].images[0])
 
 
-def test_deep_image_beside_a_train_of_8_bits_is_refused(tmp_path: Path) -> None:
+def test_deep_images_beside_8_bit_training_images_are_refused(tmp_path: Path) -> None:
+    """The message names the file and the 8 bits of train."""
     pixels = np.arange(100).reshape(10, 10)
     write(tmp_path / "mixed", "train", pixels.astype(np.uint8), "png")
     write(tmp_path / "mixed", "test", pixels.astype(np.uint16), "png")
@@ -92,7 +96,8 @@ def test_deep_image_beside_a_train_of_8_bits_is_refused(tmp_path: Path) -> None:
     assert "8 bits" in message
 
 
-@pytest.mark.parametrize(("kind", "word"), [("float32", "real numbers"), ("int32", "negative")])
-def test_values_that_have_no_scale_are_refused(kind: str, word: str, tmp_path: Path) -> None:
-    write(tmp_path / "odd", "train", np.full((8, 8), -1).astype(kind), "tiff")
+@pytest.mark.parametrize(("dtype", "word"), [("float32", "real numbers"), ("int32", "negative")])
+def test_pixels_without_a_scale_are_refused(dtype: str, word: str, tmp_path: Path) -> None:
+    """Negative and real values have no natural white level."""
+    write(tmp_path / "odd", "train", np.full((8, 8), -1).astype(dtype), "tiff")
     assert word in refusal(lambda: images(tmp_path / "odd"))

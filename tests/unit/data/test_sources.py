@@ -1,4 +1,4 @@
-"""Where data come from, and where they are cached."""
+"""Sources of data, and where prepared data are cached."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.local_data import (
 from tests.unit.data.loading import images, refusal
 
 
-def test_shares_are_cached_apart(tmp_path: Path) -> None:
-    """A run that holds rows out never meets the cache of one that does not."""
+def test_each_validation_share_has_its_own_cache(tmp_path: Path) -> None:
+    """A run that holds rows out never reads the cache of one that does not."""
     splits = {"train": grey_images(60, 1), "test": grey_images(10, 2)}
     source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
     folders = {
@@ -30,7 +30,7 @@ def test_shares_are_cached_apart(tmp_path: Path) -> None:
 
 
 def test_changed_data_is_decoded_again(tmp_path: Path) -> None:
-    """A cache is used while the folder's files are the same, and no longer."""
+    """A cache is used only while the folder's files stay the same."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=10)
     assert len(images(folder).splits["train"]) == 18
     caches = list((tmp_path / "cache" / "accelerate-recipes").glob("pets-*"))
@@ -41,8 +41,8 @@ def test_changed_data_is_decoded_again(tmp_path: Path) -> None:
     assert len(data.splits["train"]) == 27
 
 
-def test_cache_depends_on_what_it_holds(tmp_path: Path) -> None:
-    """Another size, column or data set has a cache of its own."""
+def test_cache_depends_on_size_and_data(tmp_path: Path) -> None:
+    """Another size or data set has another cache."""
     source = find_named("digits", None)
     assert cache_folder(source, size=8) == cache_folder(source, size=8)
     assert cache_folder(source, size=8) != cache_folder(source, size=9)
@@ -50,8 +50,8 @@ def test_cache_depends_on_what_it_holds(tmp_path: Path) -> None:
     assert cache_folder(source, size=8) != cache_folder(other, size=8)
 
 
-def test_file_of_no_table_is_refused(tmp_path: Path) -> None:
-    """A file that holds no table is refused with what to pass."""
+def test_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    """The message says what to pass."""
     (tmp_path / "train.doc").write_text("text")
     message = refusal(lambda: find_named(str(tmp_path / "train.doc"), None))
     assert ".csv" in message
@@ -59,19 +59,20 @@ def test_file_of_no_table_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"), [("cifar-10", "cifar10"), ("Digit", "digits"), ("{}/Flower", "{}/flowers")]
+    ("name", "suggestion"),
+    [("cifar-10", "cifar10"), ("Digit", "digits"), ("{}/Flower", "{}/flowers")],
 )
-def test_nearest_name_is_told(asked: str, meant: str, tmp_path: Path) -> None:
-    """Of a public data set, of one that is built in, and of a folder beside the one asked for."""
+def test_nearest_name_is_suggested(name: str, suggestion: str, tmp_path: Path) -> None:
+    """It may be a public data set, a built-in one, or a folder next to the missing one."""
     (tmp_path / "flowers").mkdir()
-    said = refusal(lambda: find_named(asked.format(tmp_path), None))
-    assert f"pass {meant.format(tmp_path)} if you meant that, " in said
+    message = refusal(lambda: find_named(name.format(tmp_path), None))
+    assert f"pass {suggestion.format(tmp_path)} if you meant that, " in message
     assert "if you meant that" not in refusal(lambda: find_named("nobody/nothing", None))
 
 
 @pytest.mark.parametrize("name", ["mnist", "nobody/nothing", "./no-such-folder"])
 def test_missing_data_set_is_never_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A named data set that can't be had ends in a message that names what is built in."""
+    """The message names the built-in data sets instead."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -85,7 +86,7 @@ def test_missing_data_set_is_never_replaced(name: str, monkeypatch: pytest.Monke
 def test_cached_data_set_is_found_without_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the Hub's cache holds is used where the Hub does not answer; names have their ids."""
+    """The Hub's cache is used while the Hub does not answer. Short names map to Hub ids."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -101,8 +102,8 @@ def test_cached_data_set_is_found_without_the_hub(
 
 
 @pytest.mark.parametrize("name", ["synthetic", "digits", "docstrings"])
-def test_folder_is_never_taken_for_built_in_data(name: str, tmp_path: Path) -> None:
-    """A local folder is read, also where it is called as data that are built in."""
+def test_folder_named_like_built_in_data_is_read(name: str, tmp_path: Path) -> None:
+    """A local folder wins even with the name of a built-in data set."""
     data = images(write_image_folder(tmp_path / name, ["cat", "dog"], per_class=10))
     assert data.class_names == ["cat", "dog"]
     assert data.source.location == str(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Workers that stop, hang, or have no shared memory: the batches are the same, or a run is told."""
+"""Workers that stop, hang, or lack shared memory: the same batches, or an error that says why."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rows:
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """Numbers in a row, which can be gone on with."""
+    """Ascending numbers, with a position that can be saved and restored."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -69,11 +69,11 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor(self.next)
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it stands."""
+        """Return the position."""
         return {"next": self.next}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         self.next = state["next"]
 
 
@@ -86,7 +86,7 @@ KINDS: dict[str, Callable[[], Samples]] = {
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, and say all that there is to say."""
+    """Check on workers often, announce early, and forget earlier announcements."""
     monkeypatch.setattr(watch, "LOOK_EVERY", LOOK_EVERY)
     monkeypatch.setattr(watch, "NOTICE_AFTER", 2 * LOOK_EVERY)
     monkeypatch.setattr(module.Workers, "announced", set())
@@ -115,12 +115,12 @@ def assert_same(first: Batch, second: Batch) -> None:
 
 
 def own_batches(kind: str) -> list[Batch]:
-    """Return what this process makes."""
+    """Return the batches that this process makes without workers."""
     return [batch for batch, _ in make_loader(KINDS[kind](), 0).epoch(0)]
 
 
 def suspend_workers(before: list[Any]) -> list[psutil.Process]:
-    """Stop all workers that were not there before."""
+    """Stop all workers that started since `before`, and return their processes."""
     new = [child for child in multiprocessing.active_children() if child not in before]
     stopped = [psutil.Process(child.pid) for child in new]
     for worker in stopped:
@@ -133,9 +133,10 @@ def suspend_workers(before: list[Any]) -> list[psutil.Process]:
 def test_request_to_stop_is_heeded_while_workers_are_stopped(
     kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process makes the other batches, with the same bits, and the workers are gone."""
-    loader, before = make_loader(KINDS[kind](), 2), multiprocessing.active_children()
-    if device.type == "cuda":  # a batch is fetched before the one before it is handed out
+    """This process makes the remaining batches, bit for bit, and ends the workers."""
+    loader = make_loader(KINDS[kind](), 2)
+    before = multiprocessing.active_children()
+    if device.type == "cuda":  # the next batch is fetched before this one is handed out
         monkeypatch.setattr(module, "moved", one_ahead)
     batches = []
     for batch, _ in loader.epoch(0):
@@ -145,8 +146,8 @@ def test_request_to_stop_is_heeded_while_workers_are_stopped(
             loader.workers.is_stopping = lambda: True
     expected = own_batches(kind)
     assert len(batches) == len(expected)
-    for made, other in zip(batches, expected, strict=True):
-        assert_same(made, other)
+    for batch, expected_batch in zip(batches, expected, strict=True):
+        assert_same(batch, expected_batch)
     assert stopped
     assert not any(worker.is_running() for worker in stopped)
 
@@ -160,11 +161,12 @@ def one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
     yield from ahead
 
 
-def test_wait_for_stopped_workers_is_announced_and_has_an_end(
+def test_wait_for_stopped_workers_is_announced_and_times_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The process that is stopped is named; a restart may mend it."""
-    loader, before = make_loader(Odd(), 1), multiprocessing.active_children()
+    """The message names the stopped process, and a restart may help."""
+    loader = make_loader(Odd(), 1)
+    before = multiprocessing.active_children()
     loader.workers.patience = 5 * LOOK_EVERY
     batches = loader.epoch(0)
     next(batches)
@@ -178,9 +180,10 @@ def test_wait_for_stopped_workers_is_announced_and_has_an_end(
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_worker_that_is_gone_is_noticed_while_another_is_stopped(killed: int) -> None:
-    """The process waits for the one that is stopped, and would do so for ever."""
-    loader, before = make_loader(Odd(), 2), multiprocessing.active_children()
+def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
+    """Otherwise this process would wait for the stopped worker forever."""
+    loader = make_loader(Odd(), 2)
+    before = multiprocessing.active_children()
     batches = loader.epoch(0)
     next(batches)
     workers = suspend_workers(before)
@@ -191,24 +194,27 @@ def test_worker_that_is_gone_is_noticed_while_another_is_stopped(killed: int) ->
 
 @pytest.mark.parametrize("is_left_early", [False, True])
 def test_workers_that_stop_between_two_epochs_are_replaced(is_left_early: bool) -> None:
-    """The wait for their answer is looked after as well."""
-    loader, before = make_loader(Odd(), 2), multiprocessing.active_children()
+    """The wait between two epochs is watched, too."""
+    loader = make_loader(Odd(), 2)
+    before = multiprocessing.active_children()
     epoch = loader.epoch(0)
     batches = [next(epoch)[0]] if is_left_early else [batch for batch, _ in epoch]
     assert_same(batches[0], own_batches("odd")[0])
     suspend_workers(before)
     loader.workers.is_stopping = lambda: True
-    for made, other in zip(
-        (batch for batch, _ in loader.epoch(0)), own_batches("odd"), strict=True
-    ):
-        assert_same(made, other)
+    batches = [batch for batch, _ in loader.epoch(0)]
+    for batch, expected in zip(batches, own_batches("odd"), strict=True):
+        assert_same(batch, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_travel_without_shared_memory(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A `/dev/shm` that is full: the same bits and strides, through pipes, and one line says so."""
+    """With a full `/dev/shm`, batches go through pipes with the same bits and strides.
+
+    One line says so.
+    """
 
     def fail(*unused: object, **others: object) -> Any:
         words = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device"
@@ -222,15 +228,15 @@ def test_batches_travel_without_shared_memory(
         loader.workers.patience = 20
         batches = [batch for batch, _ in loader.epoch(0)]
         loader.close()
-        for made, other in zip(batches, own_batches(kind), strict=True):
-            assert_same(made, other)
+        for batch, expected in zip(batches, own_batches(kind), strict=True):
+            assert_same(batch, expected)
     assert capsys.readouterr().out.count("/dev/shm") == 1
 
 
-def test_later_batch_that_is_too_large_for_shared_memory_is_told(
+def test_later_batch_too_large_for_shared_memory_is_announced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of text differ in size, and the first one may be small."""
+    """Batches of text differ in size, and the first may be small."""
     monkeypatch.setattr(module.Workers, "announced", set())
     workers = make_loader(Odd(), 2).workers
     workers.free_memory = 5 * 400
@@ -256,7 +262,7 @@ OBSTACLES = {
 def test_without_workers_this_process_makes_the_batches(
     obstacle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same ones, and one line says why."""
+    """The batches are the same, and one line says why there are no workers."""
 
     def fail(*unused: object, **others: object) -> Any:
         raise OBSTACLES[obstacle]  # type: ignore[misc]
@@ -272,6 +278,6 @@ def test_without_workers_this_process_makes_the_batches(
     for _ in range(2):
         loader = make_loader(Odd(), 2)
         batches = [batch for batch, _ in loader.epoch(0)]
-        for made, other in zip(batches, own_batches("odd"), strict=True):
-            assert_same(made, other)
+        for batch, expected in zip(batches, own_batches("odd"), strict=True):
+            assert_same(batch, expected)
     assert capsys.readouterr().out.count("this process makes the batches") == 1

@@ -1,4 +1,4 @@
-"""Splits, labels and classes of local data: read right, or refused in one clear sentence."""
+"""Splits, labels and classes of local data: read correctly, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tests.local_data import (
 from tests.unit.data.loading import images, refusal, text
 
 
-def test_share_is_held_out_beside_a_test_split(tmp_path: Path) -> None:
-    """`--validation-share` holds rows of train out, and leaves the test split as it is."""
+def test_validation_share_leaves_the_test_split_alone(tmp_path: Path) -> None:
+    """`--validation-share` holds out rows of train only."""
     splits = {"train": grey_images(60, 1), "test": grey_images(10, 2)}
     source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
-    sizes, tests = [], []
+    sizes = []
+    tests = []
     for share in (None, 0.25):
         raw = Tables(dataclasses.replace(source, validation_share=share), None)
         sizes.append({name: len(split) for name, split in raw.splits.items()})
@@ -37,8 +38,8 @@ def test_share_is_held_out_beside_a_test_split(tmp_path: Path) -> None:
     assert tests[0] == tests[1]
 
 
-def test_share_leaves_a_validation_split_alone(tmp_path: Path) -> None:
-    """A data set's own validation split is never added to."""
+def test_validation_share_leaves_a_validation_split_alone(tmp_path: Path) -> None:
+    """Nothing is added to the data set's own validation split."""
     splits = {"train": grey_images(60, 1), "validation": grey_images(10, 2)}
     source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
     raw = Tables(dataclasses.replace(source, validation_share=0.5), None)
@@ -48,8 +49,8 @@ def test_share_leaves_a_validation_split_alone(tmp_path: Path) -> None:
     }
 
 
-def test_string_labels_and_validation_by_another_name(tmp_path: Path) -> None:
-    """Labels as text become classes in order; `valid` is validation, `extra` is left alone."""
+def test_string_labels_become_sorted_classes(tmp_path: Path) -> None:
+    """A split called `valid` is the validation split, and one called `extra` is ignored."""
     from datasets import Features, Value
     from datasets import Image as ImageType
 
@@ -67,8 +68,8 @@ def test_string_labels_and_validation_by_another_name(tmp_path: Path) -> None:
     }
 
 
-def test_whole_numbers_as_labels(tmp_path: Path) -> None:
-    """Whole numbers that are no class type become classes, in the order of numbers."""
+def test_integer_labels_become_classes_in_numeric_order(tmp_path: Path) -> None:
+    """They need no class type."""
     from datasets import Features, Value
     from datasets import Image as ImageType
 
@@ -80,10 +81,10 @@ def test_whole_numbers_as_labels(tmp_path: Path) -> None:
     assert data.class_names == ["9", "10", "100"]
 
 
-def test_one_class_only(tmp_path: Path) -> None:
-    """One class can't be told from another: refused, and said."""
+def test_single_class_is_refused(tmp_path: Path) -> None:
+    """The message says that there is only one label."""
     folder = write_image_folder(tmp_path / "cats", ["cat"], per_class=5)
-    # A single folder is no class to `datasets`: say so by parquet.
+    # `datasets` takes no class from a single folder, so a Parquet file has the labels.
     columns = grey_images(12, 0)
     columns["label"] = [1] * 12
     folder = write_image_parquet(tmp_path / "one", {"train": columns})
@@ -92,8 +93,8 @@ def test_one_class_only(tmp_path: Path) -> None:
     assert "one" in message
 
 
-def test_empty_split(tmp_path: Path) -> None:
-    """A split without rows is named."""
+def test_empty_split_is_named(tmp_path: Path) -> None:
+    """The message names the split."""
     empty: dict[str, list[Any]] = {"image": [], "label": []}
     folder = write_image_parquet(tmp_path / "gap", {"train": grey_images(12, 0), "test": empty})
     message = refusal(lambda: images(folder))
@@ -101,26 +102,27 @@ def test_empty_split(tmp_path: Path) -> None:
     assert "empty" in message
 
 
-def test_empty_folder(tmp_path: Path) -> None:
-    """A folder without data is named."""
+def test_empty_folder_is_named(tmp_path: Path) -> None:
+    """The message names the folder."""
     (tmp_path / "nothing").mkdir()
     assert "nothing" in refusal(lambda: images(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(("classes", "per_class"), [(3, 40), (50, 4), (2, 5), (3, 1)])
 def test_a_tenth_is_held_out(classes: int, per_class: int, tmp_path: Path) -> None:
-    """About a tenth is held out, one row at least, also of many small classes."""
+    """At least one row is held out, and about a tenth even of many small classes."""
     columns = sentences(classes * per_class, 0)
     columns["label"] = [f"class {index % classes}" for index in range(classes * per_class)]
     write_csv(tmp_path / "small" / "train.csv", columns)
     raw = Tables(find_named(str(tmp_path / "small"), None), None)
-    held, rest = len(raw.labels["validation"]), len(raw.labels["train"])
-    assert held + rest == classes * per_class
-    assert held == pytest.approx(max(1, 0.1 * classes * per_class), abs=1)
+    held_out = len(raw.labels["validation"])
+    remaining = len(raw.labels["train"])
+    assert held_out + remaining == classes * per_class
+    assert held_out == pytest.approx(max(1, 0.1 * classes * per_class), abs=1)
 
 
 def test_truncated_parquet_file_is_named(tmp_path: Path) -> None:
-    """Of several files the damaged one is named, with what to do."""
+    """The message names the damaged one of several files."""
     splits = {"train": grey_images(40, 0), "validation": grey_images(9, 1)}
     folder = write_image_parquet(tmp_path / "torn", splits)
     path = folder / "train-00000-of-00001.parquet"
@@ -131,7 +133,7 @@ def test_truncated_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def two_label_columns(folder: Path) -> Path:
-    """Write text with two columns of class labels, none of which is called as one."""
+    """Write text with two columns of class labels, neither of which is named `label`."""
     from datasets import ClassLabel, Features, Value
 
     columns = sentences(30, 0)
@@ -140,14 +142,15 @@ def two_label_columns(folder: Path) -> Path:
         "mood": [index % 2 for index in range(30)],
         "topic": [index % 3 for index in range(30)],
     }
-    moods, topics = ClassLabel(names=["bad", "good"]), ClassLabel(names=["a", "b", "c"])
+    moods = ClassLabel(names=["bad", "good"])
+    topics = ClassLabel(names=["a", "b", "c"])
     features = Features({"sentence": Value("string"), "mood": moods, "topic": topics})
     write_parquet(folder / "train.parquet", values, features)
     return folder
 
 
-def test_two_label_columns_need_a_name(tmp_path: Path) -> None:
-    """With two candidates the message names the flag and both; the flag decides."""
+def test_two_label_columns_need_a_flag(tmp_path: Path) -> None:
+    """The message names the flag and both columns, and the flag decides."""
     folder = two_label_columns(tmp_path / "both")
     message = refusal(lambda: text(folder))
     assert "--label-column" in message
@@ -160,8 +163,8 @@ def test_two_label_columns_need_a_name(tmp_path: Path) -> None:
     assert "mood" in message.replace("moood", "")
 
 
-def test_real_numbers_are_no_classes(tmp_path: Path) -> None:
-    """A regression target is refused, with the flag that would name another column."""
+def test_real_numbers_are_refused_as_labels(tmp_path: Path) -> None:
+    """The message names the flag that selects another column."""
     columns: dict[str, list[Any]] = dict(sentences(20, 0))
     columns["label"] = [index / 7 for index in range(20)]
     write_csv(tmp_path / "scores" / "train.csv", columns)
@@ -171,7 +174,7 @@ def test_real_numbers_are_no_classes(tmp_path: Path) -> None:
 
 
 def test_split_without_labels_is_left_out(tmp_path: Path) -> None:
-    """GLUE's test splits have -1 for labels: the validation split is the one to report."""
+    """The test splits of GLUE have -1 for every label, so validation is reported."""
     from datasets import ClassLabel, Features, Value
 
     features = Features({"sentence": Value("string"), "label": ClassLabel(names=["no", "yes"])})
@@ -186,9 +189,10 @@ def test_split_without_labels_is_left_out(tmp_path: Path) -> None:
     assert any("test" in note and "6 of 6" in note for note in data.notes)
 
 
-def test_class_that_only_test_has_is_counted(tmp_path: Path) -> None:
-    """String labels of all splits make the classes, so that evaluation can't fail on one."""
-    train, test = sentences(30, 0), sentences(9, 1)
+def test_class_that_occurs_only_in_test_is_counted(tmp_path: Path) -> None:
+    """Otherwise evaluation would fail on it."""
+    train = sentences(30, 0)
+    test = sentences(9, 1)
     test["label"][0] = "weather"
     write_csv(tmp_path / "rare" / "train.csv", train)
     write_csv(tmp_path / "rare" / "test.csv", test)
@@ -196,7 +200,7 @@ def test_class_that_only_test_has_is_counted(tmp_path: Path) -> None:
 
 
 def test_built_in_digits_are_stratified() -> None:
-    """A fifth of the 1,797 digits is held out, each class in proportion, always the same."""
+    """The same fifth of the 1,797 digits is always held out, with each class in proportion."""
     raw = Tables(find_named("digits", None), None)
     assert {name: len(labels) for name, labels in raw.labels.items()} == {
         "train": 1437,
@@ -211,19 +215,19 @@ def test_built_in_docstrings_are_real_text() -> None:
     """The standard library gives six topics, stratified splits, and no paragraph twice."""
     raw = Tables(find_named("docstrings", None), None)
     assert len(raw.class_names) == 6
-    found = [line for split in raw.splits.values() for line in split["text"][:]]
-    assert len(found) == len(set(found)) > 6500
+    texts = [line for split in raw.splits.values() for line in split["text"][:]]
+    assert len(texts) == len(set(texts)) > 6500
     shares = {name: np.bincount(labels) / len(labels) for name, labels in raw.labels.items()}
     for name, share in (("train", 0.6), ("validation", 0.1), ("test", 0.3)):
-        assert len(raw.labels[name]) / len(found) == pytest.approx(share, abs=0.03)
+        assert len(raw.labels[name]) / len(texts) == pytest.approx(share, abs=0.03)
         assert shares[name] == pytest.approx(shares["train"], abs=0.05)
         assert shares[name].min() > 0.05
 
 
-def test_built_in_docstrings_need_no_module(
+def test_built_in_docstrings_tolerate_missing_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that lacks modules gives what it has, and never its own tests."""
+    """A reduced standard library gives what it has, without its own tests."""
     expected = []
     for topic, modules in built_in.TOPICS.items():
         package = tmp_path / modules.split()[-1]
@@ -233,15 +237,15 @@ def test_built_in_docstrings_need_no_module(
             (package / f"{row}.py").write_text(f'"""{expected[-1]}"""')
             (package / "test" / f"{row}.py").write_text(f'"""Test of {expected[-1]}"""')
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    found = built_in.docstrings()
-    assert sorted(line for split in found.values() for line in split["text"][:]) == sorted(expected)
+    splits = built_in.docstrings()
+    assert sorted(line for split in splits.values() for line in split["text"][:]) == sorted(
+        expected
+    )
 
 
 @pytest.mark.parametrize("labels", [(-1, 1), (-1, 0, 1)])
-def test_minus_one_is_a_class_where_labels_are_numbers(
-    labels: tuple[int, ...], tmp_path: Path
-) -> None:
-    """Only a column of class labels marks rows without one by -1, as GLUE does."""
+def test_minus_one_is_a_class_among_numeric_labels(labels: tuple[int, ...], tmp_path: Path) -> None:
+    """Only in a column of class labels does -1 mark rows without one, as in GLUE."""
     columns: dict[str, list[Any]] = dict(sentences(30, 0))
     columns["label"] = [labels[index % len(labels)] for index in range(30)]
     write_csv(tmp_path / "signs" / "train.csv", columns)
@@ -251,8 +255,8 @@ def test_minus_one_is_a_class_where_labels_are_numbers(
     assert not any("no label" in note for note in raw.notes)
 
 
-def test_words_for_nothing_are_classes_and_texts(tmp_path: Path) -> None:
-    """A CSV file's NA, null and None are what they say; an empty cell alone has no value."""
+def test_na_and_null_are_ordinary_values(tmp_path: Path) -> None:
+    """Only an empty cell of a CSV file has no value."""
     columns = sentences(30, 0)
     columns["label"] = [("NA", "null", "EU", "")[index % 4] for index in range(30)]
     columns["sentence"][:2] = ["None", "nan"]

@@ -1,4 +1,4 @@
-"""Local text of any layout: tokenised right, or refused in one clear sentence."""
+"""Local text in any layout: tokenised correctly, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.data.loading import images, refusal, text
 
 
 def test_csv_with_string_labels(tmp_path: Path) -> None:
-    """A CSV file of sentences and names of classes works, with a tenth held out."""
+    """Rows without text or label are left out with a note, and a tenth is held out."""
     columns = sentences(60, 0)
     columns["sentence"][4] = ""
     columns["label"][6] = ""
@@ -29,8 +29,8 @@ def test_csv_with_string_labels(tmp_path: Path) -> None:
     assert "text from sentence" in notes
 
 
-def test_tokens_are_bert_s(tmp_path: Path) -> None:
-    """A batch has special tokens, padding to a multiple of 8, and masks that tell it from text."""
+def test_batches_match_the_tokenizer_of_transformers(tmp_path: Path) -> None:
+    """They have special tokens, padding to a multiple of 8, and attention masks."""
     from transformers import AutoTokenizer
 
     columns = sentences(60, 0)
@@ -60,8 +60,8 @@ def test_tokens_are_bert_s(tmp_path: Path) -> None:
     assert all(torch.equal(fetched[name], batch[name]) for name in batch)
 
 
-def test_pairs_in_parquet(tmp_path: Path) -> None:
-    """Two columns of text make a pair, in their order, told apart by token types."""
+def test_two_text_columns_make_a_pair(tmp_path: Path) -> None:
+    """Token types tell the first text from the second."""
     from datasets import ClassLabel, Features, Value
 
     features = Features(
@@ -84,21 +84,23 @@ def test_pairs_in_parquet(tmp_path: Path) -> None:
     split = data.splits["train"]
     split.place(torch.device("cpu"))
     batch = split.gather(torch.arange(4), None)
-    types, mask = batch["token_type_ids"], batch["attention_mask"][:, 0, 0].long()
+    types = batch["token_type_ids"]
+    mask = batch["attention_mask"][:, 0, 0].long()
     assert set(types.unique().tolist()) == {0, 1}
     assert not (types & ~mask).any()
-    assert types[0].tolist() == sorted(types[0][: int(mask[0].sum())].tolist()) + [0] * int(
-        (1 - mask[0]).sum()
-    )
+    token_count = int(mask[0].sum())
+    types_of_tokens = types[0][:token_count].tolist()
+    padding = [0] * (len(types[0]) - token_count)
+    assert types[0].tolist() == sorted(types_of_tokens) + padding
     assert any("first and second" in note for note in data.notes)
-    one = text(tmp_path / "pairs", text_columns=("second",))
-    assert any("text from second" in note for note in one.notes)
-    (whole,) = one.splits["train"].fetch(torch.arange(4), None)["token_type_ids"].unique()
+    single = text(tmp_path / "pairs", text_columns=("second",))
+    assert any("text from second" in note for note in single.notes)
+    (whole,) = single.splits["train"].fetch(torch.arange(4), None)["token_type_ids"].unique()
     assert whole == 0
 
 
-def test_three_text_columns_need_names(tmp_path: Path) -> None:
-    """More columns of text than a pair need `--text-columns`."""
+def test_three_text_columns_need_a_flag(tmp_path: Path) -> None:
+    """`--text-columns` selects one or two of them."""
     columns = sentences(20, 0)
     extra = {"title": columns["sentence"], "author": columns["sentence"]}
     write_csv(tmp_path / "books" / "train.csv", columns | extra)
@@ -111,14 +113,14 @@ def test_three_text_columns_need_names(tmp_path: Path) -> None:
     assert "titel" in message
 
 
-def test_images_are_no_text(tmp_path: Path) -> None:
-    """Data without text are refused with the flag that would name a column."""
+def test_data_without_text_are_refused(tmp_path: Path) -> None:
+    """The message names the flag that selects a column."""
     folder = write_image_parquet(tmp_path / "grey", {"train": grey_images(20, 0)})
     assert "--text-columns" in refusal(lambda: text(folder))
 
 
-def test_synthetic_data_are_images(tmp_path: Path) -> None:
-    """`synthetic` makes images of any size, and says that there is no such text."""
+def test_synthetic_data_are_images_only(tmp_path: Path) -> None:
+    """`synthetic` makes images of any size, and is refused as text."""
     source = find_named("synthetic", None)
     data = images(Path("synthetic"), image_size=12)
     assert data.splits["train"].images.shape[1:] == (12, 12, 3)

@@ -1,4 +1,4 @@
-"""Tokenizers: their vocabulary is that of the texts, and a signal ends its training."""
+"""Tokenizers: the texts alone decide their vocabulary, and a signal ends their training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from common.errors import Preempted
 from tests.local_data import sentences
 
 
-def test_vocabulary_is_a_function_of_the_texts() -> None:
-    """Trained anew it has the same tokens under the same numbers, those of BERT first."""
+def test_vocabulary_depends_on_the_texts_only() -> None:
+    """Training again gives the same tokens and ids, with BERT's special tokens first."""
     texts = sentences(200, 0)["sentence"] + sentences(200, 1)["sentence"]
     first, again = (train_wordpiece(texts).get_vocab() for _ in range(2))
     assert first == again
@@ -29,10 +29,11 @@ def test_vocabulary_is_a_function_of_the_texts() -> None:
 
 
 def test_signal_ends_the_training_of_a_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which looks at none itself, and may take minutes; a mistake of its own is raised."""
+    """The library ignores signals and may train for minutes. Its own exceptions are passed on."""
     from tokenizers import BertWordPieceTokenizer
 
-    ended, waited = threading.Event(), list[bool]()
+    ended = threading.Event()
+    waited = list[bool]()
 
     def train(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -55,8 +56,8 @@ def test_signal_ends_the_training_of_a_vocabulary(monkeypatch: pytest.MonkeyPatc
         train_wordpiece(["some words"])
 
 
-def test_word_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a vocabulary is trained and before it is tokenised: else the time is quadratic."""
+def test_endless_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise training a vocabulary and tokenising would take quadratic time."""
     from tokenizers import BertWordPieceTokenizer
 
     text = "some words " + "ab" * 250_000 + " and more"
@@ -79,12 +80,14 @@ def test_word_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a b", "x" * LONGEST_WORD, "words \n\t of  any  spacing " * 99]
 )
-def test_other_texts_stay_as_they_are(text: str) -> None:
+def test_text_with_short_words_stays_unchanged(text: str) -> None:
+    """Spaces and words of the longest length stay as well."""
     assert with_short_words(text) == text
 
 
 @pytest.mark.parametrize("sizes", [[1], [3] * 2500, [2**21, 1, 2**21], [2**19] * 5])
-def test_parts_are_all_rows_in_order(sizes: list[int]) -> None:
+def test_parts_cover_all_rows_in_order(sizes: list[int]) -> None:
+    """A part has at most 1,000 texts, and about 1 MiB unless a single text is longer."""
     texts = ["x" * size for size in sizes]
     parts = [texts[part] for part in parts_of([texts])]
     assert [text for part in parts for text in part] == texts

@@ -25,7 +25,7 @@ from tests.unit.data.test_loader import CPU, GPU, assert_same, samples, training
 
 
 class Where(Samples):
-    """Samples that say which process made their batch."""
+    """Samples whose batches tell which process made them."""
 
     def __len__(self) -> int:
         return 103
@@ -36,57 +36,68 @@ class Where(Samples):
         return {"process": process, "samples": samples, "noise": torch.rand(len(samples))}
 
 
-def test_workers_stay_over_epochs_and_evaluations() -> None:
-    """The same processes make all batches, those after an epoch that was left early too."""
+def process_ids(batches: list[Batch]) -> set[int]:
+    """Return the processes that made some batches of `Where`."""
+    return set(torch.cat([batch["process"] for batch in batches]).tolist())
+
+
+def test_workers_stay_for_all_epochs_and_evaluations() -> None:
+    """The same processes make all batches, even after an epoch that was left early."""
     training = Loader(Where(), TrainingOrder(103, 8, 1, 1, 0, seed=3), CPU, "workers", 2)
     evaluation = Loader(Where(), EvaluationOrder(103, 10, 1, 0), CPU, "workers", 1)
-    passes: list[list[Batch]] = [[], []]
+    training_batches: list[Batch] = []
+    evaluation_batches: list[Batch] = []
     for epoch in (0, 1, 0):
         batches = [batch for batch, _ in itertools.islice(training.epoch(epoch), 5 + 10 * epoch)]
-        passes[0] += batches
-        passes[1] += evaluation
+        training_batches += batches
+        evaluation_batches += evaluation
         again = Loader(Where(), training.order, CPU, "workers", 0).epoch(epoch)
         for batch, (expected, _) in zip(batches, again, strict=False):
             assert all(torch.equal(batch[name], expected[name]) for name in ("samples", "noise"))
-    used = [{*torch.cat([b["process"] for b in batches]).tolist()} for batches in passes]
-    assert [len(processes) for processes in used] == [2, 1]
-    assert os.getpid() not in used[0] | used[1]
-    alive = {child.pid for child in multiprocessing.active_children()}
-    assert used[0] | used[1] <= alive
+    training_workers = process_ids(training_batches)
+    evaluation_workers = process_ids(evaluation_batches)
+    assert len(training_workers) == 2
+    assert len(evaluation_workers) == 1
+    all_workers = training_workers | evaluation_workers
+    assert os.getpid() not in all_workers
+    assert all_workers <= {child.pid for child in multiprocessing.active_children()}
     training.close()
     evaluation.close()
-    assert not (used[0] | used[1]) & {child.pid for child in multiprocessing.active_children()}
+    assert not all_workers & {child.pid for child in multiprocessing.active_children()}
 
 
 def mapped(folder: Path) -> ImageSamples:
-    """Return images that lie in files."""
-    split, arrays = samples(), []
+    """Return images whose arrays are memory maps of files."""
+    split = samples()
+    arrays = []
     for name in ("images", "labels"):
         np.save(folder / f"{name}.npy", getattr(split, name))
         arrays.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
-    made = ImageSamples(arrays[0], arrays[1], split.mean, split.std, split.dtype)
-    made.flip, made.crop_padding = True, 2
-    return made
+    mapped_split = ImageSamples(arrays[0], arrays[1], split.mean, split.std, split.dtype)
+    mapped_split.flip = True
+    mapped_split.crop_padding = 2
+    return mapped_split
 
 
-def test_workers_that_are_spawned_open_the_files_themselves(
+def test_spawned_workers_open_the_files_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are handed paths, not arrays, and make the same batches."""
+    """They receive paths instead of arrays, and make the same batches."""
     default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
     monkeypatch.setattr(default, "_actual_context", multiprocessing.get_context("spawn"))
     loader = Loader(mapped(tmp_path), TrainingOrder(103, 8, 1, 1, 0, seed=3), CPU, "workers", 1)
-    made, others = loader.epoch(2), multiprocessing.active_children()
-    batches = [next(made)[0]]
-    workers: list[Any] = [w for w in multiprocessing.active_children() if w not in others]
+    epoch = loader.epoch(2)
+    earlier_children = multiprocessing.active_children()
+    batches = [next(epoch)[0]]
+    workers: list[Any] = [w for w in multiprocessing.active_children() if w not in earlier_children]
     assert [worker._popen.method for worker in workers] == ["spawn"]
-    batches += [batch for batch, _ in made]
+    batches += [batch for batch, _ in epoch]
     loader.close()
     assert_same(batches, training_batches("device", 0))
 
 
-def test_memory_maps_travel_as_paths(tmp_path: Path) -> None:
-    """Small, and the same when opened again; a part of one as its values."""
+def test_memory_maps_are_pickled_as_paths(tmp_path: Path) -> None:
+    """The pickle is small and opens the same array. A part of a map is pickled by value."""
     ForkingPickler.register(np.memmap, by_path)
     assert len(ForkingPickler.dumps(mapped(tmp_path))) < 3000
     whole = np.load(tmp_path / "images.npy", mmap_mode="r")
@@ -103,15 +114,15 @@ def test_memory_maps_travel_as_paths(tmp_path: Path) -> None:
         assert again[2, 3] == 11
 
 
-def test_batches_are_copied_while_the_one_before_is_used(cuda: Cuda) -> None:
-    """On a stream of their own; each is whole when it is handed out, and not one too early."""
+def test_next_batch_is_copied_while_training_uses_the_last(cuda: Cuda) -> None:
+    """Copies have a stream of their own, and each batch is whole when it is handed out."""
     cuda.send(module)
-    made = [{"x": torch.full((3,), float(number))} for number in range(1, 4)]
-    given = []
-    for batch in module.moved(iter(made), GPU):
-        given.append(batch["x"].tolist())
+    batches = [{"x": torch.full((3,), float(number))} for number in range(1, 4)]
+    received = []
+    for batch in module.moved(iter(batches), GPU):
+        received.append(batch["x"].tolist())
         late = [stream.late for stream in cuda.streams[1:]]
-        assert [len(works) for works in late] == [1 if len(given) < 3 else 0]
-    assert given == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
-    # What was made on the side stream is kept until that of training is done with it.
+        assert [len(works) for works in late] == [1 if len(received) < 3 else 0]
+    assert received == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
+    # A batch from the side stream is kept until the stream of training is done with it.
     assert cuda.events.count(("recorded", 0)) == 3

@@ -1,4 +1,4 @@
-"""A recipe that makes its calls in another order is told which one is missing."""
+"""Stages of a run: a recipe that calls them out of order is told which call is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.lifecycle.stages import reached
 from common.run import Run
 
-# What a recipe may ask for, and the call that comes before it.
+# Attributes of a run, and the call that must come before each.
 CALLS_BEFORE = {
     "data": "run.loaders(data)",
     "all_loaders": "run.loaders(data)",
@@ -24,7 +24,7 @@ CALLS_BEFORE = {
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run at its first stage, without an Accelerator and a directory."""
+    """Return a run at its first stage, without an Accelerator and a directory."""
     from unittest.mock import MagicMock
 
     monkeypatch.setattr("common.run.set_up", MagicMock())
@@ -36,21 +36,21 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.parametrize("name", [*CALLS_BEFORE])
 def test_missing_call_is_named(name: str, run: Run) -> None:
-    """In a sentence, where an attribute would be missing."""
+    """One sentence names it in place of an AttributeError."""
     with pytest.raises(UserError) as refused:
         getattr(run, name)
     assert CALLS_BEFORE[name] in refused.value.message
 
 
 @pytest.mark.parametrize("call", ["record", "save", "finish"])
-def test_loop_needs_its_beginning(call: str, run: Run) -> None:
-    """The last of the calls that are missing."""
+def test_calls_of_the_loop_need_its_start(call: str, run: Run) -> None:
+    """The message names the call that should come next."""
     arguments = () if call == "save" else (0.5,)
     with pytest.raises(UserError, match=r"the recipe has not called .*run\.(start|batches)\("):
         getattr(run, call)(*arguments)
 
 
-def test_stage_that_is_there_is_returned() -> None:
-    """As it is."""
+def test_reached_stage_is_returned() -> None:
+    """A stage that exists is passed on unchanged."""
     stage = object()
     assert reached(stage, "run.start()") is stage

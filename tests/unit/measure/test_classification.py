@@ -1,4 +1,4 @@
-"""Figures of a classification: the same with a confusion matrix and by counts of each class."""
+"""Figures of a classification, with a confusion matrix and without."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from common.measure.classification import ClassificationSums
 
 @pytest.mark.usefixtures("own_accelerator")
 @pytest.mark.parametrize("classes", [2, 3, 40])
-def test_counts_of_each_class_give_the_figures_of_a_matrix(
+def test_class_counts_give_the_figures_of_a_confusion_matrix(
     classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With many classes, counts of each class replace the matrix."""
     generator = torch.Generator().manual_seed(classes)
     logits = torch.randn(90, classes, generator=generator)
     labels = torch.randint(classes, (90,), generator=generator)
@@ -34,7 +35,7 @@ def test_counts_of_each_class_give_the_figures_of_a_matrix(
 
 @pytest.mark.usefixtures("own_accelerator")
 def test_100_000_classes_take_little_memory() -> None:
-    """A matrix of them would take 80 GB."""
+    """A matrix would take 80 GB."""
     sums = ClassificationSums(Accelerator(cpu=True), [str(n) for n in range(100_000)])
     logits = torch.zeros(4, 100_000)
     logits[range(4), [5, 6, 7, 99_999]] = 1

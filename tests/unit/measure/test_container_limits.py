@@ -1,4 +1,4 @@
-"""Limits of memory in nested control groups, of versions 1 and 2: the smallest counts."""
+"""Memory limits of nested control groups, versions 1 and 2: the smallest one counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 def write_limits(root: Path, path: str, name: str, limits: list[int | None]) -> None:
-    """Write the limit of each level; None: the system says that there is none."""
+    """Write the limit of each level, where None is no limit."""
     folder = root
     for part, limit in zip(["", *path.strip("/").split("/")], limits, strict=False):
         folder = folder / part
@@ -34,7 +34,7 @@ def test_smallest_limit_of_all_levels_counts(
     is_version_1: bool,
     is_hybrid: bool,
 ) -> None:
-    """Of the process's own group and of those around it, as Slurm and systemd nest them."""
+    """Slurm and systemd nest the process's group in others."""
     folder = tmp_path_factory.mktemp("groups")
     limits = [None if size is None else size * MIB for size in mebibytes]
     path = "/slurm/uid_1000/job_7"
@@ -49,15 +49,15 @@ def test_smallest_limit_of_all_levels_counts(
         patch.setattr(memory, "OWN_CGROUPS", folder / "cgroup")
         patch.setattr(memory, "CGROUPS", folder)
         patch.setattr(memory, "total_memory", lambda: 500_000 * MIB)
-        found = memory.device_memory(torch.device("cpu"))
+        device_memory = memory.device_memory(torch.device("cpu"))
     known = [limit for limit in limits if limit is not None]
-    assert found == min([500_000 * MIB, *known])
+    assert device_memory == min([500_000 * MIB, *known])
 
 
-def test_paths_outside_of_the_container_are_passed_over(
+def test_container_sees_its_limit_at_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The container's own limit stands at the root that it sees."""
+    """Paths outside the container do not exist inside it."""
     (tmp_path / "cgroup").write_text("0::/../../system.slice/docker-1.scope\n")
     (tmp_path / "memory.max").write_text(f"{7 * MIB}\n")
     monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "cgroup")
@@ -65,8 +65,8 @@ def test_paths_outside_of_the_container_are_passed_over(
     assert memory.container_limits() == [7 * MIB]
 
 
-def test_process_without_proc_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what other calls to the system say."""
+def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other system calls give the figures."""
 
     def fail() -> None:
         raise FileNotFoundError("/proc/meminfo")

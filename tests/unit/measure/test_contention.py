@@ -1,4 +1,4 @@
-"""Whether cores are contended, told from figures that were recorded on a machine of two cores."""
+"""Warnings about contended cores and rising memory, with figures recorded on two cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTENDED = (68.6, 18.7, 2, 2, 8.1)  # wall and CPU seconds, threads, cores, loa
 
 
 def test_contended_threads_get_advice() -> None:
-    """Threads that wait for cores are said, with their share, the load and the flag that helps."""
+    """The sentence has their share, the load and the flag that helps."""
     sentence = contention_sentence(*CONTENDED)
     assert sentence is not None
     assert "load 8.1 on 2" in sentence
@@ -20,8 +20,8 @@ def test_contended_threads_get_advice() -> None:
     assert "--num-threads 1" in sentence
 
 
-def test_one_thread_is_not_told_to_be_one() -> None:
-    """A process of one thread (10.8 s for 2.1 s of work) hears the cause alone."""
+def test_single_thread_gets_no_advice() -> None:
+    """It took 10.8 s for 2.1 s of work. The sentence names the cause only."""
     sentence = contention_sentence(10.8, 2.1, threads=1, cores=2, load=8.1)
     assert sentence is not None
     assert "19% of one" in sentence
@@ -38,8 +38,10 @@ def test_one_thread_is_not_told_to_be_one() -> None:
         pytest.param((0.0, 0.0, 2, 2, 9.0), id="no time at all"),
     ],
 )
-def test_quiet_where_cores_are_not_the_cause(figures: tuple[float, float, int, int, float]) -> None:
-    """Work at full share, or idle cores beside a wait for something else, is no contention."""
+def test_no_warning_if_cores_are_not_the_cause(
+    figures: tuple[float, float, int, int, float],
+) -> None:
+    """Threads work at full share, or wait for something else beside idle cores."""
     assert contention_sentence(*figures) is None
 
 
@@ -47,32 +49,34 @@ RISING = [1000.0 + 10 * line for line in range(10)]  # MiB at log lines
 
 
 @pytest.mark.parametrize(
-    "held",
+    "memory_mib",
     [
-        RISING[1:],  # too few
-        [*RISING[:5], RISING[4], *RISING[6:]],  # not at each
-        [1000.0 + line for line in range(10)],  # by next to nothing
+        RISING[1:],  # too few lines
+        [*RISING[:5], RISING[4], *RISING[6:]],  # one line without a rise
+        [1000.0 + line for line in range(10)],  # negligible rises
         [0.0] * 10,
     ],
 )
-def test_memory_that_is_steady_is_no_matter(held: list[float]) -> None:
-    """What rises and falls, or rises at first, is what training does."""
-    assert rising_sentence("the GPU", held) is None
+def test_steady_memory_gives_no_warning(memory_mib: list[float]) -> None:
+    """Too few lines, single drops and tiny steps are normal."""
+    assert rising_sentence("the GPU", memory_mib) is None
 
 
-def test_rising_memory_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """At the twentieth line; the first ten, and those after it, say nothing."""
+def test_rising_memory_gives_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """It comes at line 20: the first ten do not count, and later ones repeat nothing."""
     meters = Meters(Accelerator(cpu=True), 1)
     for line in range(30):
         meters.warn_of_rising(1000.0 + 10 * line)
-    said = capsys.readouterr().out
-    assert said.count("rose at 10 log lines in a row") == 1
-    assert "the memory of the process" in said
-    assert "from 1,100 to 1,190 MiB" in said
+    output = capsys.readouterr().out
+    assert output.count("rose at 10 log lines in a row") == 1
+    assert "the memory of the process" in output
+    assert "from 1,100 to 1,190 MiB" in output
 
 
-def test_memory_that_rises_at_first_is_no_matter(capsys: pytest.CaptureFixture[str]) -> None:
-    """Libraries keep what they make for each shape of a batch."""
+def test_memory_that_rises_only_at_first_gives_no_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Libraries keep buffers for each shape of a batch."""
     meters = Meters(Accelerator(cpu=True), 1)
     for line in range(60):
         meters.warn_of_rising(1000.0 + 10 * min(line, 15))

@@ -1,4 +1,4 @@
-"""Operations of models whose tensors or modules have several names; the model stays as it was."""
+"""Counting operations of models whose tensors or modules have several names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import nn
 from common.data.batch import TensorSamples
 from common.measure.flops import training_flops, training_flops_of_values
 
-SIZE, CLASSES = 6, 6
+SIZE = 6
+CLASSES = 6
 
 
 class Model(nn.Module):
@@ -42,14 +43,14 @@ def compute_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("sharing", ["nothing", "module", "weight", "name", "buffer"])
 @pytest.mark.parametrize("count", [training_flops, training_flops_of_values])
-def test_counting_leaves_a_model_as_it_was(sharing: str, count: Any) -> None:
-    """The same tensors, without gradients, and as many operations whatever has two names."""
+def test_counting_operations_leaves_the_model_unchanged(sharing: str, count: Any) -> None:
+    """Tensors stay the same, and sharing does not change the count."""
     model = Model(sharing)
     samples = TensorSamples(rows=torch.randn(8, SIZE))
     before = model.state_dict(keep_vars=True)
     device = [torch.device("cpu")] if count is training_flops_of_values else []
     per_sample = count(model, compute_loss, samples, *device).per_sample
-    # Forward, and backward to the weights: of the second layer also to its inputs.
+    # Both layers count forward and the weights' gradients, the second also its input's gradient.
     assert per_sample == 2 * SIZE * (2 * SIZE + 3 * CLASSES)
     after = model.state_dict(keep_vars=True)
     assert all(after[name] is tensor for name, tensor in before.items())

@@ -1,4 +1,4 @@
-"""Memory: what a block of code takes, and what training is planned to take."""
+"""Memory that a block of code takes, and memory of devices."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -10,7 +10,7 @@ from common.measure import memory
 from common.measure.memory import MemoryTracker, device_memory
 from common.measure.memory import peaks as peaks_of
 
-SIZE = 256  # MiB: more than the heap of earlier tests has to give without growing
+SIZE = 256  # MiB; the heap that earlier tests left has to grow for it
 
 
 def touched(mebibytes: int) -> torch.Tensor:
@@ -20,12 +20,12 @@ def touched(mebibytes: int) -> torch.Tensor:
 
 @pytest.fixture
 def without_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system whose mark of a process's peak can't be reset."""
+    """Simulate a system on which the peak of a process cannot be reset."""
     monkeypatch.setattr(memory, "CLEAR_REFS", Path("/proc/self/no-such-file/clear_refs"))
 
 
-def test_tracker_sees_what_is_kept() -> None:
-    """A tensor that outlives the block: peak, delta and what is kept are its size."""
+def test_tracker_measures_a_kept_tensor() -> None:
+    """Its size is the block's delta and kept memory, and part of the peak."""
     before = memory.resident_bytes() / 2**20
     with MemoryTracker("cpu") as tracked:
         tensor = touched(SIZE)
@@ -35,8 +35,8 @@ def test_tracker_sees_what_is_kept() -> None:
     assert len(tensor)
 
 
-def test_tracker_sees_a_peak_that_is_gone() -> None:
-    """A tensor freed within the block counts in peak and delta, and is not kept."""
+def test_tracker_measures_a_freed_tensor() -> None:
+    """It counts in peak and delta, but is not kept."""
     with MemoryTracker("cpu") as tracked:
         tensor = touched(SIZE)
         tensor.add_(1)
@@ -46,8 +46,8 @@ def test_tracker_sees_a_peak_that_is_gone() -> None:
 
 
 @pytest.mark.usefixtures("without_reset")
-def test_new_peak_is_seen_where_none_can_be_reset() -> None:
-    """A peak above all earlier ones is the block's; a lower one is not told from them."""
+def test_tracker_without_reset_sees_only_new_peaks() -> None:
+    """A peak below an earlier one cannot be told."""
     highest = peaks_of(torch.device("cpu"))[0]
     more = (highest - memory.resident_bytes()) // 2**20 + SIZE
     with MemoryTracker("cpu") as tracked:
@@ -58,8 +58,8 @@ def test_new_peak_is_seen_where_none_can_be_reset() -> None:
     assert tracked.delta_mib == pytest.approx(max(0.0, tracked.kept_mib), abs=1)
 
 
-def test_trackers_do_not_see_what_was_before() -> None:
-    """An earlier, higher peak is not the block's, and is still the process's."""
+def test_tracker_ignores_earlier_peaks() -> None:
+    """The process's own peak still has them."""
     touched(2 * SIZE)
     highest = peaks_of(torch.device("cpu"))[0]
     with MemoryTracker("cpu") as tracked:
@@ -69,7 +69,7 @@ def test_trackers_do_not_see_what_was_before() -> None:
 
 
 def test_trackers_nest() -> None:
-    """A block within a block resets the peak, and the outer one loses nothing."""
+    """An inner block resets the peak, and the outer block still has its own."""
     with MemoryTracker("cpu") as outer:
         touched(SIZE)
         with MemoryTracker("cpu") as inner:
@@ -78,9 +78,10 @@ def test_trackers_nest() -> None:
     assert outer.delta_mib == pytest.approx(SIZE, rel=0.05)
 
 
-def test_tracker_ends_with_an_error() -> None:
-    """An error in the block is passed on, and the figures are there."""
-    tracked, tensors = MemoryTracker("cpu"), []
+def test_tracker_measures_a_block_that_fails() -> None:
+    """The error is passed on."""
+    tracked = MemoryTracker("cpu")
+    tensors = []
 
     def fail() -> None:
         with tracked:
@@ -96,8 +97,8 @@ def test_tracker_ends_with_an_error() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tracker_on_a_gpu() -> None:
-    """The allocator's own figures; the run's peak survives the reset."""
+def test_tracker_uses_the_allocators_figures_on_a_gpu() -> None:
+    """The run's peak survives the reset."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.empty(2 * SIZE * 2**18, device=device)
     with MemoryTracker() as tracked:
@@ -113,7 +114,7 @@ def test_tracker_on_a_gpu() -> None:
 def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tracker of one name resets the peak, and the metrics of the other still have it."""
+    """A tracker of `cuda` resets the peak, and the metrics of `cuda:0` still have it."""
     peaks = {"now": 700, "reserved": 900}
     monkeypatch.setattr(memory, "EARLIER", defaultdict(lambda: [(0, 0)]))
     for function, answer in {
@@ -136,6 +137,6 @@ def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
         assert used["memory/peak_reserved_mib"] == 900
 
 
-def test_device_memory_is_known() -> None:
-    """The CPU's memory is that of the machine at most."""
+def test_memory_of_the_cpu_is_plausible() -> None:
+    """It is the memory of the machine, or the limit of a container."""
     assert 2**28 < device_memory(torch.device("cpu")) < 2**50

@@ -1,4 +1,4 @@
-"""The memory plan: what is planned before training is what exists after an update."""
+"""The memory plan: the planned sizes are those after an update."""
 
 import gc
 from collections.abc import Callable
@@ -29,30 +29,30 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def adamw_fused(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the MLP and of BERT."""
+    """Return the optimizer of the MLP and of BERT."""
     return torch.optim.AdamW(decay_groups(model, 0.01), lr=1e-3, fused=True)
 
 
 def sgd_momentum(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ResNet, before its buffers are started."""
+    """Return the optimizer of ResNet before its momentum buffers exist."""
     groups = decay_groups(model, 5e-4)
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, fused=True)
 
 
 def sgd_started(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ResNet, as `Run.start` leaves it."""
+    """Return the optimizer of ResNet as `Run.start` leaves it."""
     optimizer = sgd_momentum(model)
     start_momentum(optimizer)
     return optimizer
 
 
 def sgd_plain(model: nn.Module) -> torch.optim.Optimizer:
-    """No state at all."""
+    """Return an optimizer without state."""
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 class FakeAccelerator:
-    """What the plan needs of an Accelerator, for one process without accumulation."""
+    """The attributes of an Accelerator that the plan reads: one process, no accumulation."""
 
     device = torch.device("cpu")
     sync_gradients = True
@@ -60,7 +60,7 @@ class FakeAccelerator:
 
 @pytest.fixture
 def model() -> nn.Module:
-    """A network with weights, biases, batch norm's buffers, and one frozen layer."""
+    """Return a network with weights, biases, batch norm's buffers, and one frozen layer."""
     layers = nn.Sequential(
         nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 8)
     )
@@ -70,10 +70,10 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("make", [adamw_fused, sgd_momentum, sgd_started, sgd_plain])
-def test_plan_is_what_exists_after_an_update(
+def test_planned_sizes_equal_those_after_an_update(
     make: MakeOptimizer, precision: str, model: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights, gradients, optimizer state and buffers are planned within 10 % of what they are."""
+    """Weights, gradients, optimizer state and buffers agree within 10 %."""
     optimizer = make(model)
     accelerator: Any = FakeAccelerator()
     plan = MemoryPlan(accelerator, model, optimizer, loader_of(None))
@@ -98,16 +98,16 @@ def test_plan_is_what_exists_after_an_update(
     assert rows["activations"][0] == rows["activations"][1]
     assert rows["activations"][1]
     assert capsys.readouterr().out.count("memory  activations") == 1
-    # The text names each part, and the whole.
+    # The text names each part and the total.
     text = plan_text(plan.facts())
     for word in ("weights", "gradients", "optimizer state", "buffers", "MiB of"):
         assert word in text
 
 
-def test_figures_of_the_host_are_not_called_the_devices(
+def test_sizes_on_the_host_are_called_the_hosts(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where a device doesn't say what its tensors take, all sizes are the host's."""
+    """Some devices do not report the memory of their tensors."""
     accelerator: Any = FakeAccelerator()
     for has_figures, owner in ((False, "host"), (True, "cpu")):
         plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
@@ -119,20 +119,21 @@ def test_figures_of_the_host_are_not_called_the_devices(
         assert f"of the {owner}'s memory" in capsys.readouterr().out
 
 
-def test_activations_are_the_distinct_storages_that_backward_needs() -> None:
-    """Input, hidden activations and their ReLU share or count as their storages do."""
-    first, second = nn.Linear(64, 128), nn.Linear(128, 8)
+def test_activations_count_each_saved_storage_once() -> None:
+    """A linear layer's input and the ReLU before it share a storage."""
+    first = nn.Linear(64, 128)
+    second = nn.Linear(128, 8)
     images = torch.randn(32, 64)
     with saved_storages([*first.parameters(), *second.parameters()]) as sizes:
         hidden = torch.relu(first(images))
         second(hidden).sum()
-    torch.relu(hidden * 2)  # not seen any more
-    # The input of each linear layer; the output of ReLU is the second one's.
+    torch.relu(hidden * 2)  # outside the block, so it does not count
+    # Each linear layer saves its input. The output of ReLU is the second layer's input.
     assert sum(sizes.values()) == 4 * (32 * 64 + 32 * 128)
 
 
-def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
-    """State that can't be worked out is called unknown, and the optimizer is left as it was."""
+def test_unknown_optimizer_state_is_not_guessed(model: nn.Module) -> None:
+    """The plan calls it unknown, and the optimizer stays as it was."""
     optimizer = torch.optim.Adafactor(model.parameters())
     assert optimizer_state_bytes(optimizer) is None
     assert not optimizer.state
@@ -143,7 +144,7 @@ def test_state_of_a_strange_optimizer_is_not_guessed(model: nn.Module) -> None:
 
 
 def test_planning_changes_nothing(model: nn.Module) -> None:
-    """Neither weights, gradients nor random numbers are touched by planning."""
+    """Weights, gradients and generators stay as they were."""
     optimizer = adamw_fused(model)
     before = [p.detach().clone() for p in model.parameters()]
     generator = torch.get_rng_state()
@@ -156,25 +157,25 @@ def test_planning_changes_nothing(model: nn.Module) -> None:
 
 
 def test_tied_weights_count_once() -> None:
-    """Two names of one tensor are one tensor's bytes."""
+    """Views of one tensor share its bytes."""
     weight = torch.ones(16, 16)
     assert mebibytes([weight, weight.t(), weight[0]]) == 4 * 256 / 2**20
 
 
 def loader_of(lengths: list[int] | None) -> Any:
-    """Return what the plan needs of a loader: batches of two texts of such lengths."""
+    """Return a stand-in for a loader of batches of two texts, with these lengths."""
     texts = None if lengths is None else np.array(lengths)
     return SimpleNamespace(order=SimpleNamespace(batch_size=2, lengths=texts))
 
 
 def planned_and_measured(plan: MemoryPlan, part: str) -> tuple[float | None, float | None]:
-    """Return a row of the plan."""
+    """Return the planned and the measured size of one part."""
     (row,) = [row for row in plan.finish() if row[0] == part]
     return row[1], row[2]
 
 
-def test_longest_batch_is_planned_by_the_first_ones() -> None:
-    """What grows with the tokens is planned for the most that a batch may have, and seen there."""
+def test_longest_batch_is_planned_from_the_first_ones() -> None:
+    """Activations grow with tokens, and are measured in the longest batch."""
     accelerator: Any = FakeAccelerator()
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 8))
     per_token = 4 * (256 + 1024) / 2**20
@@ -190,13 +191,13 @@ def test_longest_batch_is_planned_by_the_first_ones() -> None:
     assert measured == pytest.approx(1600 * per_token, rel=0.01)
 
 
-def test_workspace_is_what_else_is_taken_in_the_first_updates() -> None:
-    """It is the peak of these, above what is known; neither an earlier nor a later one."""
-    gc.collect()  # garbage of earlier tests that is freed within would count as less
+def test_workspace_is_the_remaining_peak_of_the_first_updates() -> None:
+    """Neither an earlier nor a later peak counts."""
+    gc.collect()  # freeing garbage of earlier tests would change the result
     accelerator: Any = FakeAccelerator()
     model = nn.Linear(64, 8)
     plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
-    torch.ones(300 * 2**18)  # as a checkpoint that is read
+    torch.ones(300 * 2**18)  # an earlier peak, like that of reading a checkpoint
     for number in range(FIRST_UPDATES + 1):
         with plan.watching(Work(2)):
             torch.ones((200 if number == FIRST_UPDATES else 100) * 2**18)
@@ -207,7 +208,7 @@ def test_workspace_is_what_else_is_taken_in_the_first_updates() -> None:
 
 
 def test_compiled_model_has_no_hooks() -> None:
-    """Its activations are not told apart: they are in the peak of the first updates."""
+    """Its activations are not separate, but part of the peak."""
     accelerator: Any = FakeAccelerator()
     model = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
     model.compile(backend="eager")
@@ -221,7 +222,7 @@ def test_compiled_model_has_no_hooks() -> None:
 
 
 def test_run_without_an_update_has_a_plan() -> None:
-    """A finished run that is resumed shows what was known."""
+    """A finished run that is resumed shows the known parts."""
     accelerator: Any = FakeAccelerator()
     model = nn.Linear(64, 8)
     plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
@@ -230,7 +231,7 @@ def test_run_without_an_update_has_a_plan() -> None:
 
 
 class Wrapped(nn.parallel.DistributedDataParallel):
-    """DDP without a process group: its buckets are what the stand-in says is allocated."""
+    """DDP without a process group. The stand-in for CUDA reports its buckets as allocated."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
@@ -238,10 +239,8 @@ class Wrapped(nn.parallel.DistributedDataParallel):
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])
-def test_buckets_of_a_gpu_are_counted_once(
-    is_distributed: bool, model: nn.Module, cuda: Cuda
-) -> None:
-    """DDP's exist before the first update; the gradients of one process do not."""
+def test_gradient_buckets_count_once(is_distributed: bool, model: nn.Module, cuda: Cuda) -> None:
+    """DDP allocates them before the first update, and a single process does not."""
     gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
     lasting = mebibytes([*model.parameters(), *model.buffers()])
     cuda.allocated = int((lasting + 5 + is_distributed * gradients) * 2**20)

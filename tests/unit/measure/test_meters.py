@@ -1,4 +1,4 @@
-"""The meters' figures of all ranks, where one of them lacks some."""
+"""Meters over all ranks, some of which lack some figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.measure.meters import Meters
 
 
 class TwoRanks(SimpleNamespace):
-    """What meters need of an Accelerator: another rank says the same, but for some numbers."""
+    """A stand-in for an Accelerator, whose other rank reports this rank's row with changes."""
 
     device = torch.device("cpu")
     is_main_process = True
@@ -28,15 +28,15 @@ class TwoRanks(SimpleNamespace):
 
 
 def trained(accelerator: Any) -> Meters:
-    """Return meters after an update."""
+    """Return meters after one update."""
     meters = Meters(accelerator, 1)
     meters.stopwatch.start()
     meters.count(torch.tensor(1.0), {}, Work(8), 0.0, True)
     return meters
 
 
-def test_what_one_rank_does_not_know_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's driver that fails on one rank, or from some time on, is no reason to stop."""
+def test_figure_that_one_rank_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's driver may fail on one rank, at any time, and the run continues."""
 
     def other(row: torch.Tensor) -> torch.Tensor:
         row[row == 250.0] = math.nan
@@ -56,10 +56,10 @@ def test_what_one_rank_does_not_know_is_missing(monkeypatch: pytest.MonkeyPatch)
     assert not any(math.isnan(value) for value in meters.whole_run().values())
 
 
-def test_peak_is_known_where_operations_are_not(
+def test_uncountable_model_still_has_a_peak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that can't be counted is said with its reason, and the other way round is no word."""
+    """One line gives the reason why operations cannot be counted."""
     meters = trained(TwoRanks(other=lambda row: row))
 
     def refuse(*others: Any) -> Any:
@@ -73,8 +73,8 @@ def test_peak_is_known_where_operations_are_not(
     assert "perf/tflops_per_device" not in meters.interval()
 
 
-def test_idle_gpus_are_told_of_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what all intervals but the first one had; nothing is said of busy or unknown ones."""
+def test_idle_gpus_are_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All intervals but the first count. Busy or unknown GPUs are not mentioned."""
     for shares, word in (
         ((0.1, 0.6, 0.8), "70%"),
         ((0.1, 0.8, 0.9), None),
@@ -83,7 +83,8 @@ def test_idle_gpus_are_told_of_at_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         meters = trained(TwoRanks(other=lambda row: row))
         for share in shares:
-            monkeypatch.setattr(meters.power, "readings", lambda of=share: {"gpu/utilization": of})
+            readings = {"gpu/utilization": share}
+            monkeypatch.setattr(meters.power, "readings", lambda readings=readings: readings)
             meters.interval()
         sentence = meters.idle_sentence()
         assert (sentence is None) == (word is None), shares

@@ -1,4 +1,4 @@
-"""What a device could do at most, by its name or as measured."""
+"""Peak performance of a device, by its name or as measured, and the readings of its driver."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ from tests.cuda_stand_in import Nvml
 GPU = torch.device("cuda", 0)
 
 
-# Of a device's name: TFLOP/s in fp16 or bf16, in TF32 and in fp32.
+# Device name: TFLOP/s in fp16 or bf16, in TF32, and in fp32.
 KNOWN = """
 NVIDIA A100-SXM4-80GB: 312 156 19.5
 NVIDIA A10: 125 62.5 31.2
@@ -36,7 +36,7 @@ Tesla T4: 65 8.1 8.1
 def test_known_gpus_have_the_peak_of_their_data_sheet(
     known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name counts as a whole word: the A10 is no A100. TF32 is another peak than fp32."""
+    """Whole words of a name count: an A100 is no A10. TF32 has another peak than fp32."""
     name, _, figures = known.partition(": ")
     half, tf32, full = map(float, figures.split())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
@@ -55,7 +55,7 @@ def test_known_gpus_have_the_peak_of_their_data_sheet(
     ],
 )
 def test_other_gpus_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that only begins like a known one, another chip's or a slice's, says nothing."""
+    """A name that only begins like a known one is another chip or a slice."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(peak, "measured_tflops", lambda device, dtype: 12.5)
     assert peak_tflops(GPU, torch.float16) == (12.5, "measured")
@@ -65,7 +65,7 @@ def test_other_gpus_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_peak_that_cannot_be_measured_is_unknown(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is 0, and no reason to stop."""
+    """It is 0, and the run continues."""
 
     def fail(*others: Any) -> float:
         raise error("no such product")
@@ -75,7 +75,7 @@ def test_peak_that_cannot_be_measured_is_unknown(
 
 
 def test_cpu_is_measured() -> None:
-    """A core does between a billion and a quadrillion operations a second."""
+    """The rate lies between 10^8 and 10^15 operations a second."""
     rate, source = peak_tflops(torch.device("cpu"), torch.float32)
     assert source == "measured"
     assert 1e-4 < rate < 1e3
@@ -84,37 +84,44 @@ def test_cpu_is_measured() -> None:
 def test_power_and_utilisation_are_means_since_the_last_reading(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power is energy over time; utilisation the mean of the driver's samples, or its latest."""
+    """Power is energy over time.
+
+    Utilisation is the mean of the driver's samples, or the latest one.
+    """
     now = [0.0]
     monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     meter = PowerMeter(GPU)
-    now[0], nvml.millijoules, nvml.samples = 2.0, 601_000, [(1, 20), (2, 40)]
+    now[0] = 2.0
+    nvml.millijoules = 601_000
+    nvml.samples = [(1, 20), (2, 40)]
     assert meter.readings() == {"gpu/utilization": 0.3, "gpu/power_watts": 300}
-    now[0], nvml.samples = 3.0, [(1, 20), (2, 40), (3, 60)]
+    now[0] = 3.0
+    nvml.samples = [(1, 20), (2, 40), (3, 60)]
     assert meter.readings() == {"gpu/utilization": 0.6, "gpu/power_watts": 0}
     assert meter.joules() == 601
     now[0] = 3.1
     assert meter.readings()["gpu/utilization"] == 0.9
 
 
-def test_utilisation_of_a_long_interval_is_sampled_meanwhile(
+def test_long_interval_is_sampled_several_times(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver forgets: what it had some seconds ago counts all the same, and is asked seldom."""
-    now, busy = [0.0], list(range(1, 41))
+    """The driver forgets samples after some seconds, so it is asked in between, but seldom."""
+    now = [0.0]
+    busy = list(range(1, 41))
     monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     meter = PowerMeter(GPU)
-    asked: Any = sys.modules["pynvml"].nvmlDeviceGetSamples
-    asked.reset_mock()
+    get_samples: Any = sys.modules["pynvml"].nvmlDeviceGetSamples
+    get_samples.reset_mock()
     for second in range(40):
         now[0] = second
         nvml.samples = [(at, busy[at - 1]) for at in range(1, second + 2)][-16:]
         meter.sample_if_due()
     assert meter.readings()["gpu/utilization"] == pytest.approx(sum(busy) / 40 / 100)
-    assert asked.call_count < 10
+    assert get_samples.call_count < 10
 
 
-def test_utilisation_of_what_came_before_is_not_the_runs(nvml: Nvml) -> None:
+def test_utilisation_before_the_run_does_not_count(nvml: Nvml) -> None:
     """The driver still has samples of another program."""
     nvml.samples = [(1, 100), (2, 100)]
     meter = PowerMeter(GPU)
@@ -122,8 +129,8 @@ def test_utilisation_of_what_came_before_is_not_the_runs(nvml: Nvml) -> None:
     assert meter.readings()["gpu/utilization"] == 0.5
 
 
-def test_driver_that_fails_later_leaves_figures_out(nvml: Nvml) -> None:
-    """Each reading has the same keys, so that ranks can be gathered, and NaN for what is lost."""
+def test_driver_that_fails_later_gives_nan(nvml: Nvml) -> None:
+    """Readings keep their keys, so that ranks can still be gathered."""
     meter = PowerMeter(GPU)
     keys = list(meter.readings())
     assert meter.joules() == 1
@@ -133,8 +140,8 @@ def test_driver_that_fails_later_leaves_figures_out(nvml: Nvml) -> None:
     assert all(math.isnan(value) for value in [*readings.values(), meter.joules()])
 
 
-def test_missing_driver_leaves_figures_out(nvml: Nvml) -> None:
-    """A GPU whose driver can't be asked has the same keys; a CPU has none, and draws nothing."""
+def test_missing_driver_gives_nan(nvml: Nvml) -> None:
+    """A GPU without a driver has the same keys. A CPU has no readings and no energy."""
     nvml.is_broken = True
     readings = PowerMeter(GPU).readings()
     assert list(readings) == ["gpu/utilization", "gpu/power_watts"]

@@ -1,4 +1,4 @@
-"""Ranks that record other names, counts and shapes: the figures are those of all their values."""
+"""Figures over ranks that record different names, counts and shapes: each value counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ranks import gather_from_ranks, on_ranks
 
 NAMES = ("accuracy", "kl", "psnr", "error")
 NUMBERS = st.floats(-1e3, 1e3, width=32)
-# As a recipe gives them: what stands for each is made by `as_given`.
+# Metrics of a recipe by type and elements. `as_recorded` turns them into values.
 VALUES = st.tuples(
     st.sampled_from(["tensor", "half", "bool", "integer", "number", "numpy", "array"]),
     st.lists(NUMBERS, min_size=0, max_size=5),
@@ -35,8 +35,8 @@ RANKS = st.lists(st.lists(BATCHES, max_size=4), min_size=1, max_size=3)
 FEW = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def as_given(kind: str, numbers: list[float]) -> tuple[Any, list[float]]:
-    """Return what a recipe records, and the elements that it has."""
+def as_recorded(kind: str, numbers: list[float]) -> tuple[Any, list[float]]:
+    """Return a value that a recipe records, and its elements."""
     if kind in ("number", "numpy"):
         number = numbers[0] if numbers else 0.5
         return (number, [number]) if kind == "number" else (np.float32(number), [number])
@@ -66,21 +66,21 @@ def _simulated_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @FEW
 @given(RANKS)
 def test_training_metrics_are_the_means_over_all_ranks(ranks: Any) -> None:
-    """Whatever a rank records, in two intervals; names are exchanged where a rank has new ones."""
+    """Ranks record any values in two intervals, and exchange names only for new ones."""
     expected: dict[str, list[float]] = {}
     for batches in ranks:
         for loss, _, metrics in batches:
             expected.setdefault("train/loss", []).append(loss)
             for name, value in metrics.items():
-                expected.setdefault(f"train/{name}", []).extend(as_given(*value)[1])
+                expected.setdefault(f"train/{name}", []).extend(as_recorded(*value)[1])
 
     def work(accelerator: Any) -> Any:
         meters = Meters(accelerator, 1)
         rows = []
         for _ in range(2):
             for loss, size, metrics in ranks[accelerator.process_index]:
-                given_metrics = {name: as_given(*value)[0] for name, value in metrics.items()}
-                meters.count(torch.tensor(loss), given_metrics, Work(size), 0.0, True)
+                values = {name: as_recorded(*value)[0] for name, value in metrics.items()}
+                meters.count(torch.tensor(loss), values, Work(size), 0.0, True)
             rows.append(meters.interval())
         return rows, accelerator.exchanges
 
@@ -93,19 +93,22 @@ def test_training_metrics_are_the_means_over_all_ranks(ranks: Any) -> None:
 
 @FEW
 @given(RANKS, st.data())
-def test_training_sums_go_on_with_another_number_of_ranks(ranks: Any, data: Any) -> None:
-    """What all ranks have summed up to a checkpoint, in one rank's sums now."""
+def test_training_sums_continue_on_another_number_of_ranks(ranks: Any, data: Any) -> None:
+    """One rank continues the sums that all ranks had at a checkpoint."""
 
     def filled(batches: Any, states: Any = ()) -> TrainingSums:
         sums = TrainingSums(torch.device("cpu"), 1)
         sums.load_from_ranks(states)
         for loss, _, metrics in batches:
-            sums.add(loss, {name: as_given(*value)[0] for name, value in metrics.items()})
+            sums.add(loss, {name: as_recorded(*value)[0] for name, value in metrics.items()})
         return sums
 
     cuts = [data.draw(st.integers(0, len(batches))) for batches in ranks]
-    states = [filled(b[:cut]).state_dict() for b, cut in zip(ranks, cuts, strict=True)]
-    rest = [batch for b, cut in zip(ranks, cuts, strict=True) for batch in b[cut:]]
+    states = []
+    rest = []
+    for batches, cut in zip(ranks, cuts, strict=True):
+        states.append(filled(batches[:cut]).state_dict())
+        rest += batches[cut:]
     resumed = filled(rest, states).take()
     whole = filled([batch for batches in ranks for batch in batches]).take()
     assert resumed.keys() == whole.keys()
@@ -116,19 +119,21 @@ def test_training_sums_go_on_with_another_number_of_ranks(ranks: Any, data: Any)
 @FEW
 @given(RANKS.filter(any))
 def test_recorded_evaluations_are_the_means_over_all_ranks(ranks: Any) -> None:
-    """`Sums.record` takes what `run.record` takes; some ranks have no batch at all."""
-    losses, count = 0.0, 0
+    """`Sums.record` accepts the values of `run.record`, and a rank may have no batch."""
+    losses = 0.0
+    count = 0
     expected: dict[str, list[float]] = {}
     for batches in ranks:
         for loss, size, metrics in batches:
-            losses, count = losses + size * loss, count + size
+            losses += size * loss
+            count += size
             for name, value in metrics.items():
-                expected.setdefault(name, []).extend(as_given(*value)[1])
+                expected.setdefault(name, []).extend(as_recorded(*value)[1])
 
     def work(accelerator: Any) -> Evaluation:
         sums = Sums(accelerator)
         for loss, size, metrics in ranks[accelerator.process_index]:
-            values = {name: as_given(*value)[0] for name, value in metrics.items()}
+            values = {name: as_recorded(*value)[0] for name, value in metrics.items()}
             sums.record(torch.tensor(loss), values, size)
         return sums.result()
 
@@ -140,27 +145,27 @@ def test_recorded_evaluations_are_the_means_over_all_ranks(ranks: Any) -> None:
 
 @FEW
 @given(RANKS.filter(any))
-def test_added_totals_are_those_of_all_ranks(ranks: Any) -> None:
-    """Also of names that some ranks lack, as plain numbers and as tensors."""
+def test_added_totals_cover_all_ranks(ranks: Any) -> None:
+    """Some ranks lack some names, and totals are plain numbers or tensors."""
     count = sum(size for batches in ranks for _, size, _ in batches)
     expected = {"count": float(count)}
     for batches in ranks:
         for _, _, metrics in batches:
             for name, value in metrics.items():
-                expected[name] = expected.get(name, 0.0) + sum(as_given(*value)[1])
+                expected[name] = expected.get(name, 0.0) + sum(as_recorded(*value)[1])
 
     def work(accelerator: Any) -> Evaluation:
         sums = Sums(accelerator, lambda totals: {f"sum_{n}": t for n, t in totals.items()})
         for _, size, metrics in ranks[accelerator.process_index]:
             values = {}
             for name, value in metrics.items():
-                given_value = as_given(*value)[0]
-                is_number = isinstance(given_value, (float, np.floating))
-                values[name] = given_value if is_number else given_value.sum()
+                recorded = as_recorded(*value)[0]
+                is_number = isinstance(recorded, (float, np.floating))
+                values[name] = recorded if is_number else recorded.sum()
             sums.add(size, **values)
         return sums.result()
 
-    # A half-precision sum is not exact: the recipe's own `.sum()` has its type.
+    # A half-precision sum is not exact, because `.sum()` keeps the data type.
     for figures in on_ranks(len(ranks), work):
         assert figures.pop("count") == count
         assert figures.keys() == {f"sum_{name}" for name in expected}
@@ -168,8 +173,8 @@ def test_added_totals_are_those_of_all_ranks(ranks: Any) -> None:
             assert figures[f"sum_{name}"] == pytest.approx(total, rel=2e-2, abs=20)
 
 
-def test_two_losses_in_turns() -> None:
-    """A constant 100 on one rank and a constant 1 on the other are logged as they are."""
+def test_metrics_of_single_ranks_are_logged_unchanged() -> None:
+    """A constant 100 on one rank does not mix with a constant 1 on the other."""
 
     def work(accelerator: Any) -> dict[str, float]:
         meters = Meters(accelerator, 1)
@@ -182,8 +187,8 @@ def test_two_losses_in_turns() -> None:
         assert (values["train/first"], values["train/second"]) == (100.0, 1.0)
 
 
-def test_shapes_that_differ_are_a_sentence() -> None:
-    """Between ranks on all of them, and between batches of one."""
+def test_differing_shapes_are_refused() -> None:
+    """They may differ between ranks, or between batches of one rank."""
 
     def between_ranks(accelerator: Any) -> Evaluation:
         sums = Sums(accelerator)
@@ -203,8 +208,8 @@ def test_shapes_that_differ_are_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("value", ["0.5", None, [1.0], torch.tensor(1j)])
-def test_what_is_no_number_is_a_sentence(value: Any) -> None:
-    """It names the call and the metric."""
+def test_metric_that_is_no_number_is_refused(value: Any) -> None:
+    """The message names the call and the metric."""
     with pytest.raises(UserError, match=r"run.record: 'kl'"):
         TrainingSums(torch.device("cpu"), 1).add(torch.tensor(1.0), {"kl": value})
     with pytest.raises(UserError, match=r"sums.add: 'kl'"):
@@ -213,8 +218,8 @@ def test_what_is_no_number_is_a_sentence(value: Any) -> None:
         on_ranks(1, lambda accelerator: Sums(accelerator).record(0.5, {"kl": value}, 1))
 
 
-def test_a_figure_is_one_number() -> None:
-    """A total of several numbers without `finish`, or a word, is told by its name."""
+def test_figure_that_is_no_number_is_refused() -> None:
+    """A vector needs `finish`. The message names the figure."""
 
     def vector(accelerator: Any) -> Evaluation:
         sums = Sums(accelerator)
@@ -227,8 +232,8 @@ def test_a_figure_is_one_number() -> None:
         on_ranks(1, lambda accelerator: of_all_ranks(accelerator, {"note": "good"}))
 
 
-def test_own_figures_are_averaged_over_the_ranks_that_have_them() -> None:
-    """By name, in any order."""
+def test_plain_figures_are_averaged_over_the_ranks_that_have_them() -> None:
+    """Their order does not matter."""
 
     def work(accelerator: Any) -> Evaluation:
         ranks = ({"a": 1.0, "b": 10.0}, {"b": 20.0, "c": 5})
@@ -238,8 +243,8 @@ def test_own_figures_are_averaged_over_the_ranks_that_have_them() -> None:
         assert figures == {"a": 1.0, "b": 15.0, "c": 5.0}
 
 
-def test_means_and_totals_stand_side_by_side() -> None:
-    """A name is one or the other; `finish` gets the sums of both."""
+def test_means_and_totals_can_be_combined() -> None:
+    """A name is one or the other, and `finish` gets the sums of both."""
 
     def work(accelerator: Any) -> Evaluation:
         sums = Sums(
@@ -264,8 +269,8 @@ def test_means_and_totals_stand_side_by_side() -> None:
         on_ranks(1, both)
 
 
-def test_classification_takes_further_metrics() -> None:
-    """Beside its own figures, as `run.record` takes them; `record` alone would lack labels."""
+def test_classification_accepts_further_metrics() -> None:
+    """They are those of `run.record`. `record` itself would lack labels."""
 
     def work(accelerator: Any) -> Evaluation:
         sums = ClassificationSums(accelerator, ["no", "yes"])
@@ -284,10 +289,10 @@ def test_classification_takes_further_metrics() -> None:
     ("adds_mean", "names"), [(True, ["loss"]), (False, [])], ids=["mean", "total"]
 )
 @pytest.mark.parametrize("has_finish", [False, True])
-def test_a_mean_in_place_of_a_total_is_found(
+def test_mean_in_place_of_a_total_is_detected(
     adds_mean: bool, names: list[str], has_finish: bool
 ) -> None:
-    """By a second batch with the same samples twice, in which a total doubles."""
+    """In a second batch with the same samples twice, a total doubles."""
     finish = (lambda totals: {"loss": totals["loss"] / totals["count"]}) if has_finish else None
 
     def work(accelerator: Any) -> list[str]:
@@ -300,12 +305,13 @@ def test_a_mean_in_place_of_a_total_is_found(
     assert on_ranks(1, work) == [names]
 
 
-def test_a_mean_over_batches_is_none_of_that() -> None:
-    """Nor a total that is 0, nor one of batches that were not made for this."""
+def test_ratio_of_batches_and_zeros_are_no_such_mistake() -> None:
+    """Neither is a total over batches of arbitrary sizes."""
 
     def work(accelerator: Any) -> list[list[str]]:
         by_batches = Sums(accelerator, lambda t: {"loss": t["loss"] / t["batches"]})
-        zero, others = Sums(accelerator), Sums(accelerator)
+        zero = Sums(accelerator)
+        others = Sums(accelerator)
         for size in (3, 6):
             by_batches.add(size, loss=1.5, batches=1)
             zero.add(size, loss=0.0, hits=0)

@@ -1,4 +1,4 @@
-"""The stopwatch: what it leaves out, and what a checkpoint holds of it."""
+"""The stopwatch: the time that it leaves out, and its state in a checkpoint."""
 
 import json
 
@@ -11,7 +11,7 @@ from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, through
 
 
 def test_stopped_stopwatch_counts_nothing() -> None:
-    """What is profiled has neither time nor samples, and an evaluation can't start it again."""
+    """Profiled updates count neither time nor samples, and an evaluation does not restart it."""
     now = [0.0]
     stopwatch = Stopwatch(lambda: None, lambda: now[0])
 
@@ -38,8 +38,8 @@ def test_stopped_stopwatch_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("updates", [1, FIRST_UPDATES, FIRST_UPDATES + 4])
-def test_stopwatch_goes_on_from_a_checkpoint(updates: int) -> None:
-    """A resumed stopwatch counts as the one that was never stopped; its state is plain JSON."""
+def test_stopwatch_continues_from_a_checkpoint(updates: int) -> None:
+    """It then counts like an uninterrupted one, and its state is plain JSON."""
     now = [0.0]
     whole = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 2 * now[0])
 
@@ -64,8 +64,8 @@ def test_stopwatch_goes_on_from_a_checkpoint(updates: int) -> None:
     assert results[0][1].joules == 2 * results[0][1].seconds
 
 
-def test_unknown_peak_has_no_mfu() -> None:
-    """Operations a second are known without a peak; their share of it is not."""
+def test_unknown_peak_gives_no_mfu() -> None:
+    """Operations a second are still reported."""
     rows = torch.tensor([[*vars(Interval(seconds=2.0, updates=4, samples=8)).values()]])
     values = throughput(rows.double(), TrainingFlops(1e12), peak=0.0)
     assert values["perf/tflops_per_device"] == pytest.approx(4)

@@ -1,4 +1,4 @@
-"""What is averaged and summed: every element of every rank, each once."""
+"""Means and sums: every element of every rank counts once."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from common.measure.training_sums import TrainingSums
 
 
 def alone() -> Any:
-    """Return what stands for an Accelerator of one process on a CPU."""
+    """Return a stand-in for an Accelerator of one process on a CPU."""
     return SimpleNamespace(
         device=torch.device("cpu"),
         num_processes=1,
@@ -22,23 +22,25 @@ def alone() -> Any:
 
 
 def means_of_ranks(*ranks: TrainingSums) -> dict[str, float]:
-    """Return the means of several ranks' sums, which are reset, as `Meters` reduces them."""
-    taken = [sums.take() for sums in ranks]
-    rows = [sums.row(pairs) for sums, pairs in zip(ranks, taken, strict=True)]
+    """Return the means over several ranks' sums as `Meters` computes them, and reset the sums."""
+    totals_of_ranks = [sums.take() for sums in ranks]
+    rows = [sums.row(totals) for sums, totals in zip(ranks, totals_of_ranks, strict=True)]
     if any(row[0] for row in rows):
-        names = [*dict.fromkeys(name for pairs in taken for name in pairs)]
+        names = [*dict.fromkeys(name for totals in totals_of_ranks for name in totals)]
         for sums in ranks:
             sums.agreed = [*dict.fromkeys([*sums.agreed, *names])]
-        rows = [sums.row(pairs) for sums, pairs in zip(ranks, taken, strict=True)]
+        rows = [sums.row(totals) for sums, totals in zip(ranks, totals_of_ranks, strict=True)]
     return ranks[0].means(torch.tensor(rows, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 31, 32, 33, 70])
-def test_training_sums_are_those_of_all_micro_batches(micro_batches: int) -> None:
-    """Loss and metrics of any shape and type are summed over an interval, however it is folded."""
+def test_training_sums_cover_all_micro_batches(micro_batches: int) -> None:
+    """Loss and metrics of any shape and type are summed, however an interval is divided."""
     generator = torch.Generator().manual_seed(0)
     sums = TrainingSums(torch.device("cpu"), accumulation=2)
-    losses, hits, errors = [], [], []
+    losses = []
+    hits = []
+    errors = []
     for number in range(micro_batches):
         hits.append(torch.rand(8, generator=generator) < 0.5)
         errors.append(torch.rand(2, 3 + number % 4, generator=generator))
@@ -55,8 +57,8 @@ def test_training_sums_are_those_of_all_micro_batches(micro_batches: int) -> Non
     assert means_of_ranks(sums) == {}
 
 
-def test_training_sums_are_weighed_by_elements_over_ranks() -> None:
-    """Two ranks with other numbers of elements: the mean over all of them, not of two means."""
+def test_training_means_weigh_ranks_by_their_elements() -> None:
+    """The mean is that over all elements, not that of the ranks' means."""
     ranks = []
     for values in ([1.0, 1.0, 1.0], [5.0]):
         sums = TrainingSums(torch.device("cpu"), accumulation=1)
@@ -65,8 +67,8 @@ def test_training_sums_are_weighed_by_elements_over_ranks() -> None:
     assert means_of_ranks(*ranks) == {"train/loss": 3.0, "train/value": 2.0}
 
 
-def test_training_sums_go_on_from_their_state() -> None:
-    """Split anywhere into two, also with other ranks' sums added: the same totals."""
+def test_training_sums_continue_after_a_restore() -> None:
+    """A restore anywhere in an interval, even with other ranks' sums, gives the same totals."""
     batches = [torch.rand(4, generator=torch.Generator().manual_seed(n)) for n in range(9)]
 
     def filled(part: list[torch.Tensor], *states: Any) -> TrainingSums:
@@ -80,14 +82,15 @@ def test_training_sums_go_on_from_their_state() -> None:
     for cut in range(len(batches) + 1):
         resumed = filled(batches[cut:], filled(batches[:cut]).state_dict())
         assert resumed.last_loss() == whole.last_loss()
-        taken, expected = resumed.take(), filled(batches).take()
-        assert taken.keys() == expected.keys()
+        totals = resumed.take()
+        expected = filled(batches).take()
+        assert totals.keys() == expected.keys()
         for name, pair in expected.items():
-            assert taken[name] == pytest.approx(pair, rel=1e-12)
+            assert totals[name] == pytest.approx(pair, rel=1e-12)
 
 
 def test_training_sums_keep_no_graph() -> None:
-    """What is held between log lines is detached: neither activations nor logits stay."""
+    """Tensors kept between log lines are detached, so that activations are freed."""
     sums = TrainingSums(torch.device("cpu"), accumulation=1)
     weight = torch.ones(2, 2, requires_grad=True)
     logits = torch.ones(4, 2) @ weight
@@ -98,7 +101,7 @@ def test_training_sums_keep_no_graph() -> None:
 
 
 def test_sums_of_any_shape_are_finished_by_the_recipe() -> None:
-    """Totals of vectors and scalars reach `finish` as the sums over all batches."""
+    """`finish` receives the sums over all batches, vectors and scalars alike."""
     seen: dict[str, torch.Tensor] = {}
 
     def finish(totals: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -112,8 +115,8 @@ def test_sums_of_any_shape_are_finished_by_the_recipe() -> None:
     assert seen["squares"].tolist() == [3.0, 9.0]
 
 
-def test_figures_of_one_s_own_are_averaged_over_ranks() -> None:
-    """A plain dictionary may hold each rank's own values; what `Sums` returns is of all already."""
+def test_plain_figures_are_averaged_over_ranks() -> None:
+    """The result of `Sums` already covers all ranks, so it stays as it is."""
     two: Any = SimpleNamespace(
         device=torch.device("cpu"), num_processes=2, reduce=lambda mine, how: mine + 1
     )
@@ -132,8 +135,8 @@ def evaluated(predicted: list[int], labels: list[int], classes: int, size: int) 
     return sums.result()
 
 
-def test_evaluation_weighs_each_sample_alike() -> None:
-    """A last, smaller batch counts by its samples, not as a batch."""
+def test_evaluation_weighs_each_sample_equally() -> None:
+    """A smaller last batch counts by its samples, not as a batch."""
     result = evaluated([0, 1, 2, 0, 1], [0, 1, 2, 1, 1], classes=3, size=4)
     assert result["loss"] == pytest.approx((4 * 1 + 1 * 2) / 5)
     assert result["accuracy"] == pytest.approx(0.8)
@@ -141,8 +144,8 @@ def test_evaluation_weighs_each_sample_alike() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
-def test_figures_of_classes_are_scikit_learn_s(classes: int) -> None:
-    """Two classes have an F1 of the second one, as GLUE defines it; more the mean over classes."""
+def test_class_figures_match_scikit_learn(classes: int) -> None:
+    """With two classes, F1 is that of the second, as in GLUE. With more, it is the mean."""
     from sklearn.metrics import f1_score, precision_recall_fscore_support
 
     generator = torch.Generator().manual_seed(classes)
@@ -152,22 +155,23 @@ def test_figures_of_classes_are_scikit_learn_s(classes: int) -> None:
     name, average = ("f1", "binary") if classes == 2 else ("macro_f1", "macro")
     assert result[name] == pytest.approx(f1_score(labels, predicted, average=average))
     expected = zip(*precision_recall_fscore_support(labels, predicted), strict=True)
-    for (_, *found), figures in zip(result.by_class(), expected, strict=True):
-        assert found == pytest.approx([*map(float, figures)])
+    for (_, *class_figures), figures in zip(result.by_class(), expected, strict=True):
+        assert class_figures == pytest.approx([*map(float, figures)])
     assert evaluated([0, 0], [1, 1], 2, 2)["f1"] == 0
 
 
-def test_torchmetrics_work_as_they_are() -> None:
-    """What one of its metrics computes is logged as it is."""
+def test_torchmetrics_values_are_logged_unchanged() -> None:
+    """A value that one of its metrics computes needs no conversion."""
     torchmetrics = pytest.importorskip("torchmetrics")
     metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
     metric.update(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0]))
     assert of_all_ranks(alone(), {"accuracy": metric.compute()}) == {"accuracy": 0.75}
 
 
-def test_two_values_of_the_loss_are_a_sentence() -> None:
-    """They would be mixed, or one would take the other's place."""
-    loss, other = torch.tensor(2.0, requires_grad=True), torch.tensor(7.0)
+def test_two_values_of_the_loss_are_refused() -> None:
+    """Otherwise they would be mixed, or one would replace the other."""
+    loss = torch.tensor(2.0, requires_grad=True)
+    other = torch.tensor(7.0)
     for another in (other, 7.0):
         with pytest.raises(UserError, match="two values for 'loss'"):
             Sums(alone()).record(loss, {"loss": another}, 4)
@@ -175,7 +179,7 @@ def test_two_values_of_the_loss_are_a_sentence() -> None:
             TrainingSums(torch.device("cpu"), 1).add(loss, {"loss": another})
 
 
-def test_loss_may_be_named_among_the_metrics() -> None:
+def test_loss_may_be_repeated_among_the_metrics() -> None:
     """It is the same loss, and counts once."""
     loss = torch.tensor(2.0, requires_grad=True)
     sums = Sums(alone())

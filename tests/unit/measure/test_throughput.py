@@ -1,4 +1,4 @@
-"""Throughput and operations: what is counted, over which time, and how ranks add up."""
+"""Throughput and operations: which samples and seconds count, and how ranks add up."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 def train(stopwatch: Stopwatch, clock: Clock, updates: int, seconds: float) -> None:
-    """Let updates of two micro-batches of 8 samples pass."""
+    """Count updates of two micro-batches of 8 samples, each update of so many seconds."""
     for _ in range(updates):
         for is_update in (False, True):
             clock.now += seconds / 2
@@ -37,7 +37,7 @@ def train(stopwatch: Stopwatch, clock: Clock, updates: int, seconds: float) -> N
 
 
 def test_throughput_leaves_out_the_first_updates() -> None:
-    """Slow first updates and the time outside of training don't count; all samples after do."""
+    """Slow first updates and time outside training do not count, and all later samples do."""
     clock = Clock()
     stopwatch = Stopwatch(lambda: None, clock)
     stopwatch.start()
@@ -56,8 +56,8 @@ def test_throughput_leaves_out_the_first_updates() -> None:
     assert stopwatch.total.seconds == pytest.approx(10 + 30 * FIRST_UPDATES)
 
 
-def test_short_runs_have_a_throughput_too() -> None:
-    """A run of fewer updates than are left out is counted as a whole."""
+def test_short_run_has_a_throughput() -> None:
+    """A run with no more than the first updates counts all of them."""
     clock = Clock()
     stopwatch = Stopwatch(lambda: None, clock)
     stopwatch.start()
@@ -69,7 +69,7 @@ def test_short_runs_have_a_throughput_too() -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 3, 4])
 def test_each_interval_has_its_samples_and_seconds(every: int) -> None:
-    """Each log line has a throughput of its own updates, also around the first ones."""
+    """Each log line has the throughput of its own updates, even the first ones."""
     clock = Clock()
     stopwatch = Stopwatch(lambda: None, clock)
     stopwatch.start()
@@ -81,8 +81,8 @@ def test_each_interval_has_its_samples_and_seconds(every: int) -> None:
     assert stopwatch.total.seconds == pytest.approx(0.5 * 4 * every)
 
 
-def test_throughput_is_of_all_ranks() -> None:
-    """Samples of all ranks over the time of the slowest; updates are not added up."""
+def test_throughput_covers_all_ranks() -> None:
+    """Samples add up over ranks, the slowest rank's time counts, and updates do not add up."""
     fast = Interval(seconds=2.0, wait_seconds=0.2, updates=10, samples=100, tokens=1000)
     slow = Interval(seconds=4.0, wait_seconds=2.0, updates=10, samples=100, tokens=3000)
     rows = torch.tensor([[*vars(fast).values()], [*vars(slow).values()]], dtype=torch.float64)
@@ -99,10 +99,12 @@ def test_throughput_is_of_all_ranks() -> None:
     assert "perf/tokens_per_second" not in throughput(rows)
 
 
-def test_work_done_is_of_all_ranks_and_of_one_device() -> None:
-    """FLOP/s and energy come from real samples, tokens and their squares."""
-    one = Interval(2.0, 0.0, joules=30.0, updates=10, samples=100, tokens=1e3, squared_tokens=1e4)
-    rows = torch.tensor([[*vars(one).values()]] * 2, dtype=torch.float64)
+def test_flops_and_energy_count_real_samples_and_tokens() -> None:
+    """FLOP/s are per device, and energy is per sample of all ranks."""
+    interval = Interval(
+        2.0, 0.0, joules=30.0, updates=10, samples=100, tokens=1e3, squared_tokens=1e4
+    )
+    rows = torch.tensor([[*vars(interval).values()]] * 2, dtype=torch.float64)
     flops = TrainingFlops(per_sample=1e9, per_token=1e8, per_squared_token=1e7)
     values = throughput(rows, flops, peak=1.5)
     assert values["perf/tflops_per_device"] == pytest.approx((100e9 + 100e9 + 100e9) / 2 / 1e12)
@@ -111,7 +113,7 @@ def test_work_done_is_of_all_ranks_and_of_one_device() -> None:
 
 
 def test_useful_time_leaves_out_compilation() -> None:
-    """First updates count as long as later ones take; in a short run, as they took."""
+    """The first updates count as long as later ones take."""
     clock = Clock()
     stopwatch = Stopwatch(lambda: None, clock)
     stopwatch.start()
@@ -122,8 +124,8 @@ def test_useful_time_leaves_out_compilation() -> None:
     assert stopwatch.useful_seconds == pytest.approx(0.5 * (10 + FIRST_UPDATES))
 
 
-def test_operations_of_an_mlp_are_those_counted_by_hand() -> None:
-    """Two a weight forward, two for its gradient, two for its input's but the first layer's."""
+def test_operations_of_an_mlp_match_a_count_by_hand() -> None:
+    """A weight costs 2 operations forward and 4 backward, but 2 backward in the first layer."""
     model = MLP(28 * 28, [512, 512], 10, dropout=0.0)
     images = np.zeros((4, 28, 28, 1), dtype=np.uint8)
     samples = ImageSamples(images, np.zeros(4, dtype=np.int64), [0.1], [0.3], torch.float32)
@@ -136,9 +138,11 @@ def test_operations_of_an_mlp_are_those_counted_by_hand() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
-def test_operations_of_bert_follow_a_samples_length() -> None:
-    """Those of all matrices and of attention's two products, for lengths never counted."""
-    width, layers, inner = 32, 3, 64
+def test_operations_of_bert_depend_on_the_length() -> None:
+    """Matrices and attention are extrapolated to lengths that were never counted."""
+    width = 32
+    layers = 3
+    inner = 64
     config = BertConfig(
         vocab_size=50,
         hidden_size=width,
@@ -162,16 +166,17 @@ def test_operations_of_bert_follow_a_samples_length() -> None:
 
 
 class MaskedSum(nn.Module):
-    """Two linear layers over the points that a two-dimensional mask has, with buffers and noise."""
+    """Two linear layers over the points that a 2-D mask selects, with buffers and noise."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.first = nn.Linear(3, 8)
+        self.second = nn.Linear(8, 2)
         self.norm = nn.BatchNorm1d(8)
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, points: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return [points that the mask has, 2]."""
+        """Return logits of shape [selected points, 2]."""
         self.calls += 1
         hidden = self.norm(self.first(points)[mask])
         return self.second(hidden + 0.1 * torch.randn_like(hidden))
@@ -183,9 +188,10 @@ def masked_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.square().mean(), logits
 
 
-def test_operations_of_a_model_that_looks_at_values() -> None:
-    """Counted on real samples where shapes are not enough, without a trace."""
-    model, count = MaskedSum(), 4
+def test_operations_of_a_data_dependent_model_are_counted() -> None:
+    """Shapes are not enough, so real samples are counted, and the model stays unchanged."""
+    model = MaskedSum()
+    count = 4
     model.norm.eval()
     mask = torch.zeros(count, 5, dtype=torch.bool)
     mask[:, :3] = True
@@ -205,8 +211,8 @@ def test_operations_of_a_model_that_looks_at_values() -> None:
 
 
 @pytest.mark.parametrize("count", [training_flops, training_flops_of_values])
-def test_operations_follow_the_lengths_of_a_data_set(count: Any) -> None:
-    """Of samples of one's own with `lengths`: a cost for each token, for lengths never counted."""
+def test_operations_depend_on_the_lengths_of_samples(count: Any) -> None:
+    """A cost per token extrapolates to lengths that were never counted."""
     layer = nn.Linear(3, 2)
     lengths = [2, 9, 4, 7, 5, 3]
     samples = DatasetSamples([{"points": torch.ones(length, 3)} for length in lengths])

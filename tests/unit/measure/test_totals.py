@@ -1,4 +1,4 @@
-"""Totals on devices without float64: as exact as those in float64, or nearly so."""
+"""Totals on devices without float64: equal to float64 totals, or nearly so."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ floats = st.floats(-1e6, 1e6, width=32)
 
 @pytest.fixture(autouse=True)
 def _without_float64() -> Iterator[None]:
-    """Have the CPU stand for a device without float64."""
+    """Let the CPU stand in for a device without float64."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(trials.ANSWERS, ("has_float64", CPU), False)
         yield
@@ -56,7 +56,7 @@ def alone() -> Any:
 
 @given(st.lists(floats, max_size=200))
 def test_sum_of_elements_is_exact_beyond_fp32(values: list[float]) -> None:
-    """Also where large values cancel out and small ones are left."""
+    """Large values may cancel out and leave small ones."""
     expected = math.fsum(values)
     allowed = ACCURACY * math.fsum(map(abs, values))
     total = totals.elements_total(torch.tensor(values, dtype=torch.float32))
@@ -65,7 +65,7 @@ def test_sum_of_elements_is_exact_beyond_fp32(values: list[float]) -> None:
 
 @given(st.lists(st.lists(floats, min_size=1, max_size=8), min_size=1, max_size=60))
 def test_totals_of_many_batches_are_exact_beyond_fp32(batches: list[list[float]]) -> None:
-    """Which an fp32 total is not: it loses what is smaller than its last digit."""
+    """An fp32 total would lose values below its last digit."""
     total: Any = None
     for batch in batches:
         total = totals.total_with(totals.elements_total(torch.tensor(batch)), total)
@@ -74,8 +74,8 @@ def test_totals_of_many_batches_are_exact_beyond_fp32(batches: list[list[float]]
     assert abs(value(total) - math.fsum(elements)) <= allowed
 
 
-def test_small_losses_add_up_to_a_large_total() -> None:
-    """A total of 2**24 in fp32 would not grow by ones any more."""
+def test_ones_add_to_a_total_of_2_to_the_24() -> None:
+    """A total in fp32 would no longer grow there."""
     total: Any = totals.elements_total(torch.tensor([2.0**24]))
     for _ in range(100):
         total = total + totals.elements_total(torch.tensor([1.0]))
@@ -84,7 +84,7 @@ def test_small_losses_add_up_to_a_large_total() -> None:
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=50))
 def test_counts_are_exact(counts: list[int]) -> None:
-    """Integers add up exactly, up to 2**48."""
+    """Integers add up exactly up to 2**48."""
     total: Any = None
     for count in counts:
         total = totals.total_with(totals.elements_total(torch.tensor([count, 1])), total)
@@ -92,8 +92,8 @@ def test_counts_are_exact(counts: list[int]) -> None:
 
 
 @given(st.lists(floats, min_size=1, max_size=60))
-def test_saved_parts_are_the_total(values: list[float]) -> None:
-    """A run that goes on logs the same digits as one that never stopped."""
+def test_saved_parts_restore_the_total_exactly(values: list[float]) -> None:
+    """A resumed run logs the same digits as an uninterrupted one."""
     total = totals.elements_total(torch.tensor(values))
     for number in values:
         total = totals.total_with(totals.elements_total(torch.tensor([number * 1e-7])), total)
@@ -103,7 +103,7 @@ def test_saved_parts_are_the_total(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_stays_so(number: float) -> None:
+def test_infinity_and_nan_stay_as_they_are(number: float) -> None:
     """An infinite loss is shown as infinite, not as NaN."""
     total: Any = totals.elements_total(torch.tensor([1.0, number, 2.0]))
     total = total + totals.elements_total(torch.tensor([1.0]))
@@ -111,17 +111,17 @@ def test_what_is_not_finite_stays_so(number: float) -> None:
 
 
 def recorded(batches: list[Any]) -> dict[str, float]:
-    """Return what training sums make of batches of (loss, is_right, length)."""
+    """Return the means of training sums over batches of (loss, is_right, length)."""
     sums = TrainingSums(CPU, accumulation=1)
     for loss, is_right, length in batches:
         sums.add(loss, {"accuracy": is_right, "length": length, "numbers": 0.25})
-    taken = sums.take()
-    sums.agreed = [*taken]
-    return sums.means(torch.tensor([sums.row(taken)], dtype=torch.float64))
+    totals_by_name = sums.take()
+    sums.agreed = [*totals_by_name]
+    return sums.means(torch.tensor([sums.row(totals_by_name)], dtype=torch.float64))
 
 
-def test_training_means_are_those_of_float64() -> None:
-    """The same batches give the same log line on a device without float64."""
+def test_training_means_equal_those_in_float64() -> None:
+    """The same batches give the same log line."""
     generator = torch.Generator().manual_seed(0)
     batches = [
         (
@@ -137,8 +137,8 @@ def test_training_means_are_those_of_float64() -> None:
     patch.undo()
 
 
-def test_training_sums_go_on_bit_equal() -> None:
-    """Saved between two batches and restored, the sums end in the same bits."""
+def test_restored_training_sums_end_in_the_same_bits() -> None:
+    """They are saved between two batches."""
     batches = [(torch.tensor(0.1 * number), torch.tensor(3.0 + number)) for number in range(50)]
 
     def run(stops_at: int | None) -> Any:
@@ -173,8 +173,8 @@ def evaluated() -> Any:
     return figures, sums.result().confusion, reduced.totals["squares"], reduced.means
 
 
-def test_evaluations_are_those_of_float64() -> None:
-    """Counts are equal, and sums within what fp32 products of one batch are off."""
+def test_evaluations_equal_those_in_float64() -> None:
+    """Counts are equal, and sums agree within the rounding of fp32 products."""
     figures, confusion, squares, means = evaluated()
     patch = with_float64()
     wide_figures, wide_confusion, wide_squares, wide_means = evaluated()
@@ -186,8 +186,8 @@ def test_evaluations_are_those_of_float64() -> None:
     assert squares.tolist() == pytest.approx(wide_squares.tolist(), rel=1e-12)
 
 
-def test_numbers_travel_between_ranks_bit_by_bit() -> None:
-    """Where collectives can't take float64, its bits travel as integers."""
+def test_ranks_exchange_float64_bits_as_integers() -> None:
+    """Collectives of some devices cannot send float64."""
     sent: list[torch.Tensor] = []
 
     def gather(values: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ def test_numbers_travel_between_ranks_bit_by_bit() -> None:
 
 @pytest.mark.parametrize("overflows", [False, True])
 def test_gradients_are_unscaled_without_float64(overflows: bool) -> None:
-    """With the same bits as torch's, which inverts the scale in float64."""
+    """The bits equal those of torch, which inverts the scale in float64."""
     results = []
     for has_float64 in (False, True):
         patch = pytest.MonkeyPatch()

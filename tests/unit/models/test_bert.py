@@ -1,4 +1,4 @@
-"""BERT checkpoints: local folders are loaded whole, and what does not fit is refused in words."""
+"""BERT checkpoints: local folders are loaded completely, and unsuitable ones refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.local_data import write_tiny_bert
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT without a head, and its tokenizer."""
+    """Return the folder of a tiny BERT without a head, and its tokenizer."""
     return write_tiny_bert(tmp_path_factory.mktemp("checkpoint") / "tiny-bert")
 
 
@@ -36,8 +36,8 @@ def data_for(checkpoint: str, odd_text: Path) -> TextData:
     )
 
 
-def test_learning_rate_follows_the_model(odd_text: Path) -> None:
-    """The default rate is that of fine-tuning, or the higher one of training from scratch."""
+def test_default_learning_rate_depends_on_the_model(odd_text: Path) -> None:
+    """Training from scratch has a higher one than fine-tuning."""
     from recipes.bert import Config, peak_learning_rate
 
     assert peak_learning_rate(Config(model="scratch")) == 1e-3
@@ -45,8 +45,10 @@ def test_learning_rate_follows_the_model(odd_text: Path) -> None:
     assert peak_learning_rate(Config(model="scratch", learning_rate=3e-3)) == 3e-3
 
 
-def test_classes_and_dropout_are_the_data_s_and_the_flags(odd_text: Path, checkpoint: Path) -> None:
-    """A model has a class for each label by its name, and the dropout that was asked for."""
+def test_model_has_the_datas_classes_and_the_flags_dropout(
+    odd_text: Path, checkpoint: Path
+) -> None:
+    """Each class keeps its name, for pretrained and small models."""
     data = data_for(str(checkpoint), odd_text)
     for model in (load_bert(str(checkpoint), data, 0.3), small_bert("scratch", data, 0.3)):
         assert model.config.id2label == {0: "animals", 1: "colours", 2: "numbers"}
@@ -56,7 +58,7 @@ def test_classes_and_dropout_are_the_data_s_and_the_flags(odd_text: Path, checkp
 
 
 def test_tokenizer_that_does_not_fit_is_refused(odd_text: Path, checkpoint: Path) -> None:
-    """More tokens than the weights have rows end in a message, not in an index error."""
+    """It has more tokens than the embedding has rows, which would be an index error later."""
     data = data_for(str(checkpoint), odd_text)
     data.vocabulary_size += 1
     with pytest.raises(UserError) as error:
@@ -80,7 +82,7 @@ def test_tokenizer_that_does_not_fit_is_refused(odd_text: Path, checkpoint: Path
 def test_folder_that_is_no_checkpoint_is_refused(
     files: dict[str, str], words: list[str], tmp_path: Path
 ) -> None:
-    """Another model, pickled weights or no model at all: said in words."""
+    """It may hold another model, pickled weights, or no model."""
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError) as error:
@@ -89,7 +91,7 @@ def test_folder_that_is_no_checkpoint_is_refused(
 
 
 def test_damaged_weights_are_refused(odd_text: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """A truncated checkpoint ends in a message with its folder."""
+    """The message names the folder of the truncated file."""
     folder = tmp_path / "torn"
     shutil.copytree(checkpoint, folder)
     data = data_for(str(folder), odd_text)
@@ -101,7 +103,7 @@ def test_damaged_weights_are_refused(odd_text: Path, checkpoint: Path, tmp_path:
 
 
 def test_folder_without_a_tokenizer_is_refused(odd_text: Path, checkpoint: Path) -> None:
-    """A checkpoint that lost its vocabulary is refused: its tokens would all be unknown."""
+    """Otherwise all tokens would be unknown."""
     folder = checkpoint.with_name("no-tokenizer")
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("token*", "vocab*"))
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
@@ -111,7 +113,7 @@ def test_folder_without_a_tokenizer_is_refused(odd_text: Path, checkpoint: Path)
 
 
 def test_named_model_is_never_replaced() -> None:
-    """A model that can't be had ends in a message; `auto` on a CPU trains a small one."""
+    """A missing model is an error. Only `auto` trains a small one on a CPU."""
     accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
     config = SimpleNamespace(model="nobody/nothing", init_from=None, max_length=128)
     with pytest.raises(UserError) as error:
@@ -139,7 +141,7 @@ WRONG_NUMBERS = (10**6, 4 * 10**9, 10**12, -5, "x", None)
 
 
 def use(folder: Path, odd_text: Path) -> None:
-    """Do with a folder what the recipe does before its first update."""
+    """Load a checkpoint as the recipe does before its first update."""
     check_checkpoint(str(folder), 32)
     load_bert(str(folder), data_for(str(folder), odd_text), 0.1)
 
@@ -151,7 +153,7 @@ def changed_json(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def damages(folder: Path) -> Iterator[Callable[[Path], None]]:
-    """Yield what makes a folder's files wrong in one way each."""
+    """Yield functions that each damage one file of a folder in one way."""
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         whole = (folder / name).read_bytes()
         for content in (*WRONG_CONTENT, whole[: len(whole) // 2], whole + whole):
@@ -176,12 +178,13 @@ def damages(folder: Path) -> Iterator[Callable[[Path], None]]:
             )
 
 
-def test_broken_checkpoint_is_refused_in_a_sentence(
+def test_damaged_checkpoint_is_refused_in_one_sentence(
     odd_text: Path, checkpoint: Path, tmp_path: Path, thorough: bool
 ) -> None:
-    """Whatever is wrong with any file of it: the folder is named, and no weights are made up."""
+    """Each file is damaged in many ways. The sentence names the folder, and no weight is random."""
     use(checkpoint, odd_text)
-    passed, said = 0, []
+    passed = 0
+    refusals = []
     every = [*damages(checkpoint)]
     for number, damage in enumerate(every[:: 1 if thorough else 4]):
         folder = tmp_path / f"checkpoint-{number}"
@@ -191,21 +194,21 @@ def test_broken_checkpoint_is_refused_in_a_sentence(
             use(folder, odd_text)
             passed += 1
         except UserError as error:
-            said.append((str(folder), error.message))
-    assert len(said) > (60 if thorough else 15)
-    # Harmless ones: a tokenizer's added token or empty part.
+            refusals.append((str(folder), error.message))
+    assert len(refusals) > (60 if thorough else 15)
+    # Some damage is harmless: to a tokenizer's added token, or an empty part of it.
     assert passed <= (12 if thorough else 6), passed
-    for folder, message in said:
+    for folder, message in refusals:
         assert folder in message
         assert "\n" not in message
         assert len(message) < 800
 
 
 @pytest.mark.parametrize(("positions", "length"), [(512, 513), (64, 128), (100, 100)])
-def test_texts_longer_than_the_model_are_refused_at_the_start(
+def test_max_length_beyond_the_model_is_refused(
     positions: int, length: int, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """With the flag and both numbers, before anything is tokenised."""
+    """The message has the flag and both numbers, before anything is tokenised."""
     shutil.copytree(checkpoint, tmp_path / "short")
     changed_json(
         tmp_path / "short" / "config.json",
@@ -219,6 +222,7 @@ def test_texts_longer_than_the_model_are_refused_at_the_start(
     assert str(positions) in error.value.message
     config.max_length = positions // 8 * 8
     assert choose_checkpoint(config, accelerator) == config.model  # type: ignore[arg-type]
-    config.model, config.max_length = "scratch", 513
+    config.model = "scratch"
+    config.max_length = 513
     with pytest.raises(UserError):
         choose_checkpoint(config, accelerator)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`--compile`: what is compiled, and what runs as it was written."""
+"""`--compile`: which code is compiled, and which is not."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from tests.cuda_stand_in import Cuda
 
 
 class Small(torch.nn.Module):
-    """A model of one's own: a layer of torch's by itself is never compiled."""
+    """A user's model. torch never compiles one of its own layers by itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.dropout = torch.nn.Linear(3, 2), torch.nn.Dropout(0.5)
+        self.layer = torch.nn.Linear(3, 2)
+        self.dropout = torch.nn.Dropout(0.5)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a linear map, dropped in part while training."""
+        """Return a linear map with dropout."""
         return self.dropout(self.layer(values))
 
 
 def test_evaluation_of_a_compiled_model_compiles_nothing() -> None:
-    """Neither for evaluation mode nor for a smaller last batch; training's code is kept."""
+    """Neither evaluation mode nor a smaller batch compiles again, and training keeps its code."""
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -50,8 +51,8 @@ def test_evaluation_of_a_compiled_model_compiles_nothing() -> None:
     assert len(graphs) == 1
 
 
-def test_model_compiled_for_the_host_takes_no_graphs_of_a_gpu() -> None:
-    """On a CPU it is compiled in the default mode, whatever the accumulation is."""
+def test_cpu_model_is_compiled_without_cuda_graphs() -> None:
+    """Accumulation makes no difference."""
     for accumulation in (1, 2):
         model = Small()
         compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
@@ -62,7 +63,7 @@ def test_model_compiled_for_the_host_takes_no_graphs_of_a_gpu() -> None:
     ("processes", "accumulation", "mode"),
     [("1", 1, "reduce-overhead"), ("2", 1, None), ("1", 2, None)],
 )
-def test_graphs_of_a_gpu_are_for_one_process(
+def test_cuda_graphs_are_for_one_process_without_accumulation(
     processes: str,
     accumulation: int,
     mode: str | None,
@@ -70,7 +71,7 @@ def test_graphs_of_a_gpu_are_for_one_process(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And without accumulation; that there are none is said."""
+    """Otherwise a line says that there are none."""
     monkeypatch.setenv("WORLD_SIZE", processes)
     model = Small()
     chosen = create_autospec(model.compile)
@@ -80,8 +81,8 @@ def test_graphs_of_a_gpu_are_for_one_process(
     assert ("without CUDA graphs" in capsys.readouterr().out) == (mode is None)
 
 
-def test_device_that_nothing_is_compiled_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sentence, before the first batch; Inductor would raise in the middle of it."""
+def test_device_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence comes before the first batch, where Inductor would raise an error."""
     monkeypatch.setattr(compile_module, "default_device", lambda: torch.device("lazy"))
     model = Small()
     for compile_it in (

@@ -1,4 +1,4 @@
-"""BERT without padding: the padded model's figures, from few shapes."""
+"""BERT without padding: the results of the padded model, with few different shapes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.nn import functional as F
 from common.models import packing
 
 KERNEL = "_flash_attention_forward"
-FLASH_ATTENTION = getattr(torch.ops.aten, KERNEL)  # as it is, for the shapes alone
+FLASH_ATTENTION = getattr(torch.ops.aten, KERNEL)  # the real kernel, used for shapes only
 LENGTHS = torch.tensor([24, 3, 17, 9])
-MULTIPLES = [1, 8, 32, 64, 256]  # 256 is more than the 96 places that there are
+MULTIPLES = [1, 8, 32, 64, 256]  # 256 is more than the 96 places of the batch
 
 
 @pytest.mark.parametrize("multiple", MULTIPLES)
 def test_positions_are_real_tokens_then_padding(
     multiple: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as a multiple, or all there are: real ones in their order, and none twice."""
+    """Real tokens come in order, then padding up to a multiple, and no position twice."""
     monkeypatch.setattr(packing, "TOKEN_MULTIPLE", multiple)
     positions = packing.token_positions(LENGTHS, 24)
     real = [row * 24 + column for row, length in enumerate(LENGTHS) for column in range(length)]
@@ -31,8 +31,8 @@ def test_positions_are_real_tokens_then_padding(
     assert 0 <= positions.min() <= positions.max() < 96
 
 
-def test_shapes_are_few() -> None:
-    """Batches whose tokens all differ in number have a handful of shapes."""
+def test_batches_have_few_shapes() -> None:
+    """Batches with more than 100 numbers of tokens have at most 8 shapes."""
     random = torch.Generator().manual_seed(0)
     lengths = torch.randint(5, 129, (200, 32), generator=random)
     shapes = {len(packing.token_positions(row, 128)) for row in lengths}
@@ -69,7 +69,8 @@ def loss_and_gradients(model: Any, **others: torch.Tensor) -> tuple[Any, dict[st
     random = torch.Generator().manual_seed(1)
     real = torch.arange(24) < LENGTHS[:, None]
     tokens = torch.randint(1, 50, (4, 24), generator=random) * real
-    tokens, mask = tokens.to(model.device), real[:, None, None, :].to(model.device)
+    tokens = tokens.to(model.device)
+    mask = real[:, None, None, :].to(model.device)
     logits = model(input_ids=tokens, attention_mask=mask, **others).logits
     loss = F.cross_entropy(logits, torch.tensor([0, 2, 1, 0], device=model.device))
     loss.backward()
@@ -78,10 +79,10 @@ def loss_and_gradients(model: Any, **others: torch.Tensor) -> tuple[Any, dict[st
 
 @pytest.mark.parametrize("kernel", ["plain", "variable-length"])
 @pytest.mark.parametrize("multiple", MULTIPLES)
-def test_packed_model_is_the_padded_one(
+def test_packed_model_equals_the_padded_one(
     multiple: int, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loss and gradients are the same, whatever padding is packed, and by either attention."""
+    """Loss and gradients agree for any multiple and for both kinds of attention."""
     monkeypatch.setattr(packing, "TOKEN_MULTIPLE", multiple)
     if kernel == "variable-length":
         monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
@@ -110,7 +111,7 @@ def attention_by_sequence(
     *,
     scale: float | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Stand in for CUDA's kernel, and hold the call to what it asks for."""
+    """Stand in for the CUDA kernel, and check its arguments."""
     on_meta = [tensor.to("meta") for tensor in (query, key, value, cu_seq_q, cu_seq_k)]
     options = (max_q, max_k, dropout_p, is_causal, return_debug_mask)
     shape_only, *others = FLASH_ATTENTION(*on_meta, *options, scale=scale)
@@ -129,16 +130,16 @@ def attention_by_sequence(
     return torch.cat(attended), *others
 
 
-def test_kernel_drops_and_starts_are_found_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout goes to the kernel while training alone; each layer has the same starts."""
+def test_kernel_gets_dropout_and_starts_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout applies in training only, and all layers share one tensor of starts."""
     calls = []
 
-    def noted(*inputs: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    def recording_kernel(*inputs: Any, **named: Any) -> tuple[torch.Tensor, ...]:
         calls.append((inputs[7], inputs[3]))
         return attention_by_sequence(*inputs, **named)
 
     monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
-    monkeypatch.setattr(torch.ops.aten, KERNEL, noted)
+    monkeypatch.setattr(torch.ops.aten, KERNEL, recording_kernel)
     model = tiny_bert(packed=True)
     for layer in model.bert.encoder.layer:
         layer.attention.self.dropout.p = 0.25
@@ -153,8 +154,8 @@ def test_kernel_drops_and_starts_are_found_once_a_batch(monkeypatch: pytest.Monk
     assert calls[0][1].tolist() == [0, 24, 27, 44, 53, 96]
 
 
-def test_kernel_itself_takes_shapes_and_gives_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one of torch, where tensors have shapes alone: its arguments, and its backward pass."""
+def test_real_kernel_accepts_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's kernel runs on the meta device, forward and backward."""
     monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
     model = tiny_bert(packed=True).to("meta", torch.float16)
     model.bert.encoder.layer[0].attention.self.dropout.p = 0.1
@@ -166,22 +167,25 @@ def test_kernel_itself_takes_shapes_and_gives_gradients(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("device_type", ["cuda", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_kernel_runs_on_its_hardware_and_types(
-    kind: str, dtype: torch.dtype, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_kernel_needs_its_hardware_and_data_type(
+    device_type: str,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the type that autocast gives to products, whatever that of a layer's input is."""
+    """The data type that autocast gives to products counts."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: dtype != torch.float32)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: dtype)
-    hidden: Any = SimpleNamespace(device=torch.device(kind), dtype=torch.float32)
-    expected = kind == "cuda" and dtype != torch.float32 and capability >= (8, 0)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: dtype != torch.float32)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: dtype)
+    hidden: Any = SimpleNamespace(device=torch.device(device_type), dtype=torch.float32)
+    expected = device_type == "cuda" and dtype != torch.float32 and capability >= (8, 0)
     assert packing.has_variable_length_kernel(hidden) is expected
 
 
-def test_model_takes_padded_batches_too() -> None:
-    """A batch that does not say where its tokens are goes through unpacked."""
+def test_packed_model_accepts_padded_batches() -> None:
+    """Without token positions, a batch is not packed."""
     loss, _ = loss_and_gradients(tiny_bert(packed=False))
     packed_loss, _ = loss_and_gradients(tiny_bert(packed=True))
     torch.testing.assert_close(packed_loss, loss)

@@ -1,4 +1,4 @@
-"""The ResNets' weights are called and shaped as the published ones are."""
+"""Names and shapes of the ResNets' weights: those of the published models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from recipes.resnet import ResNet
 
-# `state_dict()` of torchvision 0.29.2's `resnet18()`, `resnet34()` and `resnet50()`, in its order;
-# those of timm 1.0.31's `resnet18` … are the same: names, shapes and order.
+# Names and shapes, in order, of the `state_dict()` of torchvision 0.29.2's `resnet18()`,
+# `resnet34()` and `resnet50()`. Those of timm 1.0.31 are the same.
 PUBLISHED = json.loads(Path(__file__).with_name("published_resnets.json").read_text())
 
 
 @pytest.mark.parametrize("name", [*ResNet.DEPTHS])
-def test_weights_are_named_as_published(name: str) -> None:
-    """So that published weights load as they are."""
+def test_weights_have_the_published_names_and_shapes(name: str) -> None:
+    """Published weights therefore load without a conversion."""
     state = ResNet(name, channels=3, kernel=7, classes=1000).state_dict()
     shapes = {key: list(value.shape) for key, value in state.items()}
     assert shapes == PUBLISHED[name]

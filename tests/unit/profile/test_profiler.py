@@ -1,4 +1,4 @@
-"""`--profile`: which updates are looked at, what is written, and that training goes on."""
+"""`--profile`: which updates are profiled, which files are written, and that training continues."""
 
 import csv
 import gzip
@@ -26,7 +26,7 @@ from common.system.devices import trials
 @pytest.mark.parametrize("every", [7, 11, 25, 60, 1000])
 @pytest.mark.parametrize("first", [0, 5, 44])
 def test_window_lies_between_evaluations(first: int, every: int) -> None:
-    """No evaluation falls among the profiled updates, which follow timed ones."""
+    """No evaluation falls among the profiled updates, and timed updates come first."""
     window = choose_window(first, first + 200, lambda step: step % every == 0)
     assert window is not None
     assert FIRST_UPDATES < window.warm_up < window.record < window.end <= 200
@@ -34,7 +34,7 @@ def test_window_lies_between_evaluations(first: int, every: int) -> None:
 
 
 def test_window_is_as_large_as_the_run_allows() -> None:
-    """Ten updates timed and ten profiled; fewer in a short run; none where there is no room."""
+    """Ten updates are timed and ten profiled, fewer in a short run, and none without room."""
     assert FIRST_UPDATES == 3
     assert choose_window(0, 1000, lambda _: False) == Window(13, 15, 25)
     assert choose_window(0, 16, lambda _: False) == Window(8, 10, 15)
@@ -43,18 +43,20 @@ def test_window_is_as_large_as_the_run_allows() -> None:
     assert choose_window(100, 105, lambda _: False) is None
 
 
-def test_window_of_a_run_that_evaluates_after_each_update() -> None:
-    """Where it can't be avoided, an evaluation is profiled too."""
+def test_window_includes_evaluations_if_it_must() -> None:
+    """The run evaluates after each update."""
     assert choose_window(0, 100, lambda _: True) is not None
 
 
 class Training:
-    """A run in this process, whose time is its own: a batch takes 30 s, an update 10 s."""
+    """A run in this process with a clock of its own: a batch takes 30 s, an update 10 s."""
 
     updates_per_epoch = 20
 
     def __init__(self, folder: Path, *, total_steps: int = 40, **settings: Any) -> None:
-        self.now, self.total_steps, self.global_step = 0.0, total_steps, 0
+        self.now = 0.0
+        self.total_steps = total_steps
+        self.global_step = 0
         self.paused_while_waiting: list[bool] = []
         self.attached: list[Any] = []
         accelerator: Any = SimpleNamespace(
@@ -85,12 +87,12 @@ class Training:
     saves = evaluates
 
     def wait_for_everyone(self) -> None:
-        """Be the first rank, which writes files for long."""
+        """Wait 1,000 s, as long as the first rank writes its files."""
         self.now += 1000
         self.paused_while_waiting.append(self.stopwatch.started is None)
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Make `at_once` batches in one waiting, fewer at the end of an epoch."""
+        """Yield batches that are made `at_once` at a time, fewer at the end of an epoch."""
         count = self.updates_per_epoch * self.config.gradient_accumulation_steps
         for number in range(count):
             if number % self.at_once == 0:
@@ -98,7 +100,7 @@ class Training:
             yield torch.ones(8, 16)
 
     def run(self) -> None:
-        """Train to the end; no lap is taken before it."""
+        """Train to the end, and take the only lap there."""
         loader: Any = SimpleNamespace(placement="device", batches_per_gather=self.at_once)
         self.stopwatch.start()
         while self.global_step < self.total_steps:
@@ -118,21 +120,21 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what makes a run; the profiler's clock is the run's."""
+    """Return a function that makes a run, whose clock the profiler uses."""
 
     def make(**settings: Any) -> Training:
-        made = Training(tmp_path, **settings)
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
-        return made
+        run = Training(tmp_path, **settings)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: run.now))
+        return run
 
     return make
 
 
 @pytest.mark.parametrize(("at_once", "accumulation"), [(1, 1), (1, 2), (7, 1), (16, 2)])
-def test_update_costs_what_it_takes(
+def test_cost_of_an_update_includes_its_batches_only(
     at_once: int, accumulation: int, training: Any, tmp_path: Path
 ) -> None:
-    """Waiting for data is that of an update's batches, however many are made in one waiting."""
+    """Several batches may be made at once, but an update counts the wait for its own."""
     run = training(at_once=at_once, gradient_accumulation_steps=accumulation)
     run.run()
     verdict = json.loads((tmp_path / "profile" / "verdict.json").read_text())
@@ -145,7 +147,7 @@ def test_update_costs_what_it_takes(
 def test_profile_files_can_be_read(
     training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trace is one of Chrome's, the tables name operations, the picture is one."""
+    """Chrome reads the trace, the tables name operations, and the picture opens."""
     run = training()
     run.run()
     folder = tmp_path / "profile"
@@ -154,7 +156,7 @@ def test_profile_files_can_be_read(
     with gzip.open(folder / "rank0.pt.trace.json.gz", "rt") as file:
         trace = [item.get("name") for item in json.load(file)["traceEvents"]]
     assert {"aten::addmm", DATA, "forward", "backward", "optimizer"} <= set(trace)
-    # The updates that were kept, and none of those that warm the profiler up.
+    # The trace has the profiled updates, without those that warm up the profiler.
     assert len({name for name in trace if name and name.startswith("ProfilerStep")}) == 10
     with (folder / "top_operations.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -165,23 +167,23 @@ def test_profile_files_can_be_read(
     with Image.open(folder / "memory.png") as picture:
         assert picture.size == (1200, 480)
         assert len(set(picture.convert("L").resize((60, 24)).tobytes())) > 5
-    said = capsys.readouterr().out
-    assert "profile data-bound: of" in said
-    assert "updates 14 to 25 are left out of perf/" in said
+    output = capsys.readouterr().out
+    assert "profile data-bound: of" in output
+    assert "updates 14 to 25 are left out of perf/" in output
     verdict = json.loads((folder / "verdict.json").read_text())
     assert [*verdict["phases"]] == ["data", "forward", "backward", "optimizer"]
     assert sum(verdict["phases"].values()) == pytest.approx(1)
     assert min(verdict["phases"].values()) > 0
     assert len(verdict["slowest_operations"]) == 3
-    assert not any(phase in said.split("slowest")[1] for phase in ("forward", "ProfilerStep"))
+    assert not any(phase in output.split("slowest")[1] for phase in ("forward", "ProfilerStep"))
     assert run.accelerator.backward is torch.Tensor.backward  # as it was
 
 
 @pytest.mark.parametrize("is_main_process", [True, False])
-def test_profiled_updates_are_in_no_ranks_figures(
+def test_profiled_updates_do_not_count_on_any_rank(
     is_main_process: bool, training: Any, tmp_path: Path
 ) -> None:
-    """All ranks leave them out, with the time that others wait for the one that looks."""
+    """Neither does the time that other ranks wait for the profiled one."""
     run = training(is_main_process=is_main_process)
     run.run()
     assert run.global_step == 40
@@ -195,7 +197,7 @@ def test_profiled_updates_are_in_no_ranks_figures(
 def test_short_run_says_that_it_is_not_profiled(
     training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run without room for it trains as it would without the flag, and says so once."""
+    """It trains as without the flag, and one line says so."""
     run = training(total_steps=5)
     run.updates_per_epoch = 2
     run.run()
@@ -204,8 +206,8 @@ def test_short_run_says_that_it_is_not_profiled(
     assert not (tmp_path / "profile").exists()
 
 
-def test_run_without_the_flag_gets_its_batches_as_they_are(training: Any) -> None:
-    """Nothing is wrapped around them."""
+def test_batches_are_not_wrapped_without_the_flag(training: Any) -> None:
+    """The loop iterates over the loader's own batches."""
     run = training(profile=False)
     batches = run.batches()
     assert run.profiler.watch(batches, SimpleNamespace(), 0) is batches
@@ -221,7 +223,7 @@ def test_failing_profile_never_stops_a_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An error of the profiler is said, and is the end of profiling alone."""
+    """One line reports the profiler's error, and only profiling ends."""
 
     def fail(*others: Any) -> None:
         raise RuntimeError("no such device")
@@ -241,8 +243,8 @@ def test_failing_profile_never_stops_a_run(
 
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """Pretend that there is a GPU; return what turns its history of allocations on and off."""
-    # Which takes by name what the other hands it unseen.
+    """Pretend that there is a GPU, and return the mock that records its memory history."""
+    # The public function passes its keywords on unchecked, so this one has the right signature.
     recorder = create_autospec(torch.cuda.memory._record_memory_history_impl)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorder)
     real = torch.cuda.memory._dump_snapshot
@@ -261,7 +263,7 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     return recorder
 
 
-# Of a longer run, that is cut short within the window.
+# The plan of a longer run, which stops within the profiled window.
 PLAN = {
     "total_steps": 40,
     "updates_per_epoch": 20,
@@ -275,10 +277,10 @@ def calls(history: MagicMock) -> list[dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_history_of_a_gpus_memory_is_short_and_kept(
+def test_memory_history_of_a_gpu_is_written(
     history: MagicMock, training: Any, tmp_path: Path
 ) -> None:
-    """It holds stacks of Python alone, since those of C++ take minutes to write, and ends."""
+    """It records Python stacks only, because C++ stacks take minutes to write, and it ends."""
     training(device="cuda").run()
     (start, stop) = calls(history)
     assert start["stacks"] == "python"
@@ -293,10 +295,10 @@ def test_history_of_a_gpus_memory_is_short_and_kept(
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("end", ["error", "stop"])
-def test_history_of_a_gpus_memory_always_ends(
+def test_memory_history_of_a_gpu_always_ends(
     end: str, history: MagicMock, training: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where writing fails, and where the run ends before its profile does."""
+    """Writing may fail, or the run may end before its profile."""
     run = training(device="cuda")
     if end == "error":
         monkeypatch.setattr(module, "write_profile", MagicMock(side_effect=OSError("full")))
@@ -311,10 +313,10 @@ def test_history_of_a_gpus_memory_always_ends(
     assert len(calls(history)) == 2
 
 
-def test_device_whose_kernels_are_not_timed_gets_no_verdict(
+def test_device_without_kernel_times_gets_no_verdict(
     training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """What the profiler sees of it is the host's work alone, which would be taken for kernels."""
+    """The profiler sees only the host's work, which must not count as kernels."""
     monkeypatch.setattr(module, "is_accelerator", lambda device: True)
     training().run()
     printed = capsys.readouterr().out
@@ -324,8 +326,8 @@ def test_device_whose_kernels_are_not_timed_gets_no_verdict(
     assert (tmp_path / "profile" / "top_operations.csv").is_file()
 
 
-def test_operations_are_told_apart_by_shape(training: Any, tmp_path: Path) -> None:
-    """`--profile-shapes` profiles, and says what the inputs were."""
+def test_operations_are_grouped_by_shape(training: Any, tmp_path: Path) -> None:
+    """`--profile-shapes` turns profiling on and lists the shapes of inputs."""
     training(profile=False, profile_shapes=True).run()
     with (tmp_path / "profile" / "top_operations.csv").open() as file:
         shapes = {

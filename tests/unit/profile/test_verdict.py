@@ -1,4 +1,4 @@
-"""What bounds a run: the kinds of kernels, the parts of an update, and the flag to turn."""
+"""Verdicts of profiles: categories of operations, parts of an update, and the flag to change."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -34,13 +34,13 @@ from common.profile.verdict import (
         ("AddmmBackward0", "launch"),
     ],
 )
-def test_operations_are_of_a_kind(name: str, category: str) -> None:
-    """Matrix products, operations that move data, and those that only look."""
+def test_operations_have_a_category(name: str, category: str) -> None:
+    """They compute products, move data, or only launch and view."""
     assert cost_category(name) == category
 
 
 def event(name: str, microseconds: float, parent: Any = None, **others: Any) -> Any:
-    """Return what stands for an event of the profiler."""
+    """Return a stand-in for an event of the profiler."""
     return SimpleNamespace(
         name=name,
         thread=others.get("thread", 1),
@@ -52,8 +52,8 @@ def event(name: str, microseconds: float, parent: Any = None, **others: Any) -> 
     )
 
 
-def test_time_on_a_cpu_is_of_the_training_thread() -> None:
-    """Other threads, the making of batches and what lies between operations don't count."""
+def test_cpu_time_covers_the_training_thread_only() -> None:
+    """Other threads, making batches, and time between operations do not count."""
     step = event("ProfilerStep*", 500)
     waiting = event(DATA, 10, step)
     events = [
@@ -64,8 +64,8 @@ def test_time_on_a_cpu_is_of_the_training_thread() -> None:
     assert cpu_kernel_milliseconds(events) == pytest.approx({"compute": 3, "memory": 1})
 
 
-def test_time_on_a_gpu_is_of_kernels() -> None:
-    """Kernels are told apart by their names; annotations and waiting for ranks don't count."""
+def test_gpu_time_covers_kernels_only() -> None:
+    """Their names tell the category. Annotations and waiting for ranks do not count."""
     kernels = {
         "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc": 1000,
         "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN": 1000,
@@ -86,7 +86,7 @@ def test_time_on_a_gpu_is_of_kernels() -> None:
 
 
 def test_parts_of_an_update_add_up() -> None:
-    """Kernels, idle time and waiting are the update; on a GPU, kernels may run while one waits."""
+    """Kernels, idle time and waiting make an update. A GPU's kernels may overlap with waiting."""
     cost = cost_of_update({"memory": 2, "compute": 3}, 8, 4, is_asynchronous=False)
     assert cost == UpdateCost(data=4, launch=3, memory=2, compute=3)
     cost = cost_of_update({"memory": 2, "compute": 9}, 8, 4, is_asynchronous=True)
@@ -110,7 +110,7 @@ def test_parts_of_an_update_add_up() -> None:
 def test_verdict_is_the_largest_part(
     cost: UpdateCost, settings: dict[str, Any], category: str, flag: str
 ) -> None:
-    """What takes most of an update bounds it; the flag is one that changes it."""
+    """The advice names a flag that reduces this part."""
     verdict = judge(
         cost, TrainingConfig(), **{"precision": "bf16", "placement": "device"} | settings
     )

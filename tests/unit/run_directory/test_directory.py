@@ -1,4 +1,4 @@
-"""A run's directory: never written over, of one job alone, and saying how the run stands."""
+"""Run directories: never overwritten, used by one job at a time, and with the run's status."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ REFUSED = Outcome("failed", False, "wrong flags")
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process, in a folder of the test's own, that waits for no other job."""
+    """Run each test as one process in its own folder, without waiting for other jobs."""
     PartialState(cpu=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "PATIENCE", 0)
 
 
-# Made.
+# Creation.
 
 
-def test_runs_of_one_second_have_directories_of_their_own(tmp_path: Path) -> None:
-    """Runs that start at once never share a directory."""
+def test_runs_of_one_second_have_distinct_directories(tmp_path: Path) -> None:
+    """Runs that start at the same time never share a directory."""
     paths = [RunDirectory(None, "resnet", False).path.resolve() for _ in range(20)]
     assert len(set(paths)) == 20
     assert all(path.parent == tmp_path / "runs" for path in paths)
     assert all(path.name.startswith("resnet-") for path in paths)
 
 
-def test_run_directory_is_never_written_over(tmp_path: Path) -> None:
-    """An `--output-dir` that holds a run is refused, and the run stays as it was."""
+def test_run_directory_is_never_overwritten(tmp_path: Path) -> None:
+    """An `--output-dir` that holds a run is refused, and the run stays unchanged."""
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds a run, which is kept.*--resume auto"):
         RunDirectory(str(tmp_path), "mnist_mlp", False)
@@ -57,8 +57,8 @@ def test_run_directory_is_never_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/proc/self", "file/run", "x" * 300, "/dev/null"])
-def test_directory_that_cannot_be_written_is_a_sentence(path: str) -> None:
-    """Whatever the system's reason is: nothing can be created there."""
+def test_impossible_directory_gives_one_sentence(path: str) -> None:
+    """The system may refuse it for any reason."""
     Path("file").write_text("")
     with pytest.raises(UserError, match=r"--output-dir .* can't be made or written"):
         make_directory(path, "mnist_mlp", resume=False)
@@ -66,32 +66,35 @@ def test_directory_that_cannot_be_written_is_a_sentence(path: str) -> None:
         RunDirectory(path, "mnist_mlp", resume=False)
 
 
-@pytest.mark.parametrize("kind", ["file", "link"])
-def test_runs_that_is_no_folder_is_a_sentence(kind: str) -> None:
-    """Neither a traceback, nor another name tried for ever."""
-    Path("runs").write_text("") if kind == "file" else Path("runs").symlink_to("nowhere")
+@pytest.mark.parametrize("obstacle", ["file", "link"])
+def test_file_in_place_of_runs_gives_one_sentence(obstacle: str) -> None:
+    """Neither a traceback nor an endless search for another name follows."""
+    if obstacle == "file":
+        Path("runs").write_text("")
+    else:
+        Path("runs").symlink_to("nowhere")
     with pytest.raises(UserError, match="can't be made"):
         RunDirectory(None, "mnist_mlp", False)
 
 
-def test_unused_directory_is_removed_if_nobody_named_it() -> None:
-    """One that was asked for stays, and one that holds anything."""
+def test_unused_unnamed_directory_is_removed() -> None:
+    """A directory that the user named stays, and so does one with contents."""
     unused, used = (RunDirectory(None, "bert", False) for _ in range(2))
-    asked = RunDirectory("asked", "bert", False)
+    named = RunDirectory("asked", "bert", False)
     used.write("config.json", {})
-    for directory in (unused, used, asked):
+    for directory in (unused, used, named):
         directory.write_status("failed", 0)
         directory.remove_if_unused()
     assert not unused.path.exists()
     assert used.path.exists()
-    assert asked.path.exists()
+    assert named.path.exists()
 
 
-# Of one job.
+# One job at a time.
 
 
 def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
-    """The second is told who is there; after the first, it may."""
+    """The second job is refused while the first one runs, and allowed afterwards."""
     first = RunDirectory(str(tmp_path), "mnist_mlp", False)
     lock = tmp_path / LOCK
     with pytest.raises(UserError, match="another job writes to"), locked(lock, patience=0):
@@ -103,20 +106,18 @@ def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_other_ranks_hear_of_the_first_ones_mistake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """They make nothing, wait until it is said, and end as it does."""
+def test_other_ranks_fail_with_rank_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They create nothing, wait until rank 0 printed the message, and fail alike."""
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setenv("RANK", "1")
     answer: list[object] = []
 
-    def hear(values: list[object]) -> None:
+    def broadcast(values: list[object]) -> None:
         assert values == [None], "only rank 0 has something to say"
         values[:] = answer
 
-    monkeypatch.setattr("accelerate.utils.broadcast_object_list", hear)
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", broadcast)
     answer = [UserError("no such place")]
     with pytest.raises(UserError) as refused:
         RunDirectory("asked", "mnist_mlp", False)
@@ -130,10 +131,10 @@ def test_other_ranks_hear_of_the_first_ones_mistake(
     assert not [*tmp_path.iterdir()]
 
 
-def test_machine_that_does_not_see_the_directory_is_named(
+def test_machine_that_does_not_share_the_directory_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """At the start, whatever it has under that name itself; one that sees it is quiet."""
+    """The error comes at the start. A machine that sees the directory stays silent."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setattr("accelerate.utils.gather_object", list)
@@ -141,19 +142,19 @@ def test_machine_that_does_not_see_the_directory_is_named(
     assert not [*tmp_path.glob("shared/.seen-*")]
     others = ["rank 1 on there"]
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *others])
-    for asked in ("mine", None):
+    for output_dir in ("mine", None):
         with pytest.raises(UserError, match="all machines share: rank 1 on there can't see"):
-            RunDirectory(asked, "mnist_mlp", False)
+            RunDirectory(output_dir, "mnist_mlp", False)
     assert not [*tmp_path.glob("runs/*")]
     with locked(tmp_path / "mine" / LOCK, patience=0):
         pass
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_directory_is_looked_at_again_under_its_lock(
+def test_directory_is_checked_again_under_its_lock(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that waited for another one does not take over what that one made meanwhile."""
+    """A job that waited for another one does not overwrite what that job created."""
 
     @contextlib.contextmanager
     def waited(path: Path, patience: float) -> Iterator[None]:
@@ -172,8 +173,8 @@ def test_directory_is_looked_at_again_under_its_lock(
     assert (tmp_path / "status.json").read_text() == '{"status": "finished"}'
 
 
-def test_checkpoints_without_a_config_are_no_place_for_another_run(tmp_path: Path) -> None:
-    """Somebody removed the file; the checkpoints may still be worth a month."""
+def test_checkpoints_without_a_config_are_not_overwritten(tmp_path: Path) -> None:
+    """Somebody removed the file, but the checkpoints may be valuable."""
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     with pytest.raises(UserError, match="holds checkpoints of a run, which are kept"):
         RunDirectory(str(tmp_path), "mnist_mlp", False)
@@ -181,7 +182,7 @@ def test_checkpoints_without_a_config_are_no_place_for_another_run(tmp_path: Pat
 
 @pytest.mark.parametrize("lost", ["config.json", "status.json", "both"])
 def test_run_keeps_its_identity(lost: str, tmp_path: Path) -> None:
-    """Over all attempts; a file that lacks it, as of an older version, takes it from the others."""
+    """A resume finds it in any file that still has it, as older versions wrote fewer."""
     first = RunDirectory(str(tmp_path), "mnist_mlp", False)
     first.write("config.json", {"run_id": first.run_id})
     first.release()
@@ -198,7 +199,7 @@ def test_run_keeps_its_identity(lost: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["removed", "replaced"])
 def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) -> None:
-    """Neither into nothing, nor into another run."""
+    """It neither creates the directory again nor writes into another run's."""
     path = tmp_path / "run"
     directory = RunDirectory(str(path), "mnist_mlp", False)
     directory.write("config.json", {"run_id": directory.run_id})
@@ -212,12 +213,12 @@ def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) ->
     assert not (path / "summary.json").exists()
 
 
-# How it stands.
+# Status.
 
 
 @pytest.mark.parametrize("status", ["running", "preempted", "finished"])
-def test_status_is_what_was_said_last(status: str, tmp_path: Path) -> None:
-    """Resumable where a restart goes on."""
+def test_status_is_the_last_one_written(status: str, tmp_path: Path) -> None:
+    """All but a finished run are resumable."""
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
     directory.write_status("running", 1)
     directory.write_status(status, 3, "a reason")
@@ -227,8 +228,10 @@ def test_status_is_what_was_said_last(status: str, tmp_path: Path) -> None:
     assert read_status(tmp_path).to_json() == status_of(tmp_path) == expected
 
 
-def test_first_rank_to_fail_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any rank may; the failures that follow from it are not its reason."""
+def test_first_failure_of_any_rank_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures that follow from it do not replace it."""
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
     directory.write_status("running", 1)
     monkeypatch.setenv("RANK", "1")
@@ -246,10 +249,10 @@ def test_first_rank_to_fail_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again.write_failure(Outcome("failed", False, "another"), 6)
 
 
-def test_failure_is_told_where_it_can_not_be_written(
+def test_failure_counts_even_if_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk the reason is still to be printed."""
+    """On a full disk, the reason must still be printed."""
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
 
     def fail(path: Path, value: object) -> None:
@@ -260,8 +263,8 @@ def test_failure_is_told_where_it_can_not_be_written(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"status": "run', b"\xff"])
-def test_status_that_can_not_be_read_says_nothing(content: bytes | None, tmp_path: Path) -> None:
-    """A run may be killed at any moment, and go on all the same."""
+def test_unreadable_status_is_unknown(content: bytes | None, tmp_path: Path) -> None:
+    """A run may be killed at any moment, and can still be resumed."""
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_status(tmp_path) == Status()
@@ -273,10 +276,10 @@ def test_status_that_can_not_be_read_says_nothing(content: bytes | None, tmp_pat
 
 
 @pytest.mark.parametrize("status", ["running", "preempted", "failed"])
-def test_command_that_can_not_go_on_ends_a_supervisors_loop(
+def test_wrong_command_stops_the_supervisor(
     status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not on a finished run, by another rank, or while a right command trains there."""
+    """A finished run, another rank, and a run that trains under a right command are left alone."""
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
     directory.write_status(status, 4)
     refuse_to_resume(tmp_path, REFUSED)
@@ -296,18 +299,18 @@ def test_command_that_can_not_go_on_ends_a_supervisors_loop(
     assert status_of(tmp_path)["status"] == "finished"
 
 
-def test_second_loss_at_an_update_is_no_accident(tmp_path: Path) -> None:
-    """The first one is mended by a restart; one at another update is a first one, too."""
+def test_second_loss_at_the_same_update_is_not_resumable(tmp_path: Path) -> None:
+    """A restart helps after the first loss, or after one at another update."""
     lost = Outcome("failed", True, "rank 1: RuntimeError: gloo: Connection closed by peer")
-    ends = []
+    is_resumable_after_each = []
     for step, is_loss in ((40, True), (41, True), (40, False), (40, True)):
         directory = RunDirectory(str(tmp_path / "run"), "mine", True)
         assert directory.write_failure(lost, step, is_loss)
         assert not directory.write_failure(lost, step, is_loss), "another rank has said it"
         status = read_status(directory.path)
-        ends.append(status.resumable)
+        is_resumable_after_each.append(status.resumable)
         directory.release()
-    assert ends == [True, True, True, False]
+    assert is_resumable_after_each == [True, True, True, False]
     assert "second time at update 40" in str(status.reason)
     assert "gloo" in str(status.reason)
     directory = RunDirectory(str(tmp_path / "run"), "mine", True)

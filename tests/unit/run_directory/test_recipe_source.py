@@ -1,4 +1,4 @@
-"""The recipe's text: kept at the first start, told and listed where another one takes over."""
+"""The recipe's text: kept at the first start. Later changes are printed and listed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.run_directory.records import Source
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """A run's directory."""
+    """Return the directory of a new run."""
     PartialState(cpu=True)
     return RunDirectory(str(tmp_path / "run"), "recipe", False)
 
@@ -26,28 +26,28 @@ def source_of(text: str, directory: RunDirectory, saved: Source, step: int) -> S
     return RecipeSource(recipe).record(directory, saved, step)
 
 
-def test_changes_are_told_and_listed(
+def test_changes_are_printed_and_listed(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the first resume with the difference, at all later ones by the update."""
+    """The first resume prints the difference, and later ones only its update."""
     first = source_of("import torch\nF.relu(x)\n", directory, Source(), 0)
     assert (directory.path / "recipe.py").read_text() == "import torch\nF.relu(x)\n"
     assert first.changes == []
     assert source_of("import torch\nF.relu(x)\n", directory, first, 3) == first
     assert capsys.readouterr().out == ""
     second = source_of("import torch\nF.tanh(x)\n", directory, first, 3)
-    said = capsys.readouterr().out
-    assert "-F.relu(x)" in said
-    assert "+F.tanh(x)" in said
-    assert "import" not in said
+    output = capsys.readouterr().out
+    assert "-F.relu(x)" in output
+    assert "+F.tanh(x)" in output
+    assert "import" not in output
     assert [change.global_step for change in second.changes] == [3]
     assert source_of("import torch\nF.tanh(x)\n", directory, second, 5) == second
-    said = capsys.readouterr().out
-    assert "changed at update 3" in said
-    assert "+F.tanh" not in said
+    output = capsys.readouterr().out
+    assert "changed at update 3" in output
+    assert "+F.tanh" not in output
     back = source_of("import torch\nF.relu(x)\n", directory, second, 7)
     assert [change.global_step for change in back.changes] == [3, 7]
-    # A resume from before a change is of the text that was trained with until then.
+    # A resume from before a change uses the text that the run had until then.
     assert source_of("import torch\nF.relu(x)\n", directory, back, 3) == first
 
 
@@ -72,7 +72,7 @@ def loss(x):
 def test_comments_are_no_change(
     text: str, directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor are docstrings and line ends; the code beside them is."""
+    """Neither are docstrings and line ends, but the code beside them is."""
     first = source_of(CODE, directory, Source(), 0)
     assert source_of(text, directory, first, 3) == first
     assert capsys.readouterr().out == ""
@@ -81,7 +81,8 @@ def test_comments_are_no_change(
     assert "x + 1" in capsys.readouterr().out
 
 
-def test_text_that_is_no_python_is_compared_as_it_is(directory: RunDirectory) -> None:
+def test_text_that_is_no_python_is_compared_literally(directory: RunDirectory) -> None:
+    """Even a comment counts as a change there."""
     first = source_of("a b", directory, Source(), 0)
     assert len(source_of("a b # c", directory, first, 3).changes) == 1
 
@@ -89,7 +90,7 @@ def test_text_that_is_no_python_is_compared_as_it_is(directory: RunDirectory) ->
 def test_long_differences_are_cut(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file to compare with is named."""
+    """The last line names the file to compare with."""
     first = source_of("", directory, Source(), 0)
     source_of("".join(f"line {number}\n" for number in range(999)), directory, first, 2)
     lines = capsys.readouterr().out.splitlines()
@@ -98,12 +99,12 @@ def test_long_differences_are_cut(
 
 
 def test_tokens_are_not_kept(directory: RunDirectory) -> None:
-    """A run directory may be shown to others."""
+    """A user may show a run directory to others."""
     token = "hf_" + "a" * 34
     source_of(f"login('{token}')\n", directory, Source(), 0)
     assert token not in (directory.path / "recipe.py").read_text()
 
 
-def test_recipe_without_a_file_is_no_mistake(directory: RunDirectory, tmp_path: Path) -> None:
-    """One that was typed in."""
+def test_recipe_without_a_file_is_allowed(directory: RunDirectory, tmp_path: Path) -> None:
+    """It may have been typed into an interpreter."""
     assert RecipeSource(tmp_path / "none.py").record(directory, Source(), 0) == Source()

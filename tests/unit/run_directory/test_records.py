@@ -1,4 +1,4 @@
-"""Records: what a run writes can be read again, and nothing else passes for it."""
+"""Records: readable again after writing, and strict about everything else."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ TYPED_PLACES = [
 ]
 
 
-def test_a_record_is_written_as_it_was_read(tmp_path: Path) -> None:
-    """Keys of newer versions are kept; no default is added."""
+def test_record_survives_a_round_trip(tmp_path: Path) -> None:
+    """Keys of newer versions stay, and no default is added."""
     contents = {**CONFIG, "of_a_newer_version": {"a": [1]}}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(contents))
@@ -99,7 +99,7 @@ def test_a_record_is_written_as_it_was_read(tmp_path: Path) -> None:
     assert record.source.changes[0].file == "x.py"
 
 
-def test_constructed_record_is_read_again() -> None:
+def test_constructed_record_can_be_parsed() -> None:
     """The core constructs what the tools parse."""
     record = RunConfig(
         recipe="tiny",
@@ -120,8 +120,8 @@ def test_constructed_record_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("place", TYPED_PLACES, ids=text_of)
-def test_missing_key_is_a_default_or_a_sentence(place: tuple[str | int, ...]) -> None:
-    """A sentence names the file and the key."""
+def test_missing_key_has_a_default_or_gives_one_sentence(place: tuple[str | int, ...]) -> None:
+    """The sentence names the file and the key."""
     contents = copy.deepcopy(CONFIG)
     del parent_of(contents, place)[place[-1]]
     if text_of(place) not in REQUIRED:
@@ -135,8 +135,8 @@ def test_missing_key_is_a_default_or_a_sentence(place: tuple[str | int, ...]) ->
 
 
 @pytest.mark.parametrize("place", TYPED_PLACES, ids=text_of)
-def test_value_of_another_type_is_a_sentence(place: tuple[str | int, ...]) -> None:
-    """Text is no number, and a number is no text: nothing is converted."""
+def test_value_of_another_type_gives_one_sentence(place: tuple[str | int, ...]) -> None:
+    """Nothing is converted, neither text to numbers nor numbers to text."""
     for wrong in ("3", 3, 2.5, True, [3], {"a": []}, None):
         contents = copy.deepcopy(CONFIG)
         before = parent_of(contents, place)[place[-1]]
@@ -152,12 +152,12 @@ def test_value_of_another_type_is_a_sentence(place: tuple[str | int, ...]) -> No
             continue
         is_same_type = type(wrong) is type(before) or wrong is None
         is_number = isinstance(before, float) and isinstance(wrong, int)
-        is_unknown = before is None  # as a size that is not known
+        is_unknown = before is None  # for example an unknown size
         assert is_same_type or is_number or is_unknown, (place, wrong)
 
 
-def test_ranks_and_receipts_of_a_manifest() -> None:
-    """A checkpoint without ranks, or with a receipt that is none, is damaged."""
+def test_invalid_manifest_is_refused() -> None:
+    """It may lack ranks, or have an invalid receipt."""
     assert parse_record(MANIFEST, Manifest, "here").files["model.safetensors"].size == 8
     for damage in (
         {"ranks": []},
@@ -170,15 +170,15 @@ def test_ranks_and_receipts_of_a_manifest() -> None:
             parse_record(MANIFEST | damage, Manifest, "here")
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    """No file is no record; a required one is a sentence."""
+def test_missing_file_is_no_record(tmp_path: Path) -> None:
+    """Where the record is required, one sentence says so."""
     assert read_record_if_there(tmp_path / "status.json", Status) is None
     with pytest.raises(UserError, match=r"status\.json does not exist"):
         read_record(tmp_path / "status.json", Status)
 
 
-def test_nan_is_unknown() -> None:
-    """JSON has no NaN: a figure that is none is None."""
+def test_nan_becomes_none() -> None:
+    """JSON has no NaN."""
     contents = copy.deepcopy(CONFIG)
     contents["memory_plan"]["weights_mib"] = float("nan")
     memory_plan = parse_record(contents, RunConfig, "here").memory_plan

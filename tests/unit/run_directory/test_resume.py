@@ -1,4 +1,4 @@
-"""Which run `--resume` means, and what a command may change of it."""
+"""Which run `--resume` selects, and which flags may change on resume."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ MLP = config_class("mnist_mlp")
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for `runs/` in a folder of the test's own."""
+    """Run each test in a folder of its own, where `--resume auto` looks for `runs/`."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_learned_can_not_change_and_the_rest_can(
+def test_only_free_flags_may_change_on_resume(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each flag, by its role: refused by name with the run's value, or taken."""
+    """A flag with the role `free` is taken.
+
+    Any other is refused, and the message has both values.
+    """
     resolved = dataclasses.replace(
         config_class(recipe)(), epochs=20, init_from="there", mixed_precision="bf16"
     )
@@ -60,11 +63,13 @@ def test_what_is_learned_can_not_change_and_the_rest_can(
             assert f"{spelled} (the run has {getattr(resolved, name)})" in refused.value.message
 
 
-def test_resumed_run_has_its_own_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those that were resolved, where flags repeat what was given, or are left out."""
-    given = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
-    resolved = dataclasses.replace(given, dataset="digits", epochs=20, mixed_precision="bf16")
-    run = write_run(tmp_path / "run", resolved, given=given)
+def test_resumed_run_keeps_its_resolved_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Flags may repeat what the run was started with, or be left out."""
+    stated = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
+    resolved = dataclasses.replace(stated, dataset="digits", epochs=20, mixed_precision="bf16")
+    run = write_run(tmp_path / "run", resolved, given=stated)
     for flags in ((), ("--dataset", "auto"), ("--dataset", "digits", "--hidden-sizes", 9, 9)):
         config = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
         expected = dataclasses.replace(resolved, resume=str(run), output_dir=str(run))
@@ -74,16 +79,18 @@ def test_resumed_run_has_its_own_values(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert config == dataclasses.replace(expected, log_every=5)
 
 
-def test_local_data_may_have_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where they were, nothing is left; a copy of data that are still there is no move."""
-    here, there = tmp_path / "work" / "here", tmp_path / "there"
+def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The data must be gone from the old folder. Otherwise the new folder is a change of data."""
+    here = tmp_path / "work" / "here"
+    there = tmp_path / "there"
     here.mkdir()
     run = write_run(tmp_path / "run", MLP(dataset=str(there)))
     flags = ("--resume", run, "--dataset", "here")
     config = parse(monkeypatch, "mnist_mlp", *flags)
     assert config.dataset == str(here)
     assert not was_finished_meanwhile(config, "mnist_mlp")
-    before, now = {"dataset": str(there), "seed": 1}, {"dataset": str(here), "seed": 1}
+    before = {"dataset": str(there), "seed": 1}
+    now = {"dataset": str(here), "seed": 1}
     insist_on_flags(run, before, now)
     for is_other in ({"seed": 2}, {"dataset": "digits"}):
         with pytest.raises(UserError, match="was trained with"):
@@ -95,10 +102,13 @@ def test_local_data_may_have_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         parse(monkeypatch, "mnist_mlp", *flags)
 
 
-def test_a_checkpoint_is_gone_on_from_by_name(
+def test_resume_takes_the_path_of_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In its run's directory, without a `status.json` too; the newest stands in for none."""
+    """Its run's directory is the output directory.
+
+    A path that is no run or checkpoint is refused.
+    """
     run = write_run(tmp_path / "run", MLP(), status=None)
     checkpoint = run / "checkpoints" / "step-00000003"
     checkpoint.mkdir(parents=True)
@@ -122,9 +132,10 @@ def test_a_checkpoint_is_gone_on_from_by_name(
 
 
 @pytest.mark.parametrize("named", [".", "checkpoints/step-00000002"])
-def test_run_without_its_config_is_told_apart_from_none(
+def test_run_without_its_config_is_told_from_no_run(
     named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The message asks for the missing `config.json`, as the checkpoints are still there."""
     run = write_run(tmp_path / "run", MLP())
     (run / "checkpoints" / "step-00000002").mkdir(parents=True)
     (run / "config.json").unlink()
@@ -133,22 +144,22 @@ def test_run_without_its_config_is_told_apart_from_none(
 
 
 def test_run_of_another_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both are named."""
+    """The message names both recipes."""
     run = write_run(tmp_path / "run", MLP())
     with pytest.raises(UserError, match="is a run of mnist_mlp, and this is resnet"):
         parse(monkeypatch, "resnet", "--resume", run)
 
 
-@pytest.mark.parametrize("asked", ["auto", "name"])
+@pytest.mark.parametrize("selection", ["auto", "name"])
 def test_finished_run_is_left_alone(
-    asked: str,
+    selection: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Status 0, so that a supervisor's loop ends."""
+    """The command ends with status 0, so that a supervisor's loop ends."""
     run = write_run(tmp_path / "run", MLP(), status="finished")
-    flags = ("--resume", run) if asked == "name" else ("--resume", "auto", "--output-dir", run)
+    flags = ("--resume", run) if selection == "name" else ("--resume", "auto", "--output-dir", run)
     with pytest.raises(SystemExit) as end:
         parse(monkeypatch, "mnist_mlp", *flags)
     assert end.value.code == 0
@@ -156,15 +167,15 @@ def test_finished_run_is_left_alone(
 
 
 def age(run: Path, seconds: int) -> Path:
-    """Make a run look older."""
+    """Date a run's config back by so many seconds, and return the run's path."""
     os.utime(run / "config.json", (10**9 - seconds, 10**9 - seconds))
     return run
 
 
-def test_auto_takes_the_newest_unfinished_run_of_the_same_flags(
+def test_auto_selects_the_newest_unfinished_run_with_the_same_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Finished, damaged, other recipes' and other flags' runs are passed over."""
+    """It skips finished and damaged runs, and those of other recipes or flags."""
     config = MLP(seed=3)
     fresh = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto")
     assert fresh == config
@@ -176,15 +187,18 @@ def test_auto_takes_the_newest_unfinished_run_of_the_same_flags(
     for index, content in enumerate((b"", b"[]", b'{"given": 3}', b'{"given": {"seed": "a"}}')):
         damaged = write_run(Path(f"runs/damaged-{index}"), config)
         (damaged / "config.json").write_bytes(content)
-    found = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto", "--log-every", 9)
-    assert (found.output_dir, found.resume) == ("runs/wanted", "runs/wanted")
-    assert (found.epochs, found.log_every) == (20, 9)
+    resumed = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto", "--log-every", 9)
+    assert (resumed.output_dir, resumed.resume) == ("runs/wanted", "runs/wanted")
+    assert (resumed.epochs, resumed.log_every) == (20, 9)
 
 
-def test_auto_does_not_begin_anew_beside_an_unfinished_run_of_other_flags(
+def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flag that was left out: the newest such run is named, and both values."""
+    """A forgotten flag must not start a new run.
+
+    The message names the newest such run and both values.
+    """
     age(write_run(Path("runs/older"), MLP(seed=9, epochs=3)), 9)
     run = age(write_run(Path("runs/killed"), MLP(epochs=3)), 8)
     for count in (1, 2):
@@ -193,12 +207,12 @@ def test_auto_does_not_begin_anew_beside_an_unfinished_run_of_other_flags(
         assert "runs/killed is unfinished" in refused.value.message
         assert "--epochs 3 there and None here" in refused.value.message
         assert "--resume runs/killed" in refused.value.message
-        found = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
-        assert found.resume == "runs/killed"
-        if count == 1:  # another one of the same flags does not matter
+        resumed = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
+        assert resumed.resume == "runs/killed"
+        if count == 1:  # a finished run with the same flags makes no difference
             write_run(Path("runs/finished"), MLP(), status="finished")
     assert parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--output-dir", "x").resume is None
-    # One that trains now is in nobody's way, nor is one that was trained to its end.
+    # Neither a run that is training now nor a finished one stops a new run.
     with locked(run / LOCK, 0), locked(Path("runs/older", LOCK), 0):
         assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
     assert "a new one begins" in capsys.readouterr().out
@@ -208,10 +222,10 @@ def test_auto_does_not_begin_anew_beside_an_unfinished_run_of_other_flags(
     assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
 
 
-def test_run_is_read_again_once_no_other_job_writes_to_it(
+def test_run_is_read_again_after_another_job_releases_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It may be finished by then, or be another one."""
+    """By then the run may be finished, or may have other flags."""
     run = write_run(tmp_path / "run", MLP(seed=3))
     config = parse(monkeypatch, "mnist_mlp", "--resume", run)
     assert not was_finished_meanwhile(config, "mnist_mlp")
@@ -226,10 +240,10 @@ def test_run_is_read_again_once_no_other_job_writes_to_it(
     assert was_finished_meanwhile(config, "mnist_mlp")
 
 
-def test_auto_with_a_directory_of_no_run_is_a_fresh_start(
+def test_auto_starts_a_new_run_in_an_empty_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By the settings of `--config`, where there is one; runs elsewhere do not matter."""
+    """It uses the flags of `--config`, if any, and ignores runs elsewhere."""
     write_run(Path("runs/other"), MLP())
     earlier = write_run(tmp_path / "earlier", MLP(hidden_sizes=(7,), batch_size=64))
     flags = ("--config", earlier, "--max-steps", 2, "--resume", "auto", "--output-dir", tmp_path)
@@ -239,27 +253,27 @@ def test_auto_with_a_directory_of_no_run_is_a_fresh_start(
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_effective_batch_is_kept(
+def test_resume_keeps_the_effective_batch_size(
     processes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By accumulation on another number of processes, or by flags that multiply to the same."""
+    """Accumulation adapts to the number of processes. Flags with another product are refused."""
     config = MLP(batch_size=32, gradient_accumulation_steps=2)
     run = write_run(tmp_path / "run", config, processes=2)  # 128 an update
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    found = parse(monkeypatch, "mnist_mlp", "--resume", run)
-    assert (found.batch_size, found.gradient_accumulation_steps) == (32, 4 // processes)
+    resumed = parse(monkeypatch, "mnist_mlp", "--resume", run)
+    assert (resumed.batch_size, resumed.gradient_accumulation_steps) == (32, 4 // processes)
     flags = ("--batch-size", 16, "--gradient-accumulation-steps", 8 // processes)
-    found = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
-    assert (found.batch_size, found.gradient_accumulation_steps) == (16, 8 // processes)
+    resumed = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
+    assert (resumed.batch_size, resumed.gradient_accumulation_steps) == (16, 8 // processes)
     for flags in (("--batch-size", 7), ("--gradient-accumulation-steps", 3)):
         with pytest.raises(UserError, match="has an effective batch of 128"):
             parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
 
 
-def test_more_processes_than_samples_of_an_update_are_refused(
+def test_processes_that_cannot_divide_the_effective_batch_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With what they hold, and what would make the update."""
+    """The message says which number of processes or which batch size would work."""
     run = write_run(tmp_path / "run", MLP(batch_size=32))
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match="32 is no multiple of batch size 32 × 3 processes"):
@@ -272,36 +286,42 @@ def test_more_processes_than_samples_of_an_update_are_refused(
 @pytest.mark.parametrize(
     ("processes", "batch", "accumulation"), [(1, 32, 6), (2, 16, 6), (6, 8, 4)]
 )
-def test_effective_batch_sets_the_accumulation(
+def test_effective_batch_size_sets_accumulation(
     processes: int, batch: int, accumulation: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of a fresh run, of one that repeats another's flags, and of one that is gone on with."""
+    """This holds for a new run, for `--config` and for `--resume`."""
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    asked = ("--effective-batch-size", 192, "--batch-size", batch)
-    found = parse(monkeypatch, "mnist_mlp", *asked)
-    assert (found.batch_size, found.gradient_accumulation_steps) == (batch, accumulation)
+    batch_flags = ("--batch-size", batch)
+    config = parse(monkeypatch, "mnist_mlp", "--effective-batch-size", 192, *batch_flags)
+    assert (config.batch_size, config.gradient_accumulation_steps) == (batch, accumulation)
     saved = MLP(batch_size=64, gradient_accumulation_steps=3, effective_batch_size=192)
     run = write_run(tmp_path / "run", saved)
-    for flags in (("--config", run), ("--resume", run), ("--resume", run, asked[0], 192)):
-        found = parse(monkeypatch, "mnist_mlp", *flags, *asked[2:])
-        assert (found.batch_size, found.gradient_accumulation_steps) == (batch, accumulation)
+    for flags in (
+        ("--config", run),
+        ("--resume", run),
+        ("--resume", run, "--effective-batch-size", 192),
+    ):
+        config = parse(monkeypatch, "mnist_mlp", *flags, *batch_flags)
+        assert (config.batch_size, config.gradient_accumulation_steps) == (batch, accumulation)
     with pytest.raises(UserError, match="effective batch is 192, and not 384"):
-        parse(monkeypatch, "mnist_mlp", "--resume", run, asked[0], 384)
+        parse(monkeypatch, "mnist_mlp", "--resume", run, "--effective-batch-size", 384)
     with pytest.raises(UserError, match=f"is no multiple of batch size 64 × {processes}"):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 
 
 def damaged(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return an object without each of its parts, and with each of another type."""
-    found = []
+    """Return copies of an object that lack one key each, or have a value of another type."""
+    copies = []
     for name in value:
-        found.append({key: held for key, held in value.items() if key != name})
-        found += [value | {name: other} for other in (3, None, [], "x")]
-    return found
+        without = dict(value)
+        del without[name]
+        copies.append(without)
+        copies += [value | {name: other} for other in (3, None, [], "x")]
+    return copies
 
 
-def test_damaged_config_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever part of it is missing or of another type, and wherever it is cut."""
+def test_damaged_config_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Any part may be missing or of another type, and the file may end anywhere."""
     run = write_run(tmp_path / "run", MLP())
     path = run / "config.json"
     facts = json.loads(path.read_text())
@@ -316,10 +336,10 @@ def test_damaged_config_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert str(run) in refused.value.message
 
 
-def test_run_of_an_older_version_is_gone_on_with(
+def test_run_of_an_older_version_can_be_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Flags that it has not get their defaults, and those that are no more are left."""
+    """Missing flags get their defaults, and unknown ones are ignored."""
     run = write_run(tmp_path / "run", MLP(seed=4))
     path = run / "config.json"
     facts = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""A run whose job was killed is known by its lock; a running one is never disturbed."""
+"""The present status of a run: its lock tells whether its job was killed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run_with(path: Path, **status: object) -> Path:
     return path
 
 
-def test_free_lock_says_that_a_run_was_killed(tmp_path: Path) -> None:
-    """By a process that held it until its kill -9."""
+def test_free_lock_means_that_the_run_was_killed(tmp_path: Path) -> None:
+    """Its process held the lock until kill -9."""
     run = run_with(tmp_path / "run", status="running", global_step=0)
-    assert present_status(run).status == "running"  # no lock was ever taken: not known
+    assert present_status(run).status == "running"  # without a lock file, nobody knows
     code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire()"
     code += "; print(1, flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(run / LOCK)]
@@ -41,8 +41,8 @@ def test_free_lock_says_that_a_run_was_killed(tmp_path: Path) -> None:
     assert json.loads((run / "status.json").read_text())["status"] == "running"  # nothing written
 
 
-def test_a_look_leaves_the_lock_free(tmp_path: Path) -> None:
-    """A job takes it at once afterwards, also where the file can't be written."""
+def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
+    """A job can take it at once, even if the lock file is read-only."""
     run = run_with(tmp_path / "run", status="running")
     (run / LOCK).touch(mode=0o444)
     assert present_status(run).status == "stopped"
@@ -51,7 +51,7 @@ def test_a_look_leaves_the_lock_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "has_config", "said"),
+    ("status", "has_config", "message"),
     [
         ({"status": "preempted", "resumable": True}, True, "go on with it by --resume"),
         ({"status": "failed", "resumable": True}, True, "go on with it by --resume"),
@@ -59,11 +59,11 @@ def test_a_look_leaves_the_lock_free(tmp_path: Path) -> None:
         ({"status": "failed", "resumable": True}, False, "before training began: start it again"),
     ],
 )
-def test_advice_is_one_that_works(
-    status: dict[str, object], has_config: bool, said: str, tmp_path: Path
+def test_advice_works(
+    status: dict[str, object], has_config: bool, message: str, tmp_path: Path
 ) -> None:
-    """`--resume` is named only where it is not refused."""
+    """It names `--resume` only if `--resume` is allowed."""
     run = run_with(tmp_path / "run", **status)
     if has_config:
         (run / "config.json").write_text("{}")
-    assert said.replace("\\", "") in advice_to_go_on(run)
+    assert message.replace("\\", "") in advice_to_go_on(run)

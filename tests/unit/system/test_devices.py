@@ -1,4 +1,4 @@
-"""Devices are asked what they can do: each capability, there and missing."""
+"""Capabilities of devices: each one tested present and missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from common.training.optim import leave_unfit_fused_path
 from tests.launch import REPOSITORY
 
 CPU = torch.device("cpu")
-OTHER = torch.device("mps", 0)  # a kind of device that this machine lacks
+OTHER = torch.device("mps", 0)  # a type of device that this machine lacks
 
 # The files of `common` that may name CUDA, and why.
 NAMES_CUDA = {
@@ -48,14 +48,14 @@ def lines_with_cuda() -> list[str]:
 
 
 def test_only_some_files_name_cuda() -> None:
-    """Code that asks for a device's name leaves out others: ask `common.system.devices`."""
+    """Code that asks for a device's name excludes others. It should ask `common.system.devices`."""
     unexpected = [line for line in lines_with_cuda() if line.split(":")[0] not in NAMES_CUDA]
     assert unexpected == []
     assert {*NAMES_CUDA} == {line.split(":")[0] for line in lines_with_cuda()}
 
 
-def test_checks_for_the_name_of_a_device_are_few() -> None:
-    """A comparison with "cuda" is allowed where nothing but NVIDIA's or AMD's GPUs has a thing."""
+def test_comparisons_with_cuda_are_few() -> None:
+    """They are allowed only for features that no other GPUs have."""
     comparison = re.compile(r'[!=]= "cuda"')
     files = {line.split(":")[0] for line in lines_with_cuda() if comparison.search(line)}
     allowed = {
@@ -71,9 +71,9 @@ def test_checks_for_the_name_of_a_device_are_few() -> None:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return what stands for `torch.mps` and the like; it has no functions until a test adds some.
+    """Return a stand-in for modules such as `torch.mps`, to which a test adds functions.
 
-    Nothing is known of the device from earlier tests.
+    Answers of earlier tests are forgotten.
     """
     stand_in = SimpleNamespace()
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: stand_in)
@@ -82,7 +82,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_cpu_is_no_accelerator() -> None:
-    """It has float64 and autocast, and nothing that takes a device besides the host."""
+    """It has float64 and autocast, but no streams, pinned memory or memory figures."""
     assert devices.has_float64(CPU)
     assert devices.has_autocast(CPU, torch.bfloat16)
     assert not devices.has_streams(CPU)
@@ -97,7 +97,10 @@ def test_cpu_is_no_accelerator() -> None:
 
 
 def test_bare_device_lacks_everything(module: SimpleNamespace) -> None:
-    """A backend may have no function at all: each capability is absent, and nothing is raised."""
+    """A backend may have no function at all.
+
+    Then every capability is absent, and no error is raised.
+    """
     capabilities = (
         *(devices.has_float64, devices.has_streams, devices.has_timed_events),
         *(devices.has_pinned_memory, devices.has_generator, devices.has_loss_scaling),
@@ -115,8 +118,10 @@ def test_bare_device_lacks_everything(module: SimpleNamespace) -> None:
     devices.use(OTHER)
 
 
-def test_answers_are_tried_once(module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking again costs no work on the device."""
+def test_capabilities_are_tried_once(
+    module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later questions cost no work on the device."""
     trials: list[object] = []
 
     def fail(*unused: Any, **named: Any) -> None:
@@ -128,8 +133,8 @@ def test_answers_are_tried_once(module: SimpleNamespace, monkeypatch: pytest.Mon
     assert len(trials) == 1
 
 
-def test_device_that_tells_no_name(module: SimpleNamespace) -> None:
-    """It is not called by the processor's name alone, as if it were the processor."""
+def test_device_without_a_name_has_its_type_in_it(module: SimpleNamespace) -> None:
+    """Otherwise it would look like the processor."""
     assert devices.device_name(OTHER).startswith("mps of ")
     module.get_device_name = lambda device: "Arc B580"
     assert devices.device_name(OTHER) == "Arc B580"
@@ -139,7 +144,7 @@ def test_device_that_tells_no_name(module: SimpleNamespace) -> None:
 
 
 class IgnoresSkips(SGD):
-    """Steps also where it is told that gradients are not finite, as fused kernels of MPS did."""
+    """An optimizer that ignores `found_inf` and applies non-finite gradients, as MPS did."""
 
     def step(self, closure: Any = None) -> Any:
         """Step without `found_inf`."""
@@ -148,7 +153,7 @@ class IgnoresSkips(SGD):
 
 
 class IgnoresScale(AdamW):
-    """Takes scaled gradients as they are."""
+    """An optimizer that ignores the scale of gradients."""
 
     def step(self, closure: Any = None) -> Any:
         """Step without `grad_scale`."""
@@ -169,23 +174,25 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "expected"), OPTIMIZERS)
-def test_fused_steps_are_tried(kind: Any, options: dict[str, Any], expected: bool) -> None:
-    """What a kernel does with `grad_scale` and `found_inf` is found out, for each optimizer."""
-    optimizer = kind([nn.Parameter(torch.ones(3))], fused=True, **options)
+@pytest.mark.parametrize(("optimizer_class", "options", "expected"), OPTIMIZERS)
+def test_fused_kernels_are_tried(
+    optimizer_class: Any, options: dict[str, Any], expected: bool
+) -> None:
+    """A trial shows whether each optimizer honours `grad_scale` and `found_inf`."""
+    optimizer = optimizer_class([nn.Parameter(torch.ones(3))], fused=True, **options)
     assert devices.honours_scaling(optimizer, CPU) is expected
     leave_unfit_fused_path(optimizer, CPU)
     assert optimizer.param_groups[0]["fused"] is expected
     assert bool(getattr(optimizer, "_step_supports_amp_scaling", False)) is expected
 
 
-@pytest.mark.parametrize("kind", [SGD, IgnoresSkips])
-def test_updates_that_are_not_finite_are_skipped(kind: Any, capsys: Any) -> None:
-    """Also where the fused kernel of the device would apply them."""
+@pytest.mark.parametrize("optimizer_class", [SGD, IgnoresSkips])
+def test_non_finite_updates_are_skipped_on_any_device(optimizer_class: Any, capsys: Any) -> None:
+    """The device's fused kernel may not be able to skip them."""
     model = nn.Linear(3, 1)
-    optimizer: Optimizer = kind(model.parameters(), lr=0.1, fused=True)
+    optimizer: Optimizer = optimizer_class(model.parameters(), lr=0.1, fused=True)
     leave_unfit_fused_path(optimizer, CPU)
-    assert ("can't skip an update" in capsys.readouterr().out) == (kind is IgnoresSkips)
+    assert ("can't skip an update" in capsys.readouterr().out) == (optimizer_class is IgnoresSkips)
     accelerator: Any = SimpleNamespace(
         device=CPU, scaler=None, unscale_gradients=lambda optimizer: None
     )
@@ -201,7 +208,7 @@ def test_updates_that_are_not_finite_are_skipped(kind: Any, capsys: Any) -> None
 
 @pytest.mark.parametrize(("saved", "present"), [(True, False), (False, True)])
 def test_resume_keeps_the_kernels_of_the_device(saved: bool, present: bool) -> None:
-    """A checkpoint says how its run stepped; the run that goes on may have another device."""
+    """A checkpoint records how its run stepped, but the resumed run may have another device."""
 
     def stepped(is_fused: bool) -> Any:
         parameter = nn.Parameter(torch.ones(3))
@@ -214,7 +221,7 @@ def test_resume_keeps_the_kernels_of_the_device(saved: bool, present: bool) -> N
     optimizer = stepped(present)
     OptimizerState(optimizer).load_state_dict(state)
     assert optimizer.param_groups[0]["fused"] is present
-    assert state["param_groups"][0]["fused"] is saved  # what was read stays as it was
+    assert state["param_groups"][0]["fused"] is saved  # the state that was read is unchanged
     optimizer.step()
 
 
@@ -222,7 +229,7 @@ def test_resume_keeps_the_kernels_of_the_device(saved: bool, present: bool) -> N
 
 
 def test_device_without_streams_is_awaited_as_a_whole(module: SimpleNamespace) -> None:
-    """A stopwatch that waits for a stream would fail where there is none."""
+    """Waiting for a stream would fail there."""
     waits: list[str] = []
     module.synchronize = lambda: waits.append("device")
     synchronize(OTHER)
@@ -232,7 +239,7 @@ def test_device_without_streams_is_awaited_as_a_whole(module: SimpleNamespace) -
 def test_device_with_streams_is_awaited_by_its_stream(
     module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint that is being copied on another stream is not waited for."""
+    """The stopwatch does not wait for a checkpoint that another stream copies."""
     waits: list[str] = []
     module.synchronize = lambda: waits.append("device")
     stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
@@ -245,7 +252,7 @@ def test_device_with_streams_is_awaited_by_its_stream(
 def test_one_stream_under_two_names_is_no_second_stream(
     module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device that hands out its only stream as a new one can't copy beside training."""
+    """A device that returns its only stream as a new one cannot copy during training."""
 
     def stream(number: int) -> Any:
         event = SimpleNamespace(synchronize=lambda: None)
@@ -276,7 +283,7 @@ def test_one_stream_under_two_names_is_no_second_stream(
 def test_copies_without_pinned_memory_are_waited_for(
     is_pinned: bool, module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host may change pageable memory before a copy that nobody waited for has read it."""
+    """Otherwise the host could change pageable memory before the copy has read it."""
     copies: list[bool] = []
 
     def to(values: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
@@ -293,8 +300,8 @@ def test_copies_without_pinned_memory_are_waited_for(
 # --- memory
 
 
-def test_memory_of_a_device_that_says_nothing_is_the_hosts(module: SimpleNamespace) -> None:
-    """And no figure claims to be the device's."""
+def test_device_without_memory_figures_reports_the_host(module: SimpleNamespace) -> None:
+    """No figure claims to be the device's."""
     assert memory.memory_used(OTHER).keys() == {"memory/host_rss_mib"}
     assert memory.device_memory(OTHER) == memory.device_memory(CPU)
     assert memory.memory_now(OTHER) > 2**20
@@ -303,8 +310,8 @@ def test_memory_of_a_device_that_says_nothing_is_the_hosts(module: SimpleNamespa
     assert tracker.peak_mib > 1
 
 
-def test_memory_of_a_device_without_peaks(module: SimpleNamespace) -> None:
-    """Apple's GPUs say what is in use now, which is not called a peak."""
+def test_device_without_peaks_reports_present_memory(module: SimpleNamespace) -> None:
+    """Apple's GPUs report it, and it is not called a peak."""
     module.current_allocated_memory = lambda: 3 * 2**20
     module.driver_allocated_memory = lambda: 4 * 2**20
     module.recommended_max_memory = lambda: 10 * 2**20
@@ -318,10 +325,10 @@ def test_memory_of_a_device_without_peaks(module: SimpleNamespace) -> None:
     assert (tracker.peak_mib, tracker.delta_mib, tracker.kept_mib) == (5, 2, 2)
 
 
-def test_memory_of_a_device_with_peaks(
+def test_device_with_peaks_reports_them(
     module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The functions of its module take the device."""
+    """The functions of its module take the device as an argument."""
     sizes = {"memory_allocated": 3, "max_memory_allocated": 5, "max_memory_reserved": 8}
     for name, size in sizes.items():
         setattr(module, name, lambda device, size=size: size * 2**20)
@@ -342,7 +349,7 @@ def test_memory_of_a_device_with_peaks(
 
 
 def with_generator(module: SimpleNamespace) -> Callable[[], list[int]]:
-    """Give a device's module a generator; return what reads its state."""
+    """Give a device's module a generator, and return a function that reads its state."""
     state = torch.arange(4, dtype=torch.uint8)
     module.get_rng_state = lambda device: state.clone()
     module.set_rng_state = lambda new_state, device: state.copy_(new_state)
@@ -351,7 +358,7 @@ def with_generator(module: SimpleNamespace) -> Callable[[], list[int]]:
 
 
 def test_generator_of_any_device_is_saved_and_restored(module: SimpleNamespace) -> None:
-    """Dropout on the device goes on where it was."""
+    """Dropout on the device continues where it was."""
     read = with_generator(module)
     random_state = RandomState(OTHER)
     saved = random_state.state_dict()
@@ -361,8 +368,8 @@ def test_generator_of_any_device_is_saved_and_restored(module: SimpleNamespace) 
     assert read() == [0, 1, 2, 3]
 
 
-def test_generator_of_another_kind_of_device_is_left_alone(module: SimpleNamespace) -> None:
-    """Its state means nothing here, and a run from a CPU has none."""
+def test_generator_state_of_another_device_type_is_ignored(module: SimpleNamespace) -> None:
+    """It means nothing on this device, and a CPU run has none."""
     read = with_generator(module)
     random_state = RandomState(OTHER)
     saved = random_state.state_dict()
@@ -377,10 +384,10 @@ def test_generator_of_another_kind_of_device_is_left_alone(module: SimpleNamespa
     ("variable", "expected"),
     [(None, OTHER), ("False", OTHER), ("junk", OTHER), ("true", CPU), ("1", CPU)],
 )
-def test_cpu_that_is_asked_for_is_taken_beside_an_accelerator(
+def test_requested_cpu_is_used_beside_an_accelerator(
     variable: str | None, expected: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By all that asks for this process's device, such as --compile and the tracker of memory."""
+    """`default_device` and the tracker of memory agree."""
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     if variable is not None:
         monkeypatch.setenv("ACCELERATE_USE_CPU", variable)

@@ -1,4 +1,4 @@
-"""Which process this is, and how many threads it should use."""
+"""The process's rank, its number of threads, and its network interface."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from common.system import machine
 
 
 @pytest.mark.parametrize(
-    ("asked", "variable", "cores", "processes", "expected"),
+    ("num_threads", "variable", "cores", "processes", "expected"),
     [
-        (None, "1", 8, 1, 8),  # what a bare launch exports
+        (None, "1", 8, 1, 8),  # a bare launch exports 1
         (None, None, 8, 1, 8),
         (None, "1", 8, 2, 4),
-        (None, "3", 8, 2, 3),  # the user's
-        (None, "64", 8, 1, 8),  # of a machine whose other cores are not to be used
+        (None, "3", 8, 2, 3),  # the user's number
+        (None, "64", 8, 1, 8),  # a number for a machine with more cores than are usable
         (None, "1", 1, 2, 1),
-        (None, "4,2", 8, 1, 4),  # one number a level of nesting
+        (None, "4,2", 8, 1, 4),  # one number per level of nesting
         (None, "", 8, 1, 8),
         (None, "many", 8, 1, 8),
         (5, "3", 8, 2, 5),
@@ -29,24 +29,24 @@ from common.system import machine
     ],
 )
 def test_each_core_has_one_thread(
-    asked: int | None,
+    num_threads: int | None,
     variable: str | None,
     cores: int,
     processes: int,
     expected: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The processes of a machine share out its cores, unless the user says how many threads."""
+    """The processes of a machine share its cores, unless the user states a number."""
     monkeypatch.setattr(machine, "usable_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    assert machine.cpu_threads(asked) == expected
+    assert machine.cpu_threads(num_threads) == expected
 
 
-def test_ranks_are_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a launcher there is one process, and it speaks."""
+def test_ranks_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a launcher, there is one process, which is the main rank."""
     assert (machine.rank(), machine.world_size(), machine.local_world_size()) == (0, 1, 1)
     assert machine.is_main_rank()
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
@@ -55,21 +55,21 @@ def test_ranks_are_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not machine.is_main_rank()
 
 
-def test_cores_are_those_that_may_be_used() -> None:
-    """A process that is held to fewer cores counts these alone."""
+def test_only_usable_cores_count() -> None:
+    """A process may be restricted to fewer cores."""
     if hasattr(os, "sched_getaffinity"):
         assert machine.usable_cores() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(("ranks_here", "named"), [("1", True), ("2", False)])
-def test_machines_talk_over_the_interface_they_meet_on(
+def test_gloo_uses_the_interface_to_the_other_machine(
     ranks_here: str, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named for gloo where there are several, unless it is the loopback or named already."""
+    """It is named if there are several machines, except the loopback or if the user named one."""
     address = SimpleNamespace(address="10.9.8.7")
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": [address]})
-    asked = SimpleNamespace(connect=lambda to: None, getsockname=lambda: ("10.9.8.7", 5))
-    monkeypatch.setattr("socket.socket", lambda *kind: contextlib.nullcontext(asked))
+    socket = SimpleNamespace(connect=lambda to: None, getsockname=lambda: ("10.9.8.7", 5))
+    monkeypatch.setattr("socket.socket", lambda *kind: contextlib.nullcontext(socket))
     monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": ranks_here})
     machine.name_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == ("ib0" if named else None)
@@ -78,6 +78,6 @@ def test_machines_talk_over_the_interface_they_meet_on(
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
     del os.environ["GLOO_SOCKET_IFNAME"]
     address.address = "127.0.0.1"
-    asked.getsockname = lambda: ("127.0.0.1", 5)
+    socket.getsockname = lambda: ("127.0.0.1", 5)
     machine.name_interface()
     assert "GLOO_SOCKET_IFNAME" not in os.environ

@@ -1,4 +1,4 @@
-"""What the operating system offers is asked of one module, and used as far as it goes."""
+"""Features of the operating system: one module asks for them, and uses them where they exist."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ON_ALL_SYSTEMS = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 
 
 def nodes(sources: dict[Path, str]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each call, attribute, import and constant in some files, with where it is."""
+    """Yield each call, attribute, import and constant in some files, after its file and line."""
     for path, text in sources.items():
         for node in nodes_of(text):
             yield f"{path.relative_to(REPOSITORY)}:{node.lineno}", node
@@ -54,7 +54,7 @@ def nodes(sources: dict[Path, str]) -> Iterator[tuple[str, ast.AST]]:
 
 @functools.cache
 def nodes_of(text: str) -> list[Any]:
-    """Return what the tests below look at in a file."""
+    """Return the nodes of a file that the tests below check."""
     kinds = (ast.Call, ast.Attribute, ast.Import, ast.Constant)
     return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
 
@@ -66,11 +66,11 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-# What may be written where.
+# Rules for all source files.
 
 
 def test_one_module_knows_the_system() -> None:
-    """The others name neither it, nor what some systems lack."""
+    """Other modules neither ask for the system nor use functions that some systems lack."""
     lacking = {
         *("sys.platform", "os.name", "platform.system", "os.rename", "os.replace", "os.fsync"),
         *("os.fork", "os.killpg", "os.setsid", "os.statvfs", "os.getloadavg", "os.getuid"),
@@ -89,7 +89,7 @@ def test_one_module_knows_the_system() -> None:
 
 
 def test_text_files_name_their_encoding() -> None:
-    """Windows would read and write them in another one."""
+    """Windows has another default."""
     for place, node in nodes(PORTABLE):
         if not isinstance(node, ast.Call):
             continue
@@ -108,21 +108,19 @@ def test_text_files_name_their_encoding() -> None:
 
 
 def test_every_symbol_has_a_lookalike() -> None:
-    """So that a line reads well where its characters can't be printed."""
-    symbols = {
-        character
-        for _, node in nodes(COMMON)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for character in node.value
-        if not character.isascii() and character.isprintable()
-    }
+    """A line stays readable where its characters cannot be printed."""
+    symbols = set()
+    for _, node in nodes(COMMON):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            symbols |= {letter for letter in node.value if not letter.isascii()}
+    symbols = {symbol for symbol in symbols if symbol.isprintable()}
     assert "★" in symbols
     for symbol in symbols | set("⠋⠙━╸"):
         assert "\\" not in symbol.encode("ascii", PLAIN).decode(), symbol
 
 
-def test_other_letters_are_escaped() -> None:
-    """And what can be printed is left as it is; what can't be read is an error as before."""
+def test_unprintable_letters_are_escaped() -> None:
+    """Printable ones stay, and invalid bytes still raise an error when read."""
     file = io.TextIOWrapper(io.BytesIO(), "cp1252", PLAIN)
     file.write("2 × 3 → é ж")
     file.flush()
@@ -135,9 +133,10 @@ def test_other_letters_are_escaped() -> None:
 
 
 @pytest.mark.parametrize("move", [platforms.rename_path, platforms.replace_file])
-def test_open_file_is_waited_for(move: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """Where the system moves no open file; elsewhere a refusal is one at once."""
-    real, refusals = os.rename, 3
+def test_moving_an_open_file_waits(move: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Some systems refuse it for a moment. On others, a refusal is an error at once."""
+    real = os.rename
+    refusals = 3
 
     def busy(source: Path, target: Path) -> None:
         nonlocal refusals
@@ -157,7 +156,7 @@ def test_open_file_is_waited_for(move: Any, tmp_path: Path, monkeypatch: Any) ->
 
 
 def test_file_that_stays_open_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
-    """After some seconds; the file is as it was before."""
+    """The error comes after some seconds, and the file stays unchanged."""
     write_text(tmp_path / "status.json", "before")
     monkeypatch.setattr(platforms, "CAN_MOVE_OPEN_FILES", False)
     monkeypatch.setattr(platforms, "MOVE_PATIENCE_SECONDS", 0.1)
@@ -172,8 +171,8 @@ def test_file_that_stays_open_is_an_error(tmp_path: Path, monkeypatch: Any) -> N
     assert (tmp_path / "status.json").read_text(encoding="utf-8") == "before"
 
 
-def test_folders_are_synced_where_they_can_be(tmp_path: Path, monkeypatch: Any) -> None:
-    """And files everywhere, opened for writing where only that can be synced."""
+def test_folders_are_synced_where_possible(tmp_path: Path, monkeypatch: Any) -> None:
+    """Files always are, and are opened for writing if the system needs that."""
     opened: list[tuple[Path, int]] = []
     real = os.open
 
@@ -181,8 +180,8 @@ def test_folders_are_synced_where_they_can_be(tmp_path: Path, monkeypatch: Any) 
         opened.append((path, flags))
         return real(path, flags)
 
-    own = {name: getattr(os, name) for name in ("O_RDONLY", "rename", "fsync", "close")}
-    monkeypatch.setattr(platforms, "os", SimpleNamespace(**own, open=opening))
+    functions = {name: getattr(os, name) for name in ("O_RDONLY", "rename", "fsync", "close")}
+    monkeypatch.setattr(platforms, "os", SimpleNamespace(**functions, open=opening))
     with replacing(tmp_path / "whole") as unfinished:
         (unfinished / "file").touch()
     assert [path.name for path, _ in opened] == ["file", "whole.unfinished", tmp_path.name]
@@ -195,32 +194,32 @@ def test_folders_are_synced_where_they_can_be(tmp_path: Path, monkeypatch: Any) 
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_drive_is_asked_for_its_own_memory(
+def test_drive_flushes_its_cache(
     is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Apple's systems; a file system that does not know this is synced as others are."""
-    asked: list[str] = []
+    """Apple's systems have a call for it. A file system without it is synced as usual."""
+    sync_calls: list[str] = []
 
     def control(descriptor: int, command: int) -> None:
-        asked.append("full")
+        sync_calls.append("full")
         if is_refused:
             raise OSError(errno.ENOTSUP, "not here")
 
     monkeypatch.setattr(platforms, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=control))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sync_calls.append("fsync"))
     platforms.sync(tmp_path)
-    assert asked == (["full", "fsync"] if is_refused else ["full"])
+    assert sync_calls == (["full", "fsync"] if is_refused else ["full"])
 
 
 def test_text_has_the_same_bytes_everywhere(tmp_path: Path, monkeypatch: Any) -> None:
-    """Line ends too: what has a digest is compared on other systems."""
+    """Line ends do not change, because digests are compared across systems."""
     monkeypatch.setattr(os, "linesep", "\r\n")
     write_text(tmp_path / "file", "a\nb\n")
     assert (tmp_path / "file").read_bytes() == b"a\nb\n"
 
 
-def test_lock_is_looked_at_by_taking_it(tmp_path: Path, monkeypatch: Any) -> None:
-    """Where no lock can be shared; a look leaves the file in place."""
+def test_lock_is_tested_by_taking_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """This is for systems without shared locks. The lock file stays in place."""
     monkeypatch.setattr(platforms, "fcntl", None)
     lock_file = tmp_path / ".lock"
     assert not platforms.is_lock_free(lock_file)
@@ -234,14 +233,14 @@ def test_lock_is_looked_at_by_taking_it(tmp_path: Path, monkeypatch: Any) -> Non
 # Processes and signals.
 
 
-def test_signals_are_those_that_are_there() -> None:
-    """By number, with the name to print."""
+def test_only_existing_signals_are_named() -> None:
+    """They are looked up by number, and each has its name to print."""
     assert platforms.signals_named(["SIGINT", "SIGNONE"]) == {signal.SIGINT: "SIGINT"}
     assert platforms.STOP_SIGNAL_NAMES[signal.SIGTERM] == "SIGTERM"
 
 
 def test_workers_start_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a fork on Linux alone, whatever Python's default is; and as a program has chosen."""
+    """They fork on Linux only, unless the program chose a method."""
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
     monkeypatch.setattr(platforms, "IS_LINUX", True)
     assert platforms.worker_start_method() == "fork"
@@ -255,7 +254,7 @@ def test_workers_start_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> 
 def test_spawned_process_receives_no_request_to_stop(
     method: str, is_held_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can't ignore one yet; this process receives it as soon as the other has started."""
+    """It cannot ignore one yet. This process handles the signal once the other has started."""
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     monkeypatch.setattr(platforms, "worker_start_method", lambda: method)
@@ -272,7 +271,7 @@ def test_spawned_process_receives_no_request_to_stop(
 
 
 def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None:
-    """By a thread that looks at it."""
+    """A thread checks for it."""
     child = (
         "import signal, sys, threading\n"
         "from common.system import platforms\n"
@@ -289,10 +288,10 @@ def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None
         "words = [sys.executable, '-c', sys.argv[1], sys.argv[2]]\n"
         "subprocess.Popen(words, stdout=subprocess.PIPE).stdout.readline()\n"
     )
-    told = tmp_path / "told"
-    subprocess.run([sys.executable, "-c", parent, child, str(told)], check=True, timeout=60)
-    wait_until_written(told)
-    assert told.read_text(encoding="utf-8") == "noticed"
+    result_path = tmp_path / "told"
+    subprocess.run([sys.executable, "-c", parent, child, str(result_path)], check=True, timeout=60)
+    wait_until_written(result_path)
+    assert result_path.read_text(encoding="utf-8") == "noticed"
 
 
 def wait_until_written(path: Path) -> None:
@@ -308,7 +307,7 @@ def wait_until_written(path: Path) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_characters="\x00", codec="utf-8"))))
 def test_posix_command_can_be_pasted(words: list[str]) -> None:
-    """Its words are the same again, as the shell and as `split_words` read it."""
+    """The shell and `split_words` give back the same words."""
     assert shlex.split(platforms.command_line(words)) == words
     assert platforms.split_words(platforms.command_line(words)) == words
 
@@ -324,14 +323,14 @@ def test_posix_command_can_be_pasted(words: list[str]) -> None:
 def test_windows_command_can_be_pasted(
     words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Backslashes are parts of paths, and single quotes mean nothing there."""
+    """There, backslashes belong to paths, and single quotes mean nothing."""
     monkeypatch.setattr(platforms, "IS_WINDOWS", True)
     assert platforms.command_line(words) == line
     assert platforms.split_words(line) == words
 
 
 def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No way leads there from here."""
+    """No relative path leads there."""
 
     def refuse(path: object) -> str:
         raise ValueError("path is on mount 'D:', start on mount 'C:'")
@@ -340,11 +339,11 @@ def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -
     assert platforms.shown_path(Path("D:/runs")) == "D:/runs"
 
 
-# Words of errors.
+# Messages of the system.
 
 
-def test_words_that_say_nothing_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows has the same words for all errors of the network, and others for a full disk."""
+def test_meaningless_messages_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has one message for all network errors, and another for a full disk."""
     monkeypatch.setattr(os, "strerror", lambda number: "Unknown error")
     assert platforms.words_for(errno.EPIPE, errno.EDQUOT) == ()
     monkeypatch.undo()
@@ -363,10 +362,10 @@ def test_words_that_say_nothing_match_nothing(monkeypatch: pytest.MonkeyPatch) -
         (False, False, ["SIGINT"], 3),
     ],
 )
-def test_what_is_lacking_is_one_line(
+def test_missing_features_are_listed_in_one_line(
     is_linux: bool, can_sync: bool, names: list[str], lacking: int, monkeypatch: Any
 ) -> None:
-    """And on Linux there is none."""
+    """Linux lacks none."""
     monkeypatch.setattr(platforms, "IS_LINUX", is_linux)
     monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", can_sync)
     monkeypatch.setattr(platforms, "STOP_SIGNAL_NAMES", dict(enumerate(names)))

@@ -1,4 +1,4 @@
-"""Text from outside: no terminal obeys it, and none is too long to be read."""
+"""Text from outside: it cannot control a terminal, and never fills it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ TEXTS = st.text(st.characters(codec=None)) | st.text(
 
 
 @given(TEXTS)
-def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
-    """Tab and newline but for themselves; and all of it can be written as UTF-8."""
+def test_control_characters_are_escaped(text: str) -> None:
+    """Only tab and newline stay, and all of the text is valid UTF-8."""
     shown = printable(text)
-    left = {unicodedata.category(letter) for letter in shown if letter not in "\n\t"}
-    assert not left & {"Cc", "Cs"}
+    categories = {unicodedata.category(letter) for letter in shown if letter not in "\n\t"}
+    assert not categories & {"Cc", "Cs"}
     assert "\u202e" not in shown
     shown.encode()
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "Zs"])))
-def test_ordinary_text_is_left_as_it_is(text: str) -> None:
-    """In any script."""
+def test_ordinary_text_is_unchanged(text: str) -> None:
+    """This holds for any script."""
     assert printable(text) == text
 
 
 def test_long_lines_keep_their_beginning_and_their_end() -> None:
-    """The advice stands at the end; 50 MB take no longer than a moment."""
+    """The advice stands at the end. Even 50 MB take a moment only."""
     began = time.monotonic()
     error = UserError(f"--config {'x' * 50_000_000} does not exist: pass a run's config.json")
     assert time.monotonic() - began < 20
@@ -45,15 +45,15 @@ def test_long_lines_keep_their_beginning_and_their_end() -> None:
     assert error.code == f"error: {error.message}"
 
 
-def test_bytes_of_a_locale_of_ascii_are_letters_again() -> None:
-    """As Python reads the command line where the locale knows no others."""
+def test_surrogates_of_an_ascii_locale_become_letters() -> None:
+    """Python reads the command line that way in such a locale."""
     assert printable("l\udcc3\udca4uft \udcff") == r"läuft \udcff"
 
 
-def test_all_that_is_printed_or_kept_is_escaped(
+def test_printed_and_recorded_text_is_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name with the codes that clear a screen."""
+    """The example clears a terminal."""
     kept: list[str] = []
     monkeypatch.setattr(console, "TOLD", [kept.append])
     console.say("run \x1b[2J")
@@ -64,12 +64,13 @@ def test_all_that_is_printed_or_kept_is_escaped(
 
 
 @pytest.mark.parametrize(("length", "is_shortened"), [(199, False), (200, False), (201, True)])
-def test_item_is_shortened_where_letters_are_left_out(length: int, is_shortened: bool) -> None:
-    """And not where the sentence has all of them."""
+def test_long_item_ends_in_an_ellipsis(length: int, is_shortened: bool) -> None:
+    """An item that fits does not."""
     phrase = listed(["x" * length, "y"])
     assert phrase == f"{'x' * min(length, 200)}{'…' if is_shortened else ''}, y"
 
 
 def test_long_list_says_how_many_items_are_left_out() -> None:
+    """Up to five items are listed."""
     assert listed([*"abcde"]) == "a, b, c, d, e"
     assert listed([*"abcdefg"]) == "a, b, c, d, e, and 2 more"

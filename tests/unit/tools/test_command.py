@@ -1,4 +1,4 @@
-"""The command `recipes`: its subcommands, their help, and what is no command."""
+"""The command `recipes`: subcommands, help, and unknown commands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ LARGE_LIBRARIES = {
 }
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_overview_names_every_tool(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    main(words)
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_overview_names_every_tool(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a line with its summary."""
+    main(arguments)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "usage: recipes COMMAND [options]"
     for name, tool in TOOLS.items():
@@ -30,8 +33,8 @@ def test_overview_names_every_tool(words: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_help_of_each_tool(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The usage line begins with the command as users type it, and each option has a help text."""
+def test_help_of_each_tool_is_complete(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage line starts with the command as users type it, and each option has a help text."""
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
@@ -47,7 +50,7 @@ def test_help_of_each_tool(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_help_loads_no_large_library() -> None:
-    """In one process for all tools: none of them may load a library only to describe itself."""
+    """No tool may load a library only to describe itself. One process runs them all."""
     code = (
         "import contextlib, sys\n"
         "from common.tools.__main__ import TOOLS, main\n"
@@ -71,7 +74,8 @@ def test_help_loads_no_large_library() -> None:
         ("--version", "use compare, vary, tune, predict or workspace$"),
     ],
 )
-def test_unknown_command_is_one_sentence(word: str, advice: str) -> None:
+def test_unknown_command_gives_one_sentence(word: str, advice: str) -> None:
+    """It suggests the nearest command, or lists all of them."""
     with pytest.raises(UserError, match=f"recipes has no command {word}: {advice}"):
         main([word])
 

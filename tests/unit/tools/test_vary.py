@@ -1,4 +1,4 @@
-"""Variants: each a run of its own, kept when the command is given again, and told apart."""
+"""Variants: each has a run of its own, which is kept when the command is repeated."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Put back what the command does to signals."""
+    """Restore the signal handler that the command replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
 def begun(folder: Path) -> list[str]:
-    """Return the names of the runs, once for each time that one began."""
-    texts = {log.stem: log.read_text() for log in folder.glob("*.log")}
-    return sorted(n for n, text in texts.items() for _ in range(text.count("begins after step")))
+    """Return the names of the runs, each as often as the run started."""
+    names = []
+    for log in folder.glob("*.log"):
+        starts = log.read_text().count("begins after step")
+        names += [log.stem] * starts
+    return sorted(names)
 
 
 def test_variants_are_run_once_and_compared_over_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One seed, then two by the same command, which keeps what is there."""
+    """The same command with more seeds keeps the finished runs and adds the missing ones."""
     monkeypatch.chdir(tmp_path)
-    words = [str(STUB), "--learning-rate", "0.1,0.01", "--epochs", "2"]
-    main(words)
+    arguments = [str(STUB), "--learning-rate", "0.1,0.01", "--epochs", "2"]
+    main(arguments)
     (folder,) = (tmp_path / "runs").iterdir()
     assert begun(folder) == ["0.01", "0.1"]
     assert "±" not in (folder / "table.md").read_text()
@@ -45,10 +48,10 @@ def test_variants_are_run_once_and_compared_over_seeds(
     card.parent.mkdir()
     card.write_text("its own\n")
     for _ in range(2):
-        main([*words, "--seeds", "2"])
+        main([*arguments, "--seeds", "2"])
     assert begun(folder) == ["0.01", "0.01-seed-1", "0.1", "0.1-seed-1"]
-    own, heading, table = card.read_text().partition("\n## The same with other seeds\n")
-    assert own == "its own\n"
+    original, heading, table = card.read_text().partition("\n## The same with other seeds\n")
+    assert original == "its own\n"
     assert heading
     assert table.startswith("\n| mean ± deviation of 2 seeds | 0.01 |\n")
     assert "| best accuracy | 0.7500 ± 0.0000 |" in table
@@ -63,20 +66,28 @@ def test_variants_are_run_once_and_compared_over_seeds(
         main(other)
 
 
-def test_failed_variant_is_told_of(
+def test_failed_variant_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others are compared all the same."""
+    """The others are still compared."""
     monkeypatch.chdir(tmp_path)
-    words = [str(STUB), "--learning-rate", "0.1,0.5", "--fail-above", "0.3", "--output-dir", "v"]
+    arguments = [
+        str(STUB),
+        "--learning-rate",
+        "0.1,0.5",
+        "--fail-above",
+        "0.3",
+        "--output-dir",
+        "v",
+    ]
     with pytest.raises(UserError, match="1 runs failed"):
-        main(words)
+        main(arguments)
     assert "0.5  failed: learning rate 0.5 is too high" in capsys.readouterr().out
     assert (tmp_path / "v" / "table.md").read_text().startswith("|  | 0.1 |\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--learning-rate", "0.1:1"], "--learning-rate has a range, .*: pass choices with commas"),
         (["--learning-rate", "0.1,1", "--seeds", "0"], "--seeds 0 can't work: give 1 or more"),
@@ -92,44 +103,42 @@ def test_failed_variant_is_told_of(
     ],
 )
 def test_mistakes_are_found_before_any_run(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is made."""
+    """Nothing is created."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=said):
-        main([str(STUB), *words])
+    with pytest.raises(UserError, match=message):
+        main([str(STUB), *arguments])
     assert [*tmp_path.iterdir()] == []
 
 
-def test_recipe_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The value of a flag before it would be taken for it."""
+def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise the value of a flag would be taken for the recipe."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="name the recipe before its flags"):
         main(["--learning-rate", "0.1,1", str(STUB)])
 
 
-def test_a_number_of_processes_is_one_variant(
+def test_repeated_number_of_processes_is_one_variant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Given twice, it is no second seed."""
+    """It does not count as a second seed."""
     monkeypatch.chdir(tmp_path)
     main([str(STUB), "--num-processes", "1,1", "--epochs", "1", "--output-dir", "v"])
     assert begun(tmp_path / "v") == ["alone"]
     assert "±" not in (tmp_path / "v" / "table.md").read_text()
 
 
-def test_each_choice_is_one_that_the_recipe_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one in the middle."""
+def test_recipe_must_accept_every_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here only the one in the middle is wrong."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main([str(STUB), "--mixed-precision", "no,half,bf16"])
     assert [*tmp_path.iterdir()] == []
 
 
-def test_names_say_what_varies() -> None:
-    """Values, and flags where those say nothing."""
+def test_names_of_variants_state_what_varies() -> None:
+    """They consist of values, and of flags where a value alone says nothing."""
     assert name_of("", {"mixed-precision": "no", "batch-size": "64"}) == "fp32_64"
     assert name_of("2", {"compile": "true"}) == "compile_2-processes"
     assert name_of("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"
@@ -137,8 +146,8 @@ def test_names_say_what_varies() -> None:
     assert name_of("", {}) == "alone"
 
 
-def test_several_processes_are_launched(tmp_path: Path) -> None:
-    """By `accelerate launch`; one is started as it is."""
+def test_several_processes_use_accelerate_launch(tmp_path: Path) -> None:
+    """A single process is started directly."""
     alone = launch_command([], "r.py", ["--x", "1"], tmp_path)
     several = launch_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
     assert alone[1:4] == ["r.py", "--x", "1"]

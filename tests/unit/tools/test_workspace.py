@@ -1,4 +1,4 @@
-"""A saved view or report for W&B, as far as it can be checked without an account."""
+"""Saved views and reports for W&B, as far as an account is not needed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from common.errors import UserError
 from common.tools.workspace import main
 from common.track.names import METRICS, SPLITS, STEP
 
-# Of wandb-workspaces' own making.
+# wandb-workspaces itself raises these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
 
 
 def panels(view: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the panels of a view, as they would be sent."""
+    """Return the panels of a view as they are sent."""
     sections = view["spec"]["section"]["panelBankConfig"]["sections"]
     return [panel for section in sections for panel in section["panels"]]
 
 
 def test_view_is_printed_without_an_account(capsys: pytest.CaptureFixture[str]) -> None:
-    """The view has panels for throughput, memory, loss and accuracy over the global step."""
+    """It has panels for throughput, memory, loss and accuracy over the global step."""
     main(["me/project", "--name", "Mine", "--dry-run"])
     view = json.loads(capsys.readouterr().out)
     assert (view["entity"], view["project"], view["displayName"]) == ("me", "project", "Mine")
@@ -40,10 +40,10 @@ def test_view_is_printed_without_an_account(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_view_shows_every_metric_that_has_a_panel(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each metric of the table is drawn, those of a split for each; best values are bars."""
+    """A metric of a split has a curve for each split, and best values are bars."""
     main(["me/project", "--objective", "rmse:min", "--dry-run"])
-    found = panels(json.loads(capsys.readouterr().out))
-    shown = {metric for panel in found for metric in panel["config"].get("metrics", [])}
+    view_panels = panels(json.loads(capsys.readouterr().out))
+    shown = {metric for panel in view_panels for metric in panel["config"].get("metrics", [])}
     for name, metric in METRICS.items():
         names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
         assert (shown >= set(names)) == bool(metric.panel), name
@@ -51,7 +51,7 @@ def test_view_shows_every_metric_that_has_a_panel(capsys: pytest.CaptureFixture[
 
 
 def test_report_has_the_panels_of_the_view(capsys: pytest.CaptureFixture[str]) -> None:
-    """A heading and a grid for each section, between a question and an answer to be written."""
+    """Each section has a heading and a grid, between a question and an answer."""
     main(["me/project", "--dry-run"])
     view = panels(json.loads(capsys.readouterr().out))
     main(["me/project", "--name", "Mine", "--report", "--dry-run"])
@@ -63,19 +63,19 @@ def test_report_has_the_panels_of_the_view(capsys: pytest.CaptureFixture[str]) -
     assert headings[-1] == "Answer"
     grids = [block["metadata"] for block in blocks if block["type"] == "panel-grid"]
     assert len(grids) == len(headings) - 2
-    held = [panel for grid in grids for panel in grid["panelBankSectionConfig"]["panels"]]
-    assert [panel["config"] for panel in held[1:]] == [panel["config"] for panel in view]
+    report_panels = [panel for grid in grids for panel in grid["panelBankSectionConfig"]["panels"]]
+    assert [panel["config"] for panel in report_panels[1:]] == [panel["config"] for panel in view]
 
 
-def test_without_a_key_one_sentence_says_so() -> None:
-    """Saving without an account ends with what to do."""
+def test_missing_key_gives_one_sentence() -> None:
+    """It names the flag that needs no account."""
     with pytest.raises(UserError, match=r"no API key.*--dry-run"):
         main(["me/project"])
 
 
 @pytest.mark.parametrize("project", ["project", "me/project/run", "https://wandb.ai/me/project"])
-def test_what_is_no_project_is_refused(project: str) -> None:
-    """A project is named with its entity."""
+def test_project_without_its_entity_is_refused(project: str) -> None:
+    """The message shows the form ENTITY/PROJECT."""
     with pytest.raises(UserError, match="ENTITY/PROJECT"):
         main([project, "--dry-run"])
 
@@ -83,7 +83,7 @@ def test_what_is_no_project_is_refused(project: str) -> None:
 def test_view_is_sent_to_wandb(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With an account the view is sent, and its address printed; a refusal is one sentence."""
+    """Its address is printed. A refusal gives one sentence."""
     sent: list[Any] = []
 
     def upsert(view: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model card says what its run did, and nothing of the machine's folders."""
+"""Model cards: what a run did, without paths of the machine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RUN = saved_config(
     ("location", "named", "hub"),
     [("/home/me/animals", "animals", None), ("me/animals", "me/animals", ["me/animals"])],
 )
-def test_card_has_what_the_hub_reads(location: str, named: str, hub: list[str] | None) -> None:
-    """Task, data set, and each metric of the final evaluation."""
+def test_card_has_the_metadata_of_the_hub(location: str, named: str, hub: list[str] | None) -> None:
+    """It has the task, the data set, and each metric of the final evaluation."""
 
     splits = {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")}
     source = DataSource("animals", location, None, "named", "0")
@@ -49,7 +49,7 @@ def test_card_has_what_the_hub_reads(location: str, named: str, hub: list[str] |
     assert card.data.pipeline_tag == "image-classification"
     assert "/home" not in text
     assert "private" not in text
-    said = (
+    facts = (
         "some are missing",
         "one run, seed 7",
         "0.7500",
@@ -58,12 +58,12 @@ def test_card_has_what_the_hub_reads(location: str, named: str, hub: list[str] |
         "an abacus",
         "2 × fp32",
     )
-    for words in (*said, "--dataset animals --epochs 3 --compile", "recipes predict FOLDER IMAGE"):
+    for words in (*facts, "--dataset animals --epochs 3 --compile", "recipes predict FOLDER IMAGE"):
         assert words in text, words
 
 
-def test_model_of_another_task_has_a_card_too() -> None:
-    """Without what the Hub would take for a classifier's."""
+def test_model_of_another_task_has_a_card() -> None:
+    """It lacks the metadata of a classifier."""
 
     data = Data("own", {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")})
     card = ModelCard(model_card(TrainingConfig(), RUN, {"name": "Net"}, data, "test", SUMMARY))
@@ -72,8 +72,10 @@ def test_model_of_another_task_has_a_card_too() -> None:
     assert "recipes predict" not in card.text
 
 
-def test_folders_lose_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But Hub ids, which look like relative paths, stay."""
+def test_paths_are_reduced_to_their_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hub ids, which look like relative paths, stay."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "b").mkdir(parents=True)
     for text in ("/x/b", "~/b", "./b", "../b", "a/b", "runs/b"):

@@ -1,4 +1,4 @@
-"""What `config.json` says of the environment."""
+"""The environment in `config.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers that fail, modes of W&B, and what its panels show, without a run."""
+"""Failing trackers, modes of W&B, and its panels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from common.track.log import Log
 from common.track.media import confusion
 from common.track.trackers import TrackerSettingsError, wandb_mode
 
-KEY = "0badc0de" * 5  # of the length that W&B expects of a key
+KEY = "0badc0de" * 5  # W&B expects a key of this length
 
 
 class Refusing:
-    """A tracker that takes nothing."""
+    """A tracker whose calls fail."""
 
     commands: list[str] = []
     run = object()
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Let calls take the time they want."""
+        """Set no limit on the time of calls."""
         return contextlib.nullcontext()
 
     def log(self, row: object) -> None:
@@ -35,7 +35,7 @@ class Refusing:
 
 
 def refuse(wandb_run: object, panel: str) -> None:
-    """Fail otherwise."""
+    """Fail to attach a panel."""
     raise ValueError(f"{panel} is too large")
 
 
@@ -50,15 +50,16 @@ def log_with(tracker: Any, folder: Path) -> Log:
 
 
 def test_confusion_of_many_classes_lists_pairs() -> None:
-    """Where a matrix would be too large, the pairs that are confused most are listed."""
+    """The most frequent confusions are listed where a matrix would be too large."""
     counts = torch.eye(100) * 5
-    counts[3, 4], counts[70, 2] = 2, 9
+    counts[3, 4] = 2
+    counts[70, 2] = 9
     table = confusion(counts, [f"class {i}" for i in range(100)])
     assert table.data == [["class 70", "class 2", 9], ["class 3", "class 4", 2]]
 
 
-def test_what_cannot_be_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A panel that fails costs nothing else: metrics go on."""
+def test_failing_panel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Metrics are still sent."""
     tracker = Refusing()
     log = log_with(tracker, tmp_path)
     log.attach(refuse, "picture")
@@ -79,7 +80,7 @@ def test_wandb_mode_is_honoured(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_failing_tracker_never_stops_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A tracker that raises while logging is left out from then on; the file goes on."""
+    """A tracker that raises is no longer used, but the file continues."""
     log = log_with(Refusing(), tmp_path)
     log.add({"train/loss": 1.0})
     log.write_row()

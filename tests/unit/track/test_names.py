@@ -1,4 +1,4 @@
-"""How metrics are called and written, and how a run's facts look at W&B."""
+"""Names and formats of metrics, and the flat form of a run's facts at W&B."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from tests.unit.saved_config import contents_with
         ("loss", "loss", None, "–"),
     ],
 )
-def test_metric_is_written(name: str, heading: str, value: float | None, text: str) -> None:
-    """Of the table by full name or without the split, and a recipe's own by its name."""
+def test_metrics_have_a_heading_and_a_format(
+    name: str, heading: str, value: float | None, text: str
+) -> None:
+    """A metric of the table has its full name or lacks the split. A recipe's own has its name."""
     assert (describe(name).heading, describe(name).text(value)) == (heading, text)
 
 
@@ -34,8 +36,8 @@ def test_headings_tell_metrics_apart() -> None:
     assert len(set(titles)) == len(titles)
 
 
-def test_facts_are_flat_at_wandb_and_come_back() -> None:
-    """Flags stand at top level beside the groups; what W&B is not told does not come back."""
+def test_facts_survive_the_flat_form_of_wandb() -> None:
+    """Flags stand at top level beside the groups. The stated flags are not sent."""
     contents = contents_with(config={"tags": []})
     columns = flat(RunConfig(**contents))
     expected = {

@@ -1,4 +1,4 @@
-"""Images, tables and histograms of a recipe: as files, at a tracker, and never a failure."""
+"""A recipe's images, tables and histograms: written, sent to a tracker, and never fatal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Broken:
         raise OSError("the tracker is gone")
 
 
-def test_images_are_kept_as_they_were(tmp_path: Path) -> None:
-    """Also where the tensor is changed before the row is written; values beyond 0 to 1 are cut."""
+def test_images_are_saved_as_they_were_at_the_call(tmp_path: Path) -> None:
+    """The tensor may change before the row is written. Values outside 0 to 1 are clipped."""
     media = RecordedMedia(tmp_path, True)
     images = torch.tensor([0.0, 0.5, 1.0, 7.0]).view(1, 1, 2, 2)
     media.images("val/some thing", images, ["one"], step=12)
     images.zero_()
     media.images("rgb", torch.full((2, 3, 1, 1), 9, dtype=torch.uint8), None, step=12)
     media.images("pillow", [Image.new("L", (3, 3), 5)], None, step=12)
-    assert not (tmp_path / "media").exists()  # nothing waits for the device yet
+    assert not (tmp_path / "media").exists()  # so the call did not wait for the device
     media.write(None)
     folder = tmp_path / "media" / "images"
     pixels = np.asarray(Image.open(folder / "val" / "some-thing-00000012-0.png"))
@@ -42,7 +42,7 @@ def test_images_are_kept_as_they_were(tmp_path: Path) -> None:
 
 
 def test_tables_hold_numbers_and_texts(tmp_path: Path) -> None:
-    """Tensors are read when the row is written; JSON has no NaN."""
+    """Tensors are read when the row is written. NaN becomes null."""
     media = RecordedMedia(tmp_path, True)
     media.table("../up", ["a", "b"], [[torch.tensor(2.5), "x"], [float("nan"), Path("p")]], 3)
     media.write(None)
@@ -56,7 +56,7 @@ def test_tables_hold_numbers_and_texts(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=50))
 def test_histogram_counts_each_finite_value(values: list[float]) -> None:
-    """Whatever the values are; those that are not finite are counted apart."""
+    """Values that are not finite are counted separately."""
     counts, limits, left_out = histogram_of(values)
     finite = [value for value in values if np.isfinite(value)]
     assert (len(counts), int(counts.sum())) == (BINS, len(finite))
@@ -66,7 +66,7 @@ def test_histogram_counts_each_finite_value(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "message"),
     [
         (lambda m: m.images("x", torch.zeros(3, 8), None, 0), r"shape \[3, 8\]: pass a tensor"),
         (lambda m: m.images("x", torch.zeros(1, 2, 8, 8), None, 0), "with 1, 3 or 4 channels"),
@@ -88,18 +88,20 @@ def test_histogram_counts_each_finite_value(values: list[float]) -> None:
         (lambda m: m.histogram("x", "text", 0), "x is not logged .*: pass a tensor, or a list"),
     ],
 )
-def test_mistakes_are_warnings(
-    log: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_media_are_warned_of(
+    log: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The training goes on without what can't be logged."""
+    """Training continues without them."""
     media = RecordedMedia(tmp_path, True)
     log(media)
     media.write(None)
-    assert pytest.importorskip("re").search(said, capsys.readouterr().out)
+    assert pytest.importorskip("re").search(message, capsys.readouterr().out)
 
 
-def test_failures_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the tracker, whose files are written all the same, and of the disk."""
+def test_failures_to_send_or_write_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the tracker fails, the file is still written."""
     media = RecordedMedia(tmp_path, True)
     media.histogram("weights", torch.arange(5), 1)
     media.write(Broken())
@@ -113,7 +115,7 @@ def test_failures_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_other_ranks_log_nothing(tmp_path: Path) -> None:
-    """Nor do they look at what they are given."""
+    """They do not even check their arguments."""
     media = RecordedMedia(tmp_path, False)
     media.images("x", "no image", None, 0)
     media.write(None)

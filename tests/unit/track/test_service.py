@@ -1,4 +1,4 @@
-"""A W&B service that hangs is ended, and a call that waits for it fails; one that works is left."""
+"""The watch on W&B's service: it ends a service that hangs, and leaves a working one alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.track.service import ServiceWatch
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, and leave the real W&B alone."""
+    """Check often, and leave the real W&B alone."""
     monkeypatch.setattr(service, "LOOK_EVERY", 0.05)
     monkeypatch.setattr(service, "MOST_IDLE", 0.5)
     monkeypatch.setattr(service, "forget_service", lambda: None)
@@ -24,7 +24,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """Return a process that works without end, in place of the service."""
+    """Return a process that works forever, in place of the service."""
     monkeypatch.setattr(service, "SERVICE_NAME", "yes")
     process = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
     yield process
@@ -41,18 +41,18 @@ def read_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_stopped_service_is_ended(stand_in: subprocess.Popen[bytes]) -> None:
-    """The call that waits for it ends with an error of its own."""
+    """The call that waits for it raises an error, and so do all later ones."""
     watch = ServiceWatch()
     psutil.Process(stand_in.pid).suspend()
     with pytest.raises(TimeoutError, match="did not answer"), watch.limited():
         read_all(stand_in)
     assert watch.has_ended_service
-    with pytest.raises(TimeoutError), watch.limited():  # and so do all others
+    with pytest.raises(TimeoutError), watch.limited():  # later calls fail, too
         raise BrokenPipeError
 
 
 def test_call_that_takes_too_long_is_ended(stand_in: subprocess.Popen[bytes]) -> None:
-    """Also where the service does something."""
+    """The service may still be working."""
     watch = ServiceWatch()
     with pytest.raises(TimeoutError), watch.limited(1.0):
         read_all(stand_in)
@@ -60,7 +60,7 @@ def test_call_that_takes_too_long_is_ended(stand_in: subprocess.Popen[bytes]) ->
 
 
 def test_service_is_left_alone_while_nobody_waits(stand_in: subprocess.Popen[bytes]) -> None:
-    """An error of a call is then its own."""
+    """An error inside a call stays as it is."""
     watch = ServiceWatch()
     psutil.Process(stand_in.pid).suspend()
     time.sleep(1.0)
@@ -71,26 +71,26 @@ def test_service_is_left_alone_while_nobody_waits(stand_in: subprocess.Popen[byt
 
 
 @pytest.mark.parametrize("ending", ["file", "file/folder", "nul\0"])
-def test_folder_that_cannot_be_written_is_said(
+def test_wandb_dir_that_cannot_be_written_is_reported(
     ending: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """W&B would take a folder for temporary files, and say nothing."""
+    """W&B itself would silently use a folder for temporary files."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(trackers.os, "environ", {"WANDB_DIR": f"{tmp_path}/{ending}"})
     assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "run"
-    said = capsys.readouterr().out
-    assert said.startswith("WANDB_DIR ")
-    assert said.endswith(f"W&B's files go to {tmp_path}/run instead\n")
-    assert "\0" not in said
+    output = capsys.readouterr().out
+    assert output.startswith("WANDB_DIR ")
+    assert output.endswith(f"W&B's files go to {tmp_path}/run instead\n")
+    assert "\0" not in output
 
 
-def test_folder_that_can_be_written_is_taken(
+def test_wandb_dir_that_can_be_written_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is made where it is missing; nothing is left in it."""
+    """It is created if missing, and nothing is left in it."""
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "new"))
     assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "new"
     assert not [*(tmp_path / "new").iterdir()]

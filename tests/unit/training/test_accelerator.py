@@ -1,4 +1,4 @@
-"""What the Accelerator is built with: device, precision that really runs, threads, processes."""
+"""Arguments of the Accelerator: device, effective precision, threads and processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from common.training import accelerator
 
 
 class Built(Exception):  # noqa: N818
-    """Raised where the Accelerator would be built, with what it would be built with."""
+    """Raised in place of building the Accelerator, with the arguments."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Built(Exception):  # noqa: N818
 
 
 def arguments_of_accelerator(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what `build_accelerator` would build the Accelerator with."""
+    """Return the arguments with which `build_accelerator` builds the Accelerator."""
 
     def refuse(**arguments: Any) -> None:
         raise Built(**arguments)
@@ -47,7 +47,7 @@ def arguments_of_accelerator(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_launcher_decides_between_gpu_and_cpu(
     variable: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a GPU the CPU is used only if the launcher says true: it says "False" otherwise."""
+    """With a GPU, only "true" selects the CPU. The launcher exports "False" otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     if variable is None:
@@ -57,21 +57,21 @@ def test_launcher_decides_between_gpu_and_cpu(
     assert arguments_of_accelerator(monkeypatch)["cpu"] is expected
 
 
-def test_without_a_gpu_the_cpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the Accelerator is told so: it would start no gloo group otherwise."""
+def test_accelerator_is_told_to_use_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start no gloo group otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert arguments_of_accelerator(monkeypatch)["cpu"] is True
 
 
 def test_process_group_times_out_within_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that hangs ends the job within minutes, not after the default half hour."""
+    """A rank that hangs ends the job long before the default half hour."""
     handlers = arguments_of_accelerator(monkeypatch)["kwargs_handlers"]
     (timeout,) = [handler.timeout for handler in handlers if hasattr(handler, "timeout")]
     assert 0 < timeout.total_seconds() <= 600
 
 
 def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the launcher started more processes than the Accelerator sees, the run ends."""
+    """The launcher started more processes than the Accelerator sees."""
     alone = SimpleNamespace(num_processes=1)
     monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -84,15 +84,17 @@ def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("precision", "expected"), [("no", "no"), ("tf32", "no"), ("bf16", "bf16")]
 )
-def test_fp32_is_fp32_and_tf32_is_asked_for(
+def test_torch_settings_follow_the_precision(
     precision: Any, expected: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's settings are the precision's, whatever Accelerate left; it takes TF32 as "no"."""
-    asked = []
+    """Earlier settings do not matter. Accelerate gets "no" for TF32."""
+    precisions = []
 
     def build(mixed_precision: str, **_: Any) -> SimpleNamespace:
-        torch.set_float32_matmul_precision("high")  # as it does where a launcher's file compiles
-        asked.append(mixed_precision)
+        torch.set_float32_matmul_precision(
+            "high"
+        )  # Accelerate does so if the launcher's file compiles
+        precisions.append(mixed_precision)
         return SimpleNamespace(num_processes=1, mixed_precision=mixed_precision)
 
     monkeypatch.setattr(accelerator, "ShardingAccelerator", build)
@@ -102,7 +104,7 @@ def test_fp32_is_fp32_and_tf32_is_asked_for(
     try:
         built: Any = accelerator.build_accelerator(config)
         is_tf32 = precision == "tf32"
-        assert asked == [expected]
+        assert precisions == [expected]
         assert accelerator.running_precision(built) == precision
         assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
         # Both raise where the old and the new settings contradict each other.
@@ -118,10 +120,10 @@ def test_fp32_is_fp32_and_tf32_is_asked_for(
 @pytest.mark.parametrize("resume", [None, "auto"])
 @pytest.mark.parametrize("has_bf16", [False, True])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_bf16_that_a_processor_emulates_is_warned_of(
+def test_emulated_bf16_is_warned_of(
     precision: Any, has_bf16: bool, resume: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """It is right, and so slow that nobody wants it; a run that goes on has no choice."""
+    """It is correct but very slow. A resumed run gets no warning, as it cannot change."""
     alone = SimpleNamespace(num_processes=1, mixed_precision=precision)
     monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: has_bf16)
@@ -131,7 +133,7 @@ def test_bf16_that_a_processor_emulates_is_warned_of(
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before CUDA says "invalid device ordinal" of it."""
+    """Otherwise CUDA would report an "invalid device ordinal"."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
@@ -141,10 +143,10 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("asked_for_more", [True, False])
-def test_one_process_where_more_were_asked_for(
+def test_single_process_in_place_of_several_is_refused(
     monkeypatch: pytest.MonkeyPatch, asked_for_more: bool
 ) -> None:
-    """`accelerate launch --cpu --num_processes 2` exports an address, and starts one process."""
+    """`accelerate launch --cpu --num_processes 2` exports an address, but starts one process."""
     alone = SimpleNamespace(num_processes=1, scaler=None)
     monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
     words = ["--cpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -169,7 +171,7 @@ def pretend_accelerator(
     has_tf32: bool = False,
     has_loss_scaling: bool = True,
 ) -> None:
-    """Have torch's accelerator be of this kind, with these capabilities."""
+    """Pretend that torch has an accelerator of this type, with these capabilities."""
     device = torch.device(kind, 0)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device(kind))
@@ -196,10 +198,10 @@ def pretend_accelerator(
         ("mps", {"has_bf16": False}, "no", ["bf16", "tf32"]),
     ],
 )
-def test_precisions_of_other_accelerators(
+def test_auto_precision_fits_each_accelerator(
     kind: str, lacks: Any, auto: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` takes what is known to be fast, and what a device lacks is refused, not emulated."""
+    """`auto` takes a fast one, and an unsupported one is refused instead of emulated."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     pretend_accelerator(monkeypatch, kind, **lacks)
     assert accelerator.choose_precision("auto", use_cpu=False) == auto
@@ -212,7 +214,7 @@ def test_precisions_of_other_accelerators(
 
 
 @pytest.mark.parametrize(
-    ("asked", "launcher", "has_cuda", "cpu_bf16", "expected"),
+    ("requested", "launcher", "has_cuda", "cpu_bf16", "expected"),
     [
         ("auto", "no", True, False, "fp16"),
         ("auto", "no", False, True, "bf16"),
@@ -231,44 +233,46 @@ def test_precisions_of_other_accelerators(
         ("tf32", "no", False, False, "--mixed-precision no"),
     ],
 )
-def test_precision_is_what_runs(
-    asked: str,
+def test_precision_follows_flag_launcher_and_hardware(
+    requested: str,
     launcher: str,
     has_cuda: bool,
     cpu_bf16: bool,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`auto` follows the launcher and then the hardware; fp16 without CUDA names what to pass."""
+    """Without CUDA, fp16 is refused with the flag to pass."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
     if has_cuda:
         pretend_accelerator(monkeypatch, "cuda", has_bf16=True, has_tf32=True)
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: cpu_bf16)
     if expected.startswith("--"):
         with pytest.raises(UserError, match=expected):
-            accelerator.choose_precision(asked, use_cpu=not has_cuda)
+            accelerator.choose_precision(requested, use_cpu=not has_cuda)
     else:
-        assert accelerator.choose_precision(asked, use_cpu=not has_cuda) == expected
+        assert accelerator.choose_precision(requested, use_cpu=not has_cuda) == expected
 
 
-@pytest.mark.parametrize("asked", ["bf16", "tf32"])
-def test_older_gpu_has_neither_bf16_nor_tf32(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told of fp16; torch emulates bf16 there, which is no arithmetic of the GPU's."""
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_older_gpu_has_neither_bf16_nor_tf32(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names fp16, because torch would only emulate bf16 there."""
     pretend_accelerator(monkeypatch, "cuda", has_bf16=False, has_tf32=False)
     with pytest.raises(UserError, match=r"GPU.*: pass --mixed-precision fp16"):
-        accelerator.choose_precision(asked, use_cpu=False)
+        accelerator.choose_precision(precision, use_cpu=False)
     assert accelerator.choose_precision("auto", use_cpu=False) == "fp16"
 
 
 def test_commit_is_found_in_a_checkout() -> None:
-    """The commit in `config.json` is a full hash, or null outside of a checkout."""
+    """`config.json` has its full hash, or null outside a checkout."""
     commit = facts.git_commit()
     assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)
 
 
 @pytest.mark.parametrize("backend", ["INDUCTOR", "inductor", "EAGER"])
 def test_launchers_compiler_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the flag to pass in its place; a bare launcher says "NO"."""
+    """The message names `--compile`. A launcher without a compiler exports "NO"."""
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
     with pytest.raises(UserError, match="pass --compile"):
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
@@ -278,7 +282,7 @@ def test_launchers_compiler_is_refused(backend: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("setting", ["DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG"])
 def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the launcher asks for and recipes don't do is named, before Accelerate looks for it."""
+    """A launcher's setting that recipes do not support is named."""
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "false")
     accelerator.refuse_other_launchers()
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")

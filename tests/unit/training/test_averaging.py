@@ -1,4 +1,4 @@
-"""DDP that follows layers as they are frozen and unfrozen, and the options that a recipe states."""
+"""DDP that follows layers as they are frozen and unfrozen, and a recipe's DDP options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ SCRIPT = REPOSITORY / "tests" / "frozen_at_times.py"
     "cases", [(0, 12), pytest.param((12, 150), marks=pytest.mark.slow)], ids=str
 )
 def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any) -> None:
-    """Drawn cases: frozen before or after `prepare`, at any update, with accumulation or without.
-
-    Drifted weights and a layer without a gradient are told in a sentence.
+    """Random cases freeze layers before or after `prepare`, at any update, with or without
+    accumulation. Drifted weights and a layer without a gradient give one sentence.
     """
     run = runner.run(SCRIPT, *cases, launcher="two", output_directory=False)
     assert f"{cases[1] - cases[0]} cases agree" in run.output
@@ -36,14 +35,14 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
     ],
 )
 def test_wrong_option_is_refused(stated: dict[str, Any], message: str) -> None:
-    """By its name, or its type."""
+    """Its name or its type may be wrong."""
     with pytest.raises(UserError) as error:
         ddp_options(stated, "no")
     assert re.search(message, error.value.message), error.value.message
 
 
-def test_options_are_those_of_recipes_and_what_is_stated() -> None:
-    """A recipe's option takes the place of the default."""
+def test_stated_options_override_the_defaults() -> None:
+    """Options that a recipe does not state keep their defaults."""
     options = ddp_options({"find_unused_parameters": True, "broadcast_buffers": True}, "fp16")
     assert options.find_unused_parameters
     assert options.broadcast_buffers

@@ -1,4 +1,4 @@
-"""`--auto-batch-size`: what is tried, what all ranks take, and what is said of it."""
+"""`--auto-batch-size`: which sizes are tried, which one all ranks take, and what is printed."""
 
 from __future__ import annotations
 
@@ -21,102 +21,118 @@ from common.training.batch_size import Trial, fit_batch_size, sizes_to_try
 CPU = torch.device("cpu")
 
 
+class Gathered(Exception):  # noqa: N818
+    """Raised in place of a gather, to end a simulated rank there."""
+
+
+class Rank:
+    """One of two ranks, on which each size has a rate in samples a second, or does not fit."""
+
+    def __init__(self, rates: dict[int, float], config: TrainingConfig) -> None:
+        self.rates = rates
+        self.config = config
+        self.tried_sizes: list[int] = []
+        self.cuts: list[tuple[int, int]] = []
+
+    def try_size(self, size: int) -> Trial:
+        self.tried_sizes.append(size)
+        rate = self.rates.get(size, 0.0)
+        return Trial(rate, 100.0 * size, has_room=rate > 0)
+
+    def fit(self, gather: Any) -> int:
+        """Return the size that this rank takes, and check what the search changed."""
+        loader: Any = SimpleNamespace(
+            device=CPU, samples=range(500), cut_into=lambda *cut: self.cuts.append(cut)
+        )
+        requested = (self.config.batch_size, self.config.gradient_accumulation_steps)
+        accelerator: Any = SimpleNamespace(
+            device=CPU,
+            num_processes=2,
+            gather=gather,
+            gradient_accumulation_steps=requested[1],
+        )
+        flags = dict(vars(self.config))
+        cut = fit_batch_size(self.try_size, {"train": loader}, self.config, accelerator)
+        assert vars(self.config) == flags, "the caller resolves the flags"
+        assert self.cuts == ([] if cut == requested else [cut])
+        assert cut[0] * cut[1] == requested[0] * requested[1]
+        assert accelerator.gradient_accumulation_steps == cut[1]
+        return cut[0]
+
+
 def fit(
     rates: dict[int, float],
-    asked: int = 16,
+    requested: int = 16,
     accumulation: int = 4,
     others: list[dict[int, float]] | None = None,
     **flags: Any,
 ) -> tuple[int, list[int]]:
-    """Return the size taken and those tried, where sizes have `rates`; 0 does not fit.
+    """Return the size that `--auto-batch-size` takes, and the sizes that it tries.
 
     Args:
-        others: what other ranks have, which try by themselves.
+        rates: samples a second by size. Other sizes do not fit.
+        requested: the size of the command line.
+        accumulation: the accumulation of the command line.
+        others: the rates of each other rank, which tries sizes by itself.
+        flags: further flags of the run.
     """
-    sizes = list[int]()
+    config = TrainingConfig(batch_size=requested, gradient_accumulation_steps=accumulation, **flags)
+    rows_of_others: list[torch.Tensor] = []
 
-    def run(rates: dict[int, float], gather: Any) -> int:
-        def try_size(size: int) -> Trial:
-            sizes.append(size)
-            rate = rates.get(size, 0.0)
-            return Trial(rate, 100.0 * size, has_room=rate > 0)
-
-        config = TrainingConfig(batch_size=asked, gradient_accumulation_steps=accumulation, **flags)
-        cut = list[tuple[int, int]]()
-        loader: Any = SimpleNamespace(
-            device=CPU, samples=range(500), cut_into=lambda *size: cut.append(size)
-        )
-        accelerator: Any = SimpleNamespace(
-            device=torch.device("cpu"),
-            num_processes=2,
-            gather=gather,
-            gradient_accumulation_steps=accumulation,
-        )
-        before = dict(vars(config))
-        size = fit_batch_size(try_size, {"train": loader}, config, accelerator)
-        assert vars(config) == before, "the caller resolves the flags"
-        assert cut == ([] if size == (asked, accumulation) else [size])
-        assert size[0] * size[1] == asked * accumulation
-        assert accelerator.gradient_accumulation_steps == size[1]
-        return size[0]
-
-    class Gathered(Exception):  # noqa: N818
-        pass
-
-    def keep(mine: torch.Tensor) -> torch.Tensor:
-        theirs.append(mine)
+    def keep_row(row: torch.Tensor) -> torch.Tensor:
+        rows_of_others.append(row)
         raise Gathered
 
-    theirs = list[torch.Tensor]()
-    for rank in others or []:
+    for other_rates in others or []:
         with pytest.raises(Gathered):
-            run(rank, keep)
-    sizes.clear()
-    return run(rates, lambda mine: torch.cat([mine, *theirs])), sizes
+            Rank(other_rates, config).fit(keep_row)
+    rank = Rank(rates, config)
+    size = rank.fit(lambda row: torch.cat([row, *rows_of_others]))
+    return size, rank.tried_sizes
 
 
 def test_sizes_halve_within_the_update_and_double_within_the_data() -> None:
-    """Each divides the update on the way down; upwards the data end it."""
+    """Smaller sizes divide the update. The number of samples limits larger ones."""
     assert sizes_to_try(16, 64, 150) == [1, 2, 4, 8, 16, 32, 64, 128]
     assert sizes_to_try(12, 36, 20) == [1, 3, 6, 12]
     assert sizes_to_try(7, 7, 7) == [1, 7]
 
 
 @pytest.mark.parametrize(
-    ("rates", "taken", "tried", "flags"),
+    ("rates", "best_size", "tried", "flags"),
     [
-        # Larger ones pay up to 64, and the update is 64: no accumulation is left.
+        # The speed grows up to 64. An update has 64 samples, so no accumulation is left.
         ({16: 100, 32: 180, 64: 300, 128: 305}, 64, [16, 32, 64, 128], (64, 1)),
-        # What makes other updates is named, and not taken.
+        # A size for other updates is named, but not taken.
         ({16: 10, 32: 20, 64: 40, 128: 80, 256: 160}, 64, [16, 32, 64, 128, 256], (256, 1)),
-        # As fast as it gets: the size asked for stays.
+        # The requested size is as fast as the next, so it stays.
         ({16: 100, 32: 105, 64: 900}, 16, [16, 32], (16, 4)),
-        # The next does not fit.
+        # The next size does not fit.
         ({16: 100, 32: 180}, 32, [16, 32, 64], (32, 2)),
-        # Nor does the one asked for.
+        # The requested size does not fit.
         ({4: 30, 2: 20}, 4, [16, 8, 4], (4, 16)),
     ],
 )
 def test_fastest_size_for_the_same_updates_is_taken(
     rates: dict[int, float],
-    taken: int,
+    best_size: int,
     tried: list[int],
     flags: tuple[int, int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What was tried is shown with memory and speed, and the best flags of all are named."""
-    assert fit(rates) == (taken, tried)
-    said = capsys.readouterr().out
-    assert f"fastest --batch-size {flags[0]} --gradient-accumulation-steps {flags[1]}" in said
-    assert ("other updates, of 256 samples in place of 64" in said) == (flags[0] == 256)
+    """A table shows memory and speed of each size, and the fastest flags of all are named."""
+    assert fit(rates) == (best_size, tried)
+    output = capsys.readouterr().out
+    assert f"fastest --batch-size {flags[0]} --gradient-accumulation-steps {flags[1]}" in output
+    assert ("other updates, of 256 samples in place of 64" in output) == (flags[0] == 256)
     for size in tried:
-        shown = f"{rates[size]:,.0f}" if size in rates else "does not fit"
-        (row,) = [line.split("│") for line in said.splitlines() if f"│ {size:,} " in line[:12]]
-        assert [cell.strip() for cell in row[1:4]] == [f"{size:,}", f"{100 * size:,}", shown]
+        shown_rate = f"{rates[size]:,.0f}" if size in rates else "does not fit"
+        (row,) = [line.split("│") for line in output.splitlines() if f"│ {size:,} " in line[:12]]
+        assert [cell.strip() for cell in row[1:4]] == [f"{size:,}", f"{100 * size:,}", shown_rate]
 
 
 @pytest.mark.parametrize(
-    ("rates", "others", "taken"),
+    ("rates", "others", "expected"),
     [
         ({16: 100, 32: 200, 64: 400}, {16: 100}, 16),
         ({16: 100, 32: 200, 64: 400}, {4: 10}, 4),
@@ -124,31 +140,31 @@ def test_fastest_size_for_the_same_updates_is_taken(
         ({16: 100, 32: 200, 64: 400}, {16: 100, 32: 101}, 16),
     ],
 )
-def test_all_ranks_hold_what_is_taken(
+def test_size_fits_all_ranks(
     rates: dict[int, float],
     others: dict[int, float],
-    taken: int,
+    expected: int,
 ) -> None:
-    """And it is the fastest of the slowest rank, wherever each has stopped to try."""
-    assert fit(rates, others=[others])[0] == taken
-    assert fit(others, others=[rates])[0] == taken
+    """It is the fastest on the slowest rank, wherever each rank stopped trying."""
+    assert fit(rates, others=[others])[0] == expected
+    assert fit(others, others=[rates])[0] == expected
 
 
-def test_run_that_goes_on_keeps_its_size() -> None:
-    """Or a resumed run would be another one by chance; a smaller one is taken where it must."""
+def test_resumed_run_keeps_its_size() -> None:
+    """It takes a smaller one only if its own no longer fits."""
     fast = {8: 50.0, 16: 100.0, 32: 200.0}
     assert fit(fast, resume="runs/mine") == (16, [16])
     assert fit({8: 50.0}, resume="runs/mine") == (8, [16, 8])
 
 
-def test_nothing_fits() -> None:
-    """Not one sample: a sentence."""
+def test_no_fitting_size_is_an_error() -> None:
+    """One sentence says that not even one sample fits."""
     with pytest.raises(TrainingError, match="one sample a batch"):
         fit({})
 
 
 def small_attempt(held: float = math.inf, compiled: bool = False) -> tuple[Trial, nn.Module]:
-    """Try 64 samples of 1 MiB on a small model that holds as many."""
+    """Attempt a batch of 64 samples of 1 MiB on a small model; `held` samples fit."""
     model = nn.Sequential(nn.Linear(2**18, 1, bias=False), nn.BatchNorm1d(1))
     if compiled:
         model.compile(backend=lambda *_: pytest.fail("it was compiled"))
@@ -168,8 +184,8 @@ def small_attempt(held: float = math.inf, compiled: bool = False) -> tuple[Trial
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_attempt_measures_and_leaves_nothing(compiled: bool) -> None:
-    """Speed and memory of the model as it is written; gradients and statistics as they were."""
+def test_attempt_measures_and_leaves_no_trace(compiled: bool) -> None:
+    """It runs the uncompiled model. Gradients and statistics stay as they were."""
     trial, model = small_attempt(compiled=compiled)
     assert trial.rate > 0
     assert trial.peak_mib > 64
@@ -179,14 +195,14 @@ def test_attempt_measures_and_leaves_nothing(compiled: bool) -> None:
 
 
 def test_attempt_that_runs_out_of_memory_has_no_rate() -> None:
-    """And no room for more."""
+    """It has no room for more, either."""
     trial, model = small_attempt(held=63)
     assert (trial.rate, trial.has_room) == (0.0, False)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_peaks_are_those_of_training_alone() -> None:
-    """What the attempts took is forgotten."""
+def test_attempts_do_not_count_in_the_peak_of_memory() -> None:
+    """Training reports its own peak only."""
     torch.ones(2**26)  # 256 MiB
     before = peaks(CPU)[0]
     fit({16: 1.0})
@@ -208,8 +224,8 @@ def small_loader(count: int = 10) -> Any:
     return SimpleNamespace(samples=samples, batch_of=lambda taken: samples[taken])
 
 
-def test_loss_that_asks_other_processes_is_refused(tmp_path: Path) -> None:
-    """It is seen in one small trial, which all ranks make alike, and which leaves nothing."""
+def test_loss_that_communicates_is_refused(tmp_path: Path) -> None:
+    """One small trial on each rank reveals it, and leaves no trace."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1
     )
@@ -225,13 +241,13 @@ def test_loss_that_asks_other_processes_is_refused(tmp_path: Path) -> None:
 
 
 def test_loss_that_couples_samples_is_refused() -> None:
-    """By the recipe's own word, before anything is tried."""
+    """The recipe declares it, and nothing is tried."""
     with pytest.raises(UserError, match="couples_samples"):
         batch_size.refuse_unfit_loss(nn.Linear(3, 2), small_loader(), pytest.fail, 1, True)
 
 
-def test_batch_norm_is_named_where_its_samples_change() -> None:
-    """Not where the size stays, nor where its statistics are fixed."""
+def test_batch_norm_is_mentioned_if_its_samples_change() -> None:
+    """It is not if the size stays or its statistics are frozen."""
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     sentence = batch_size.batch_norm_sentence(model, 64, 128)
     assert sentence is not None

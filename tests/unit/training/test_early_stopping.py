@@ -1,4 +1,4 @@
-"""When `--early-stopping` ends a run."""
+"""The end of a run by `--early-stopping`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from common.training.early_stopping import EarlyStopping
 from common.training.evaluation import Best
 
 
-def test_run_ends_after_evaluations_without_a_better_one(
+def test_run_ends_after_evaluations_without_improvement(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An equal value is no better one; the line is printed once."""
+    """An equal value is no improvement. The line is printed once."""
     best = Best(Objective.parse("accuracy:max"))
     early_stopping = EarlyStopping(TrainingConfig(early_stopping=2), best, "validation")
     due = []
@@ -27,8 +27,8 @@ def test_run_ends_after_evaluations_without_a_better_one(
     assert capsys.readouterr().out.count(line) == 1
 
 
-def test_resumed_run_decides_alike() -> None:
-    """The count is that of the best evaluation, which a checkpoint has."""
+def test_resumed_run_decides_as_before() -> None:
+    """The count is part of the best evaluation's state in a checkpoint."""
     best = Best(Objective.parse("accuracy:max"))
     best.load_state_dict({"value": 0.3, "step": 4, "later": 2, "loss": None})
     assert EarlyStopping(TrainingConfig(early_stopping=2), best, "validation").is_due(6)
@@ -36,13 +36,13 @@ def test_resumed_run_decides_alike() -> None:
 
 
 def test_without_the_flag_no_run_ends_early() -> None:
-    """Nor is a validation split needed."""
+    """No validation split is needed, either."""
     best = Best(Objective.parse("accuracy:max"), later=99)
     assert not EarlyStopping(TrainingConfig(), best, "test").is_due(100)
 
 
-def test_test_data_choose_nothing() -> None:
-    """Where there are no validation data, the flag is refused before the run trains."""
+def test_early_stopping_on_test_data_is_refused() -> None:
+    """Without validation data, the flag is refused before training starts."""
     best = Best(Objective.parse("accuracy:max"))
     with pytest.raises(UserError, match="would choose by test data"):
         EarlyStopping(TrainingConfig(early_stopping=2), best, "test")

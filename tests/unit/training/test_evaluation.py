@@ -1,4 +1,4 @@
-"""Batch norm's statistics are averaged over ranks and can be put back; which is the best model."""
+"""Evaluation in training: averaged buffers that are restored, the best model, the rehearsal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAN = float("nan")
 
 
 def network(rank: int) -> nn.Module:
-    """Return a network with buffers of several types and shapes, other ones on each rank."""
+    """Return a network with buffers of several types and shapes, different on each rank."""
     model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 3, 1), nn.BatchNorm2d(3))
     model.register_buffer("scale", torch.zeros(()))
     model.register_buffer("table", torch.zeros(2, 3, dtype=torch.float64))
@@ -43,7 +43,7 @@ def network(rank: int) -> nn.Module:
 
 
 def reduced(calls: list[str], values: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Do what an Accelerator does of two processes."""
+    """Average over two processes as an Accelerator does."""
     calls.append(reduction)
     total = values.clone()
     torch.distributed.all_reduce(total)
@@ -51,7 +51,7 @@ def reduced(calls: list[str], values: torch.Tensor, reduction: str) -> torch.Ten
 
 
 def on_rank(rank: int, folder: Path) -> None:
-    """Average, put back, and keep what was there at each time."""
+    """Average the buffers and undo that, and save them after each step."""
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -66,24 +66,23 @@ def on_rank(rank: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_buffers_of_two_processes_are_averaged_in_one_go(tmp_path: Path) -> None:
-    """To the bit what each by itself would be; whole numbers are left alone."""
+def test_buffers_of_two_processes_are_averaged_in_one_call(tmp_path: Path) -> None:
+    """The result equals that of separate averages, and integers stay as they are."""
     torch.multiprocessing.start_processes(on_rank, (tmp_path,), nprocs=2, start_method="fork")
     ranks = [dict(network(rank).named_buffers()) for rank in range(2)]
-    for rank, own in enumerate(ranks):
-        averaged, undone = (
-            load_file(tmp_path / f"averaged-{rank}"),
-            load_file(tmp_path / f"undone-{rank}"),
-        )
-        for name, value in own.items():
+    for rank, buffers in enumerate(ranks):
+        averaged = load_file(tmp_path / f"averaged-{rank}")
+        undone = load_file(tmp_path / f"undone-{rank}")
+        for name, value in buffers.items():
             assert torch.equal(undone[name], value)
             mean = (ranks[0][name] + ranks[1][name]) / 2
             assert torch.equal(averaged[name], mean if value.is_floating_point() else value)
 
 
 def test_one_process_averages_nothing() -> None:
-    """Nor does a model without buffers."""
-    model, none = network(0), nn.Linear(2, 2)
+    """Neither does a model without buffers."""
+    model = network(0)
+    none = nn.Linear(2, 2)
     alone: Any = SimpleNamespace(num_processes=1)
     before = [buffer.clone() for buffer in model.buffers()]
     average_buffers(alone, model)()
@@ -91,12 +90,13 @@ def test_one_process_averages_nothing() -> None:
     assert all(map(torch.equal, before, model.buffers()))
 
 
-def test_best_is_the_last_of_the_best() -> None:
-    """Of equal values the later one is kept, and NaN never is; a resumed run counts on."""
-    best, took = Best(Objective.parse("rmse:min")), []
+def test_best_is_the_last_of_equal_values() -> None:
+    """NaN is never the best, and a resumed run continues the count."""
+    best = Best(Objective.parse("rmse:min"))
+    improvements = []
     for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
-        took.append(best.improves(value, step))
-    assert took == [False, True, True, True, False, False]
+        improvements.append(best.improves(value, step))
+    assert improvements == [False, True, True, True, False, False]
     assert (best.value, best.step, best.later) == (2.0, 3, 3)
     again = Best(best.objective)
     again.load_state_dict(best.state_dict())
@@ -106,30 +106,31 @@ def test_best_is_the_last_of_the_best() -> None:
 
 
 def test_ties_are_broken_by_loss() -> None:
-    """Of equal values the lower loss is kept; of equal losses the later; NaN is no lower."""
-    best, took = Best(Objective.parse("accuracy:max")), []
+    """The lower loss wins, then the later step. NaN is not lower."""
+    best = Best(Objective.parse("accuracy:max"))
+    improvements = []
     for step, loss in enumerate([0.354, 0.1, 0.2, 0.1, NAN, None]):
-        took.append(best.improves(1.0, step, loss))
-    assert took == [True, True, False, True, False, False]
+        improvements.append(best.improves(1.0, step, loss))
+    assert improvements == [True, True, False, True, False, False]
     assert (best.step, best.later, best.loss) == (3, 5, 0.1)
 
 
 def test_state_of_older_checkpoints_still_loads() -> None:
-    """They know no loss: the next tie is kept, as it is later."""
+    """It has no loss, so that the next tie wins."""
     best = Best(Objective.parse("accuracy:max"))
     best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
     assert best.improves(1.0, 8, 0.5)
     assert (best.step, best.later, best.loss) == (8, 2, 0.5)
 
 
-def test_evaluations_draw_the_same_and_leave_no_trace() -> None:
-    """Each rank its own numbers, whatever was drawn before; modules keep the modes they had."""
+def test_evaluation_draws_repeatably_and_restores_generators() -> None:
+    """Each rank draws its own numbers, whatever was drawn before, and modules keep their modes."""
     drawn = []
-    for before in range(2):
+    for seed in range(2):
         for rank in range(2):
-            torch.manual_seed(before)
+            torch.manual_seed(seed)
             model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
-            model[1].eval()  # as of a layer that is frozen
+            model[1].eval()  # a frozen layer
             accelerator: Any = SimpleNamespace(num_processes=1, process_index=rank, mesh=None)
             generators = RandomState(torch.device("cpu"))
             expected = generators.state_dict()
@@ -143,7 +144,7 @@ def test_evaluations_draw_the_same_and_leave_no_trace() -> None:
 
 
 def test_rehearsal_is_due_once() -> None:
-    """From the first batch until it is recorded; not where a real evaluation is due there."""
+    """It is due from the first batch until recorded, unless a real evaluation is due there."""
     rehearsal = Rehearsal(is_wanted=True)
     rehearsal.begin(is_replaced=False)
     assert rehearsal.is_due
@@ -160,8 +161,8 @@ def test_rehearsal_is_due_once() -> None:
     assert not replaced.is_on
 
 
-def test_buffers_are_put_back() -> None:
-    """All of them, whole numbers too."""
+def test_buffers_are_restored() -> None:
+    """All of them are, integers included."""
     model = network(0)
     before = [buffer.clone() for buffer in model.buffers()]
     put_back = keep_buffers(model)

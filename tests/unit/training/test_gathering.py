@@ -1,4 +1,4 @@
-"""A loss over the rows of all ranks has the gradients that one process has on the whole batch."""
+"""Losses over the rows of all ranks: gradients equal those of one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from common.errors import UserError
 from common.training import gathering
 from common.training.gathering import Gatherer
 
-WORLD_SIZE, ROWS, MICRO_BATCHES = 2, 5, 3
+WORLD_SIZE = 2
+ROWS = 5
+MICRO_BATCHES = 3
 LOSSES = ("whole", "own rows")
 
 
 class TwoViews(nn.Module):
-    """Projects two views, and has a parameter that is used after gathering."""
+    """A projection of two views, with a parameter that is used after gathering."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,14 +85,16 @@ def on_rank(rank: int, folder: Path) -> None:
 
 
 def gather_objects(accelerator: Any, value: Any) -> list[Any]:
-    """Stand for Accelerate's, which has no state in a forked process."""
+    """Stand in for Accelerate's function, which needs state that a forked process lacks."""
     values: list[Any] = [None] * accelerator.num_processes
     torch.distributed.all_gather_object(values, value)
     return values
 
 
-def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
-    """Under DDP and accumulation, for the whole loss on each rank and for each rank's own rows."""
+def test_gradients_equal_those_of_one_process(tmp_path: Path) -> None:
+    """This holds under DDP with accumulation, whether each rank computes the whole loss or its rows
+    only.
+    """
     torch.multiprocessing.start_processes(
         on_rank, (tmp_path,), nprocs=WORLD_SIZE, start_method="fork"
     )
@@ -105,8 +109,8 @@ def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path)
                 torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_one_process_gathers_nothing() -> None:
-    """The rows come back as they are; where operations are counted, as many as of all ranks."""
+def test_one_process_gets_its_own_rows_back() -> None:
+    """On the meta device, which counts operations, the result has the shape of all ranks' rows."""
     rows = torch.ones(2, 3, requires_grad=True)
     alone: Any = SimpleNamespace(num_processes=1)
     assert Gatherer(alone)(rows) is rows

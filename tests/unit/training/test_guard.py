@@ -1,4 +1,4 @@
-"""Gradients: clipped, each network's by its own norm, and none applied that is not finite."""
+"""Gradient guard: each network is clipped by its own norm, and no non-finite update is applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.training.guard import GradientGuard
 
 
 def alone(**others: Any) -> Any:
-    """Return what stands for an Accelerator of one process on a CPU."""
+    """Return a stand-in for an Accelerator of one process on a CPU."""
     return SimpleNamespace(
         device=torch.device("cpu"),
         num_processes=1,
@@ -29,8 +29,8 @@ def alone(**others: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_update_with_a_broken_gradient_is_not_applied(value: float) -> None:
-    """A gradient that is not finite leaves the weights as they were, and stops the run."""
+def test_update_with_a_non_finite_gradient_is_not_applied(value: float) -> None:
+    """The weights stay as they were, and the run stops."""
     parameter = torch.nn.Parameter(torch.ones(4))
     model = torch.nn.Module()
     model.weight = parameter
@@ -55,7 +55,7 @@ def test_update_with_a_broken_gradient_is_not_applied(value: float) -> None:
 
 @pytest.mark.parametrize("norm", [0.0, 0.5, 100.0])
 def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
-    """An update is that of the clipped gradient; 0 turns clipping off; the norm is before it."""
+    """A maximum of 0 turns clipping off. The logged norm is that before clipping."""
     parameter = torch.nn.Parameter(torch.zeros(4))
     model = torch.nn.Module()
     model.weight = parameter
@@ -70,11 +70,13 @@ def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
 
 
 def test_each_network_is_clipped_by_its_own_norm() -> None:
-    """A second network's gradients are neither measured nor scaled by the first one's."""
+    """The first network's gradients neither count in the second's norm nor scale them."""
     networks = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
     guard = GradientGuard(alone(), max_grad_norm=1.0)
     for network, gradient in zip(networks, (10.0, 0.5), strict=True):
-        optimizer = torch.optim.SGD(network.parameters(), lr=1.0)  # not fused: by hand
+        optimizer = torch.optim.SGD(
+            network.parameters(), lr=1.0
+        )  # not fused, so that the guard scales gradients itself
         before = network.weight.detach().clone()
         network.weight.grad = torch.full((1, 1), gradient)
         guard.clip(network, optimizer)
@@ -86,7 +88,7 @@ def test_each_network_is_clipped_by_its_own_norm() -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
-    """Under a loss scaler the norm that counts is the true gradient's, not the scaled one's."""
+    """With a loss scaler, the norm is that of the true gradients."""
     weight = torch.nn.Parameter(torch.zeros(4))
     model = torch.nn.Module()
     model.weight = weight
@@ -94,7 +96,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     accelerator = alone()
     accelerator.scaler = scaler
-    accelerator.unscale_gradients = lambda of: scaler.unscale_(of.optimizer)
+    accelerator.unscale_gradients = lambda wrapped: scaler.unscale_(wrapped.optimizer)
     guard = GradientGuard(accelerator, max_grad_norm=10.0)
     scaler.scale((weight * 3.0).sum()).backward()  # a gradient of 3 each: a norm of 6
     guard.clip(model, optimizer)  # type: ignore[arg-type]
@@ -105,15 +107,16 @@ def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
 
 
 def test_two_optimizers_share_a_loss_scale() -> None:
-    """Both are clipped, then both step: each is unscaled once, and the scale set anew once."""
-    Accelerator(cpu=True)  # whose state its optimizers ask for
+    """Both are clipped before both step. Each is unscaled once, and the scale changes once."""
+    Accelerator(cpu=True)  # its optimizers need Accelerate's global state
     scaler = SharedScaler("cpu", init_scale=1024.0, growth_interval=1)
     accelerator = alone()
     accelerator.scaler = scaler
-    accelerator.unscale_gradients = lambda of: scaler.unscale_(of.optimizer)
+    accelerator.unscale_gradients = lambda wrapped: scaler.unscale_(wrapped.optimizer)
     guard = GradientGuard(accelerator, max_grad_norm=0.0)
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    models, optimizers = [torch.nn.Module() for _ in weights], []
+    models = [torch.nn.Module() for _ in weights]
+    optimizers = []
     for model, weight in zip(models, weights, strict=True):
         model.weight = weight
         optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
@@ -131,15 +134,17 @@ def test_two_optimizers_share_a_loss_scale() -> None:
 
 
 def test_norms_of_layers_are_those_before_clipping() -> None:
-    """Each layer's, of all its weights; a layer without gradients has none."""
+    """A layer's norm covers all its weights. A layer without gradients has none."""
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
     model[2].requires_grad_(False)
     optimizer = SimpleNamespace(optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
     accelerator = alone(unwrap_model=lambda wrapped: wrapped)
     guard = GradientGuard(accelerator, max_grad_norm=1e-3, by_layer=True)
     (100 * model(torch.ones(2, 3)).sum()).backward()
-    parts = [[p.grad.flatten() for p in layer.parameters()] for layer in model[:2]]  # type: ignore[union-attr]
-    expected = {f"gradients/{n}": float(torch.cat(of).norm()) for n, of in enumerate(parts)}
+    expected = {}
+    for number, layer in enumerate(model[:2]):
+        gradients = [parameter.grad.flatten() for parameter in layer.parameters()]
+        expected[f"gradients/{number}"] = float(torch.cat(gradients).norm())
     guard.clip(model, optimizer)  # type: ignore[arg-type]
     figures = guard.figures()
     layers = {name: value for name, value in figures.items() if name.startswith("gradients/")}
@@ -149,7 +154,7 @@ def test_norms_of_layers_are_those_before_clipping() -> None:
 
 @pytest.fixture(params=["looks", "on the device", "not fused"])
 def guarded(request: pytest.FixtureRequest) -> Any:
-    """Return a network of two weights of four, its optimizer and a guard, by each way to clip."""
+    """Return a network with two weights, its optimizer, and a guard, for each way to clip."""
     model = torch.nn.Module()
     model.first, model.second = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     is_fused = request.param != "not fused"
@@ -159,10 +164,12 @@ def guarded(request: pytest.FixtureRequest) -> Any:
     return SimpleNamespace(model=model, optimizer=optimizer, guard=guard)
 
 
-def test_what_follows_clipping_is_applied_as_it_is(guarded: Any) -> None:
-    """Noise that a copy adds, or a gradient that it replaces, is not divided."""
-    model, optimizer = guarded.model, guarded.optimizer
-    model.first.grad, model.second.grad = torch.full((4,), 3.0), torch.full((4,), 4.0)
+def test_changes_after_clipping_are_applied_unscaled(guarded: Any) -> None:
+    """A copy may add noise or replace a gradient after clipping."""
+    model = guarded.model
+    optimizer = guarded.optimizer
+    model.first.grad = torch.full((4,), 3.0)
+    model.second.grad = torch.full((4,), 4.0)
     guarded.guard.clip(model, optimizer)
     assert float(torch.cat([model.first.grad, model.second.grad]).norm()) == pytest.approx(1.0)
     clipped = model.first.grad.clone()
@@ -175,7 +182,7 @@ def test_what_follows_clipping_is_applied_as_it_is(guarded: Any) -> None:
 
 
 def test_small_gradients_keep_their_bits(guarded: Any) -> None:
-    """A norm below the limit makes a factor of exactly 1, whatever the limit."""
+    """A norm below the limit gives a factor of exactly 1."""
     guarded.guard.max_grad_norm = 0.3
     gradient = torch.rand(4) / 10
     guarded.model.first.grad = gradient.clone()
@@ -183,10 +190,13 @@ def test_small_gradients_keep_their_bits(guarded: Any) -> None:
     assert torch.equal(guarded.model.first.grad, gradient)
 
 
-def test_broken_update_is_skipped_whatever_follows_clipping(guarded: Any) -> None:
-    """Also where a copy adds noise or replaces the gradient; the next update is applied."""
-    model, optimizer, guard = guarded.model, guarded.optimizer, guarded.guard
-    model.first.grad, model.second.grad = torch.ones(4), torch.full((4,), float("nan"))
+def test_non_finite_update_is_skipped_despite_later_changes(guarded: Any) -> None:
+    """A copy may add noise or replace the gradient. The next update is applied."""
+    model = guarded.model
+    optimizer = guarded.optimizer
+    guard = guarded.guard
+    model.first.grad = torch.ones(4)
+    model.second.grad = torch.full((4,), float("nan"))
     guard.clip(model, optimizer)
     model.first.grad += 1.0
     model.second.grad = torch.nan_to_num(model.second.grad)
@@ -204,7 +214,7 @@ def test_broken_update_is_skipped_whatever_follows_clipping(guarded: Any) -> Non
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_one_optimizer_of_two_networks_skips_for_either(guarded: Any, broken: int) -> None:
-    """The network that is clipped last does not take back what the first one's norm says."""
+    """A finite norm of the last clipped network does not override the other's."""
     networks = [torch.nn.Module() for _ in range(2)]
     names = ("first", "second")
     for index, (network, name) in enumerate(zip(networks, names, strict=True)):
@@ -219,14 +229,17 @@ def test_one_optimizer_of_two_networks_skips_for_either(guarded: Any, broken: in
 
 @pytest.mark.parametrize("is_optimized", [True, False])
 def test_layer_that_is_unfrozen_must_be_in_an_optimizer(is_optimized: bool) -> None:
-    """Else it would never be updated, in silence; another layer may have no optimizer."""
+    """Otherwise it would silently never be updated.
+
+    A layer that never had an optimizer is allowed.
+    """
     model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
     layers = [model[1], model[2]] if is_optimized else [model[1]]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
     guard = GradientGuard(alone(), max_grad_norm=1.0)
     model[2].requires_grad_(False)
     model(torch.ones(1, 2)).sum().backward()
-    guard.clip(model, optimizer)  # the first layer has a gradient, and no optimizer: as ever
+    guard.clip(model, optimizer)  # the first layer never had an optimizer, which is allowed
     model.zero_grad()
     model[1].requires_grad_(False)
     model[2].requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Learning rates by update: warm-up, then decay; and what decays."""
+"""Learning rates by update: warm-up, then decay. Also which parameters have weight decay."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from common.training.optim import SCALES, SCHEDULES, decay_groups, warmup_decay
 from common.training.plan import Plan
 
 
-def test_each_schedule_can_be_asked_for() -> None:
-    """The flag's choices are the table's."""
+def test_schedule_flag_offers_every_schedule() -> None:
+    """Its choices are the keys of the table of schedules."""
     assert get_args(get_type_hints(TrainingConfig)["schedule"]) == tuple(SCHEDULES)
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("no", 1.0), ("linear", 8.0), ("sqrt", math.sqrt(8))])
-def test_rate_follows_the_update(rule: str, factor: float) -> None:
-    """The peak, of each group, by the update's samples over the base, or the recipe's batch."""
+def test_learning_rate_scales_with_the_effective_batch(rule: str, factor: float) -> None:
+    """The base is the flag's value or the recipe's batch, and each group keeps its own peak."""
     assert get_args(get_type_hints(TrainingConfig)["scale_learning_rate"]) == tuple(SCALES)
     order = SimpleNamespace(updates_per_epoch=10, global_batch=1024)
     for config in (
@@ -45,48 +45,48 @@ def rates(shape: str, total: int, warmup: int, steps: int) -> list[float]:
     """Return the rates of the first `steps` updates, at a peak of 1."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = warmup_decay(optimizer, total, warmup, shape)
-    found = []
+    values = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return values
 
 
 def test_linear_rises_and_falls() -> None:
-    """The rate rises evenly to its peak, falls evenly, and no update is made at 0."""
+    """Both are even, and no update has a rate of 0."""
     expected = [0.2, 0.4, 0.6, 0.8, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
     assert rates("linear", 10, 4, 10) == pytest.approx(expected)
 
 
 def test_cosine_falls_along_a_cosine() -> None:
-    """The cosine shape has its peak after warm-up and half of it midway."""
-    found = rates("cosine", 12, 2, 12)
-    assert found[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
-    assert found[7] == pytest.approx(0.5)
-    assert found[-1] == pytest.approx(0.5 - 0.5 * math.cos(math.pi / 10))
-    assert found[2:] == sorted(found[2:], reverse=True)
+    """The peak follows the warm-up, and half of it is reached midway."""
+    values = rates("cosine", 12, 2, 12)
+    assert values[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert values[7] == pytest.approx(0.5)
+    assert values[-1] == pytest.approx(0.5 - 0.5 * math.cos(math.pi / 10))
+    assert values[2:] == sorted(values[2:], reverse=True)
 
 
 def test_constant_stays_at_its_peak() -> None:
-    """After the same warm-up as the others have."""
+    """The warm-up is the same as in other schedules."""
     assert rates("constant", 6, 2, 8) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1])
 
 
 @pytest.mark.parametrize("shape", [*SCHEDULES])
 @pytest.mark.parametrize(("total", "warmup"), [(5, 0), (1, 0), (3, 3), (2, 9)])
-def test_short_runs_have_rates_that_work(shape: str, total: int, warmup: int) -> None:
-    """Without warm-up, and with one as long as the run or longer, each rate is in 0 … 1."""
-    found = rates(shape, total, warmup, total + 3)
-    assert all(0 <= rate <= 1 for rate in found)
-    assert all(rate > 0 for rate in found[:total])
+def test_short_runs_have_valid_rates(shape: str, total: int, warmup: int) -> None:
+    """Warm-up may be absent or longer than the run. Each rate lies between 0 and 1."""
+    values = rates(shape, total, warmup, total + 3)
+    assert all(0 <= rate <= 1 for rate in values)
+    assert all(rate > 0 for rate in values[:total])
     if warmup == 0:
-        assert found[0] == 1
-        assert found[total:] == [1.0 if shape == "constant" else 0.0] * 3
+        assert values[0] == 1
+        assert values[total:] == [1.0 if shape == "constant" else 0.0] * 3
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
-    """Weight decay is for matrices and kernels; biases, norms and frozen weights are left out."""
+    """Biases and norms have no weight decay, and frozen weights are left out."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
     model[3].weight.requires_grad = False
     decaying, others = decay_groups(model, 0.3)

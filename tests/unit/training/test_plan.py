@@ -1,4 +1,4 @@
-"""How often a run logs and evaluates, where no flag says."""
+"""When a run logs, evaluates and saves, with and without flags."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recipes.mnist_mlp import Config
 
 
 def plan_of(epochs: int, updates_per_epoch: int, **flags: Any) -> Plan:
-    """Return the plan of a run of so many updates."""
+    """Return the plan of a run with so many epochs and updates per epoch."""
     order = SimpleNamespace(updates_per_epoch=updates_per_epoch, global_batch=8)
     return Plan(Config(epochs=epochs, **flags), order, "digits", {})
 
 
 def steps(plan: Plan, due: Any) -> list[int]:
-    """Return the updates after which something is due."""
+    """Return the updates at which `due` holds."""
     return [step for step in range(1, plan.total_steps + 1) if due(step)]
 
 
@@ -28,8 +28,8 @@ def steps(plan: Plan, due: Any) -> list[int]:
     ("epochs", "updates", "least", "most"),
     [(1, 3, 3, 3), (100, 2, 50, 60), (6, 22, 44, 70), (6, 136, 50, 60), (30, 390, 230, 250)],
 )
-def test_short_runs_have_a_curve(epochs: int, updates: int, least: int, most: int) -> None:
-    """About fifty rows, the first updates and the last among them; one of fifty in a long run."""
+def test_short_runs_log_about_fifty_rows(epochs: int, updates: int, least: int, most: int) -> None:
+    """The first two updates and the last one are logged. In a long run, one update of fifty is."""
     plan = plan_of(epochs, updates)
     rows = steps(plan, plan.logs)
     assert least <= len(rows) <= most
@@ -40,14 +40,14 @@ def test_short_runs_have_a_curve(epochs: int, updates: int, least: int, most: in
 
 
 @pytest.mark.parametrize("epochs", [500, 10_000])
-def test_long_runs_have_few_rows(epochs: int) -> None:
-    """About a thousand, however many updates they make."""
+def test_long_runs_log_at_most_a_thousand_rows(epochs: int) -> None:
+    """The number of updates does not matter."""
     plan = plan_of(epochs, 390)
     assert 900 <= plan.total_steps / plan.log_every <= MOST_ROWS
 
 
-def test_epochs_end_has_a_checkpoint_where_the_last_one_is_old() -> None:
-    """What a flag asks for does not depend on that, nor does the end of the run."""
+def test_end_of_an_epoch_is_saved_if_the_last_checkpoint_is_old() -> None:
+    """A flag's interval and the end of the run are always saved."""
     plan = plan_of(4, 10, checkpoint_every=7)
     assert steps(plan, plan.saves) == [7, 10, 14, 20, 21, 28, 30, 35, 40]
     assert steps(plan, lambda step: plan.saves(step, False)) == [7, 14, 21, 28, 35, 40]
@@ -56,8 +56,8 @@ def test_epochs_end_has_a_checkpoint_where_the_last_one_is_old() -> None:
     assert steps(by_epoch, lambda step: by_epoch.saves(step, False)) == [40]
 
 
-def test_asked_interval_is_kept() -> None:
-    """A flag's number is what is logged, and the end of the run."""
+def test_interval_of_a_flag_is_kept() -> None:
+    """The end of the run is logged as well."""
     plan = plan_of(10, 10, log_every=30, eval_every=7)
     assert steps(plan, plan.logs) == [30, 60, 90, 100]
     assert steps(plan, plan.evaluates) == [*range(7, 101, 7)]
@@ -65,22 +65,22 @@ def test_asked_interval_is_kept() -> None:
 
 @pytest.mark.parametrize(("epochs", "updates"), [(1, 5), (20, 117), (21, 3), (100, 2), (999, 1)])
 def test_many_short_epochs_have_few_evaluations(epochs: int, updates: int) -> None:
-    """Each is at an epoch's end, and each epoch's where there are no more than twenty."""
+    """Evaluations come at the end of epochs: of each one up to twenty, of some beyond."""
     plan = plan_of(epochs, updates)
     evaluated = steps(plan, plan.evaluates)
     assert 10 <= len(evaluated) <= MOST_EVALUATIONS or len(evaluated) == epochs
     assert all(step % updates == 0 for step in evaluated)
 
 
-def test_cut_run_evaluates_as_what_it_is() -> None:
-    """Of a hundred epochs cut to five, each is evaluated."""
+def test_truncated_run_evaluates_like_a_short_one() -> None:
+    """A hundred epochs cut to five evaluate after each of them."""
     plan = plan_of(100, 2, max_steps=10)
     assert steps(plan, plan.evaluates) == [2, 4, 6, 8, 10]
     assert plan.log_every == 1
 
 
-def test_epochs_by_default_need_other() -> None:
-    """A data set that a recipe does not name has those of "other"; else it is a sentence."""
+def test_default_epochs_need_an_entry_for_other_data() -> None:
+    """A data set that the recipe does not name takes the epochs of "other"."""
     order = SimpleNamespace(updates_per_epoch=5, global_batch=8)
     assert Plan(Config(), order, "mine", {"digits": 3, "other": 7}).total_steps == 35
     with pytest.raises(UserError, match=r"names digits.*data set is mine.*\"other\".*--epochs"):
@@ -88,7 +88,7 @@ def test_epochs_by_default_need_other() -> None:
 
 
 def test_epoch_is_that_of_the_next_update() -> None:
-    """From 0; after the last update it is the last one, also of a run that is cut short."""
+    """Epochs count from 0. After the last update, it is that of the last update."""
     plan = plan_of(3, 4)
     assert [plan.epoch(step) for step in range(13)] == [0] * 4 + [1] * 4 + [2] * 5
     cut = plan_of(3, 4, max_steps=6)

@@ -1,4 +1,4 @@
-"""Learning rates of all groups of parameters and of all optimizers, by name."""
+"""Names of learning rates, for all parameter groups and optimizers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ def groups(*stated: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_groups_that_differ_are_logged_by_name_or_number() -> None:
-    """One that has the first group's rate has no curve of its own."""
-    own = groups({"lr": 0.1}, {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "name": "head"})
-    own += groups({"lr": 0.4, "name": "head"})
-    assert learning_rates({"optimizer": torch.optim.SGD(own)}) == {
+    """A group with the rate of the first group has no curve of its own."""
+    parameter_groups = groups(
+        {"lr": 0.1},
+        {"lr": 0.1},
+        {"lr": 0.2},
+        {"lr": 0.3, "name": "head"},
+        {"lr": 0.4, "name": "head"},
+    )
+    assert learning_rates({"optimizer": torch.optim.SGD(parameter_groups)}) == {
         "train/learning_rate": 0.1,
         "train/learning_rate/2": 0.2,
         "train/learning_rate/head": 0.3,
@@ -30,7 +35,7 @@ def test_groups_that_differ_are_logged_by_name_or_number() -> None:
 
 
 def test_further_optimizers_are_logged_by_their_name() -> None:
-    """And their groups below it."""
+    """The names of their groups follow."""
     optimizers = {
         "optimizer": torch.optim.SGD(groups({"lr": 0.1})),
         "optimizer_d": torch.optim.AdamW(groups({"lr": 0.1}, {"lr": 0.5, "name": "head"})),
@@ -42,8 +47,8 @@ def test_further_optimizers_are_logged_by_their_name() -> None:
     }
 
 
-def test_a_schedule_leaves_no_gap() -> None:
-    """Where it has brought all rates to 0, the same ones are logged as before."""
+def test_logged_names_do_not_change_during_training() -> None:
+    """Even when a schedule brings all rates to 0, the same names are logged."""
     optimizer = torch.optim.SGD(groups({"lr": 0.1}, {"lr": 0.2}))
     scheduler = warmup_decay(optimizer, total_steps=2, warmup_steps=0, schedule="linear")
     names = [*learning_rates({"optimizer": optimizer})]
@@ -55,7 +60,7 @@ def test_a_schedule_leaves_no_gap() -> None:
 
 
 def test_rates_have_a_label_and_a_panel() -> None:
-    """As `train/learning_rate` has, with the group."""
+    """They have those of `train/learning_rate`, plus the group."""
     for group in ("head", "1", "optimizer_d/1"):
         metric = describe(f"train/learning_rate/{group}")
         assert metric.label == f"learning rate, {group}"
@@ -64,15 +69,15 @@ def test_rates_have_a_label_and_a_panel() -> None:
 
 
 class OwnOptimizer(torch.optim.Optimizer):
-    """With a step size of its own name, as some published ones have it."""
+    """An optimizer whose learning rate has another name, as in some published ones."""
 
     def __init__(self, parameters: list[dict[str, Any]]) -> None:
         super().__init__(parameters, {"step_size": 0.1})
 
 
 def test_group_without_a_rate_is_left_out() -> None:
-    """An optimizer may have no rate, or find it by itself, as Adafactor with `lr=None` does."""
+    """Some optimizers have no rate, or compute it, as Adafactor with `lr=None` does."""
     assert learning_rates({"optimizer": OwnOptimizer(groups({}, {}))}) == {}
-    own = torch.optim.SGD(groups({"lr": 0.1}, {"lr": 0.2}))
-    own.param_groups[0]["lr"] = None
-    assert learning_rates({"optimizer": own}) == {"train/learning_rate/1": 0.2}
+    optimizer = torch.optim.SGD(groups({"lr": 0.1}, {"lr": 0.2}))
+    optimizer.param_groups[0]["lr"] = None
+    assert learning_rates({"optimizer": optimizer}) == {"train/learning_rate/1": 0.2}

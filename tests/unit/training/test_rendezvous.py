@@ -1,4 +1,4 @@
-"""Processes that torchrun starts again meet each other, and not those of the attempt before."""
+"""Rendezvous after a restart by torchrun: processes meet those of the same attempt only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from common.training.rendezvous import rendezvous_url
 from tests.launch import free_port
 
 
-def test_first_attempt_meets_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without torchrun."""
+def test_first_attempt_uses_torchs_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a process without torchrun."""
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     assert rendezvous_url() is None
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
@@ -21,7 +21,7 @@ def test_first_attempt_meets_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_keys_of_an_earlier_attempt_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun's own store outlives them."""
+    """torchrun's own store outlives the processes."""
     port = free_port()
     agent = TCPStore("127.0.0.1", port, is_master=True)
     agent.set("address", "of a process that is gone")

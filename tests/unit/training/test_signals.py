@@ -14,22 +14,22 @@ from common.training.stop import StopRequest
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Give the test's process its own handlers back."""
+    """Restore the signal handlers of the test's process."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def test_signal_that_nobody_heeds_ends_the_process() -> None:
-    """Evaluating alone has nothing to save: SIGTERM and Ctrl-C do what they always do."""
+def test_unheeded_signals_end_the_process() -> None:
+    """Evaluation alone has nothing to save, so that SIGTERM and Ctrl-C act as usual."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     StopRequest(heeded=False)
     assert all(signal.getsignal(number) == signal.SIG_DFL for number in STOP_SIGNALS)
 
 
-def test_terminal_that_closes_is_a_request_unless_it_is_ignored() -> None:
-    """As after `nohup`, which is there to ignore it."""
+def test_sighup_is_a_request_to_stop_unless_ignored() -> None:
+    """`nohup` ignores it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     request = StopRequest()
     os.kill(os.getpid(), signal.SIGHUP)

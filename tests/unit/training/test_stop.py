@@ -1,4 +1,4 @@
-"""How often the ranks ask each other whether to stop."""
+"""How ranks agree to stop, and what ends a run."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from common.training import stop
 from common.training.stop import StopAgreement, StopRequest
 
 
-def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second look on, whatever an update takes, and also where that changes."""
+def test_ranks_agree_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds from the second check on, even if the duration of updates changes."""
     clock = 0.0
     monkeypatch.setattr("common.training.stop.time", SimpleNamespace(perf_counter=lambda: clock))
     ranks: Any = SimpleNamespace(
         num_processes=2, device=torch.device("cpu"), reduce=lambda mine, _: 2 * mine
     )
     agreement = StopAgreement(ranks, Path(), failure=lambda: None)
-    asked = []
+    check_times = []
     for global_step in range(1, 2001):
         clock += 0.01 if global_step <= 1000 else 0.1
         if global_step % agreement.every == 0:
-            asked.append(clock)
+            check_times.append(clock)
             agreement.check(global_step)
-    assert asked[:2] == pytest.approx([0.01, 0.02])
-    gaps = [after - before for before, after in itertools.pairwise(asked[2:])]
+    assert check_times[:2] == pytest.approx([0.01, 0.02])
+    gaps = [after - before for before, after in itertools.pairwise(check_times[2:])]
     assert sum(gap > 1.5 for gap in gaps) <= 1, "but for the one in which updates get slower"
     assert min(gaps) > 0.1
     assert max(gaps) < 10
@@ -43,7 +43,7 @@ def test_ranks_ask_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock of rank 0, in the row that they exchange anyway."""
+    """The clock of rank 0 decides, in the row that ranks exchange anyway."""
     clock = 0.0
     sent: list[torch.Tensor] = []  # the row of rank 0
     monkeypatch.setattr(stop, "time", SimpleNamespace(perf_counter=lambda: clock))
@@ -98,8 +98,8 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
     ],
     ids=lambda value: str(value),
 )
-def test_failed_save_says_what_failed(number: int, advice: str, resumable: bool) -> None:
-    """Only a disk that is full or fails may be better at the next start."""
+def test_failed_save_is_explained(number: int, advice: str, resumable: bool) -> None:
+    """Only a full or failing disk makes the run resumable."""
     failure = SaveFailure.of(OSError(number, os.strerror(number), "runs/a/checkpoints"), rank=0)
     alone: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     with pytest.raises(TrainingError) as error:
@@ -112,7 +112,7 @@ def test_failed_save_says_what_failed(number: int, advice: str, resumable: bool)
 
 
 def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 only knows that another rank failed, in whatever words; that rank knows why."""
+    """Rank 0 only knows that another rank failed. That rank knows why."""
     waiting = SaveFailure.of(OtherRankError("rank 1 is at fault"), rank=0)
     cause = SaveFailure.of(OSError(errno.ENOSPC, "could not write its part"), rank=1)
     monkeypatch.setattr(stop, "gather_from_ranks", lambda accelerator, failure: [failure, cause])
@@ -122,8 +122,8 @@ def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> No
     assert error.value.resumable
 
 
-def test_replaced_directory_has_no_checkpoint_to_go_on_from() -> None:
-    """The type of the error decides, and a path that only has its words does not."""
+def test_replaced_directory_cannot_be_resumed() -> None:
+    """The type of the error decides, not the words of its message."""
     alone: Any = SimpleNamespace(num_processes=1)
     agreement = StopAgreement(alone, Path("runs/a"), failure=lambda: None)
     with pytest.raises(TrainingError) as error:
@@ -135,8 +135,8 @@ def test_replaced_directory_has_no_checkpoint_to_go_on_from() -> None:
 
 
 @pytest.mark.parametrize("number", stop.STOP_SIGNALS)
-def test_only_ctrl_c_is_by_ctrl_c(number: int) -> None:
-    """A run may lie in a folder named SIGINT, and be stopped by another signal."""
+def test_only_sigint_counts_as_ctrl_c(number: int) -> None:
+    """The run's folder may be called SIGINT, and another signal stop the run."""
     alone: Any = SimpleNamespace(num_processes=1)
     request = StopRequest()
     request.release()
@@ -147,16 +147,16 @@ def test_only_ctrl_c_is_by_ctrl_c(number: int) -> None:
     assert stopped.value.is_by_ctrl_c == (number == signal.SIGINT)
 
 
-def test_signals_are_given_back_and_left_alone_in_threads() -> None:
-    """A notebook has handlers of its own, and threads may set none."""
+def test_signal_handlers_are_restored_and_threads_set_none() -> None:
+    """A notebook has handlers of its own, and a thread may not set any."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     request = StopRequest()
     assert signal.getsignal(signal.SIGTERM) == request.receive
     request.release()
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    made: list[StopRequest] = []
-    thread = threading.Thread(target=lambda: made.append(StopRequest()))
+    requests: list[StopRequest] = []
+    thread = threading.Thread(target=lambda: requests.append(StopRequest()))
     thread.start()
     thread.join()
-    assert made[0].reason is None
+    assert requests[0].reason is None
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

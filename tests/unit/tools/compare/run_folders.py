@@ -1,4 +1,4 @@
-"""Run directories as recipes leave them, made up: for tools that read several."""
+"""Made-up run directories, in the form that recipes write, for tools that read several."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows(
         values: of the metric, one an epoch.
         seconds: that an epoch takes; None for rows that don't tell.
     """
-    made = []
+    logged_rows = []
     for epoch, value in enumerate(values, start=1):
         row = {
             "train/loss": 2.0 / epoch,
@@ -65,8 +65,10 @@ def rows(
             f"{split}/{metric}": value,
             f"{split}/count": 100,
         }
-        made.append(row | ({} if seconds is None else {"time/train_seconds": seconds * epoch}))
-    return made
+        logged_rows.append(
+            row | ({} if seconds is None else {"time/train_seconds": seconds * epoch})
+        )
+    return logged_rows
 
 
 def write_run(
@@ -109,7 +111,7 @@ def write_run(
 
 
 def end_of(facts: dict[str, Any], logged: list[dict[str, Any]]) -> dict[str, float]:
-    """Return what the final evaluation adds to a summary: on test data where there is any."""
+    """Return the figures of the final evaluation, which reads test data if there are any."""
     metric, _, mode = facts["objective"].partition(":")
     values = [row[f"val/{metric}"] for row in logged if f"val/{metric}" in row]
     best = {f"val/best_{metric}": (max if mode == "max" else min)(values)} if values else {}

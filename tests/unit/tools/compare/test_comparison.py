@@ -1,4 +1,4 @@
-"""Made-up runs side by side: each unfair pair, runs without an end, W&B's API, pictures."""
+"""Comparisons of made-up runs: unfair pairs, unfinished runs, W&B's API, and pictures."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def table(*sources: str, target: float | None = None) -> dict[str, list[str]]:
     return {label: values for label, *values in cells}
 
 
-def test_figures_and_ratios(tmp_path: Path) -> None:
-    """Throughput and memory have their ratio to the first run's, accuracies their split."""
+def test_table_shows_figures_and_ratios(tmp_path: Path) -> None:
+    """Throughput and memory have ratios to the first run, and accuracies name their split."""
     slow = write_run(tmp_path / "slow")
     quick = write_run(
         tmp_path / "quick",
@@ -55,39 +55,38 @@ def test_figures_and_ratios(tmp_path: Path) -> None:
     assert "--batch-size" not in shown  # the same in both
 
 
-def test_time_to_accuracy(tmp_path: Path) -> None:
-    """By default it is the time to the lowest of the best accuracies, which all reached."""
+def test_default_target_is_reached_by_all_runs(tmp_path: Path) -> None:
+    """It is the lowest of the runs' best accuracies."""
     first = write_run(tmp_path / "first", logged=rows([0.5, 0.7, 0.85, 0.9]))
     second = write_run(tmp_path / "second", logged=rows([0.6, 0.86, 0.8], seconds=3.0))
     assert table(first, second)["time to accuracy 0.8600"] == ["8.0 s (step 40)", "6.0 s (step 20)"]
-    given = table(first, second, target=0.88)
-    assert given["time to accuracy 0.8800"] == ["8.0 s (step 40)", "not reached"]
+    with_target = table(first, second, target=0.88)
+    assert with_target["time to accuracy 0.8800"] == ["8.0 s (step 40)", "not reached"]
 
 
 LESS = {"objective": "rmse:min"}
 
 
-def test_less_may_be_better(tmp_path: Path) -> None:
-    """Best, target and the time to it follow the objective's direction, below zero and at it."""
-    logged = [rows(values, metric="rmse") for values in ([3.0, 0.5, 0.0], [2.0, 1.0, -1.0])]
-    first, second = (
-        write_run(tmp_path / str(index), LESS, own, {"test/rmse": value})
-        for index, (own, value) in enumerate(zip(logged, (0.0, -0.5), strict=True))
-    )
+def test_minimised_objective_is_compared(tmp_path: Path) -> None:
+    """Best value, target and time to target follow the direction, below zero too."""
+    first_rows = rows([3.0, 0.5, 0.0], metric="rmse")
+    second_rows = rows([2.0, 1.0, -1.0], metric="rmse")
+    first = write_run(tmp_path / "0", LESS, first_rows, {"test/rmse": 0.0})
+    second = write_run(tmp_path / "1", LESS, second_rows, {"test/rmse": -0.5})
     shown = table(first, second)
     assert shown["final RMSE, test"] == ["0.0000", "-0.5000"]
     assert shown["best RMSE, validation"] == ["0.0000", "-1.0000"]
     assert shown["time to RMSE 0.0000"] == ["6.0 s (step 30)", "6.0 s (step 30)"]
-    given = table(first, second, target=0.6)
-    assert given["time to RMSE 0.6000"] == ["4.0 s (step 20)", "6.0 s (step 30)"]
+    with_target = table(first, second, target=0.6)
+    assert with_target["time to RMSE 0.6000"] == ["4.0 s (step 20)", "6.0 s (step 30)"]
     figures = compare(read_runs([first, second])).figures
-    assert [own["final"]["rmse"] for own in figures] == [0.0, -0.5]
-    assert [own["best"] for own in figures] == [0.0, -1.0]
-    assert [own["objective"] for own in figures] == ["rmse:min"] * 2
+    assert [run["final"]["rmse"] for run in figures] == [0.0, -0.5]
+    assert [run["best"] for run in figures] == [0.0, -1.0]
+    assert [run["objective"] for run in figures] == ["rmse:min"] * 2
 
 
-def test_other_objectives_are_unfair_and_shown(tmp_path: Path) -> None:
-    """Runs for other goals are warned of; each has its own figures, the target is the first's."""
+def test_different_objectives_are_unfair_but_shown(tmp_path: Path) -> None:
+    """Each run has its own figures, and the target is that of the first run."""
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", LESS, rows([3.0, 0.5], metric="rmse"))
     comparison = compare(read_runs([first, second]))
@@ -98,11 +97,11 @@ def test_other_objectives_are_unfair_and_shown(tmp_path: Path) -> None:
     assert shown["time to accuracy 0.8000"] == ["6.0 s (step 30)", "–"]
     main([first, second, "--plot", str(tmp_path / "both.png")])
     with Image.open(tmp_path / "both.png") as image:
-        assert image.height > 1100  # a row of curves more
+        assert image.height > 1100  # one more row of curves
 
 
-def test_test_data_alone(tmp_path: Path) -> None:
-    """Where there is no validation data, test data is evaluated during training, and called so."""
+def test_run_without_validation_shows_test_figures(tmp_path: Path) -> None:
+    """Without a validation split, training evaluates on test data, and the labels say so."""
     sizes = {"data.sizes": {"train": 1000, "test": 200}}
     shown = table(write_run(tmp_path / "run", sizes, rows([0.5, 0.7], split="test")))
     assert shown["best accuracy, test"] == ["0.7000"]
@@ -110,7 +109,7 @@ def test_test_data_alone(tmp_path: Path) -> None:
 
 
 def test_metrics_of_a_recipe_are_shown(tmp_path: Path) -> None:
-    """All that the final evaluation tells has a row, but for counts and what W&B adds."""
+    """Each metric of the final evaluation has a row, except counts and W&B's additions."""
     more = {"test/f1": 0.5, "test/own_score": 2, "test/accuracy.max": 1, "val/f1": 0.4}
     shown = table(write_run(tmp_path / "run", summary=more))
     finals = {label: cells for label, cells in shown.items() if label.startswith("final")}
@@ -122,8 +121,8 @@ def test_metrics_of_a_recipe_are_shown(tmp_path: Path) -> None:
     }
 
 
-def test_without_times_only_steps_are_told(tmp_path: Path) -> None:
-    """Logs without time/train_seconds give steps."""
+def test_logs_without_times_give_steps(tmp_path: Path) -> None:
+    """The time to the target is unknown, but its step is shown."""
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", logged=rows([0.6, 0.9], seconds=None))
     comparison = compare(read_runs([first, second]))
@@ -147,7 +146,7 @@ UNFAIR = {
 
 @pytest.mark.parametrize(("path", "value"), UNFAIR.items(), ids=list(UNFAIR))
 def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
-    """What keeps figures from being compared is named, with both runs and both values."""
+    """The warning has both runs and both values of what differs."""
     sources = [
         write_run(tmp_path / "mine"),
         write_run(tmp_path / "theirs", {path: value}),
@@ -158,22 +157,22 @@ def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
     before: Any = FACTS
     for name in path.split("."):
         before = before[name]
-    if isinstance(value, dict):  # the first of its parts is another
-        (part, before), value = next(iter(before.items())), next(iter(value.values()))
+    if isinstance(value, dict):  # its first entry differs
+        part, before = next(iter(before.items()))
+        value = next(iter(value.values()))
         assert f" of {part} " in warning
     for side in (before, value):
-        assert (side if isinstance(side, str) else f"{side:,}") in warning
+        shown = side if isinstance(side, str) else f"{side:,}"
+        assert shown in warning
 
 
-def test_more_processes_have_a_speed_up_and_an_efficiency(tmp_path: Path) -> None:
-    """Of the same effective batch they compare; each run's is to the first one's processes."""
+def test_runs_on_more_processes_show_their_efficiency(tmp_path: Path) -> None:
+    """With the same effective batch, they compare fairly."""
     first = write_run(tmp_path / "two", {"environment.world_size": 2})
-    runs = [
-        write_run(
-            tmp_path / str(processes), {"environment.world_size": processes}, rows([0.9], speed)
-        )
-        for processes, speed in ((8, 3000.0), (2, 1100.0), (1, 600.0))
-    ]
+    runs = []
+    for processes, speed in ((8, 3000.0), (2, 1100.0), (1, 600.0)):
+        facts = {"environment.world_size": processes}
+        runs.append(write_run(tmp_path / str(processes), facts, rows([0.9], speed)))
     comparison = compare(read_runs([first, *runs]))
     assert not comparison.unfair
     shown = {label: values for label, *values in table_cells(comparison)}
@@ -183,16 +182,17 @@ def test_more_processes_have_a_speed_up_and_an_efficiency(tmp_path: Path) -> Non
     assert "efficiency over processes" not in table(first, runs[1])
 
 
-def test_threads_matter_on_a_cpu_alone(tmp_path: Path) -> None:
-    """Runs on a CPU with other numbers of threads don't compare; on a GPU they do."""
+def test_threads_matter_on_a_cpu_only(tmp_path: Path) -> None:
+    """Another number of threads is unfair on a CPU and fair on a GPU."""
     for device, expected in (("cpu", 1), ("cuda", 0)):
-        sources = [
-            write_run(
-                tmp_path / device / str(threads),
-                {"environment.device_type": device, "environment.threads_per_process": threads},
-            )
-            for threads in (1, 2)
-        ]
+        sources = []
+        for threads in (1, 2):
+            folder = tmp_path / device / str(threads)
+            facts = {
+                "environment.device_type": device,
+                "environment.threads_per_process": threads,
+            }
+            sources.append(write_run(folder, facts))
         assert len(warnings(compare(read_runs(sources)))) == expected
 
 
@@ -205,8 +205,10 @@ def test_threads_matter_on_a_cpu_alone(tmp_path: Path) -> None:
         ("environment.git_commit", "fedcba9876543210"),
     ],
 )
-def test_what_is_compared_on_purpose_is_shown(path: str, value: Any, tmp_path: Path) -> None:
-    """Precision, flags and commits stand in the table where they differ, without a warning."""
+def test_intended_differences_are_shown_without_a_warning(
+    path: str, value: Any, tmp_path: Path
+) -> None:
+    """Precision, flags and commits may differ on purpose."""
     comparison = compare(
         read_runs([write_run(tmp_path / "first"), write_run(tmp_path / "second", {path: value})])
     )
@@ -222,8 +224,8 @@ def test_what_is_compared_on_purpose_is_shown(path: str, value: Any, tmp_path: P
         ("failed", "failed at step 20 of 40"),
     ],
 )
-def test_unfinished_run_is_shown_as_such(status: str, shown: str, tmp_path: Path) -> None:
-    """A run without an end is in the table with how it stands, why, and its figures so far."""
+def test_unfinished_run_is_shown_with_its_status(status: str, shown: str, tmp_path: Path) -> None:
+    """The table has its figures so far, and the notes have the reason."""
     first = write_run(tmp_path / "first")
     reason = "stopped by SIGTERM"
     other = write_run(
@@ -235,17 +237,17 @@ def test_unfinished_run_is_shown_as_such(status: str, shown: str, tmp_path: Path
     assert cells["throughput, samples/s"][1] == "500 (0.50×)"
     assert cells["best accuracy, validation"][1] == "0.7000"
     assert cells["final accuracy, test"][1] == "–"
-    said = " ".join(notes(comparison))
-    assert f"{shown}: {reason}" in said
-    assert "median" in said
+    all_notes = " ".join(notes(comparison))
+    assert f"{shown}: {reason}" in all_notes
+    assert "median" in all_notes
 
 
-def test_run_without_evaluation(tmp_path: Path) -> None:
-    """A run that was never evaluated has no accuracy, and does not set the target."""
-    bare = [
-        {name: value for name, value in row.items() if not name.startswith("val/")}
-        for row in rows([0.5, 0.6])
-    ]
+def test_run_without_evaluation_sets_no_target(tmp_path: Path) -> None:
+    """It has no accuracy."""
+    bare = rows([0.5, 0.6])
+    for row in bare:
+        for name in [name for name in row if name.startswith("val/")]:
+            del row[name]
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", logged=bare, status="running")
     shown = table(first, second)
@@ -253,8 +255,8 @@ def test_run_without_evaluation(tmp_path: Path) -> None:
     assert shown["time to accuracy 0.9000"] == ["8.0 s (step 40)", "–"]
 
 
-def test_run_without_metrics(tmp_path: Path) -> None:
-    """A run that was killed before it logged anything is shown without figures."""
+def test_run_without_metrics_is_shown(tmp_path: Path) -> None:
+    """It was killed before it logged anything."""
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", logged=[], status="running")
     (tmp_path / "second" / "metrics.jsonl").unlink()
@@ -264,7 +266,7 @@ def test_run_without_metrics(tmp_path: Path) -> None:
 
 
 def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
-    """What is no run ends with one sentence that names it."""
+    """One sentence names each of them."""
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "many" / "one")
     write_run(tmp_path / "torn")
@@ -293,8 +295,8 @@ def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
         read_runs(["nowhere"])
 
 
-def test_half_a_line_and_replayed_steps(tmp_path: Path) -> None:
-    """Half a line at the end is left out; of a step that was logged twice, the last counts."""
+def test_incomplete_line_and_replayed_steps_are_resolved(tmp_path: Path) -> None:
+    """An incomplete last line is left out, and the last of two rows of a step counts."""
     source = write_run(tmp_path / "run", status="running")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         replayed = {"progress/global_step": 30, "val/accuracy": 0.75, "train/loss": None}
@@ -305,24 +307,24 @@ def test_half_a_line_and_replayed_steps(tmp_path: Path) -> None:
     assert run.rows[2]["train/loss"] == pytest.approx(2 / 3)
 
 
-def test_runs_have_names_of_their_own(tmp_path: Path) -> None:
-    """Runs in folders of one name are told apart by where they are; a given name goes first."""
+def test_runs_have_distinct_names(tmp_path: Path) -> None:
+    """A run's own name comes first. Otherwise its path tells it from others."""
     sources = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
     named = write_run(tmp_path / "c", {"config.run_name": "mine"})
     runs = read_runs([*sources, named, sources[0]])
     assert [run.name for run in runs] == [*sources, "mine", sources[0]]
 
 
-def test_where_a_run_is_kept_is_no_difference(tmp_path: Path) -> None:
-    """Flags that say where a run is kept or what it is called are not compared."""
+def test_name_and_place_of_a_run_are_no_difference(tmp_path: Path) -> None:
+    """Flags that only name or place a run are not compared."""
     kept = {"config.output_dir": "there", "config.tags": ["mine"], "config.run_name": "mine"}
-    other = {**kept, "config.mixed_precision": "fp16"}  # as the other's auto came to be
+    other = {**kept, "config.mixed_precision": "fp16"}  # the value that the other run's auto chose
     runs = read_runs([write_run(tmp_path / "one"), write_run(tmp_path / "other", other)])
     assert not compare(runs).differences
 
 
 def test_order_of_splits_does_not_matter(tmp_path: Path) -> None:
-    """W&B sorts what a configuration holds: that alone is no difference."""
+    """W&B sorts the keys of a configuration."""
     sizes = FACTS["data"]["sizes"]
     other = {"data.sizes": dict(sorted(sizes.items()))}
     assert list(other["data.sizes"]) != list(sizes)
@@ -334,12 +336,12 @@ def test_order_of_splits_does_not_matter(tmp_path: Path) -> None:
 
 
 class FakeApi:
-    """Stands in for `wandb.Api`: a project with a finished run, one that goes on, a stranger."""
+    """Stands in for `wandb.Api`: a project with a finished, a running and a foreign run."""
 
     def __init__(self, timeout: int) -> None:
-        self.asked: list[str] = []
+        pass
 
-    def made(self, name: str, config: dict[str, Any], state: str) -> SimpleNamespace:
+    def api_run(self, name: str, config: dict[str, Any], state: str) -> SimpleNamespace:
         """Return a run as the API does."""
         history = [row | {"_step": index, "_runtime": 1.0} for index, row in enumerate(rows([0.5]))]
         end = {"time/total_seconds": 10.0, "val/accuracy": 0.5} if state == "finished" else {}
@@ -358,18 +360,18 @@ class FakeApi:
         if path == "me/missing":
             raise ValueError("Could not find project me/missing")
         return [
-            self.made("first", flat(RunConfig(**FACTS)), "finished"),
-            self.made("stranger", {"lr": 1}, "finished"),
-            self.made("second", flat(RunConfig(**FACTS)), "running"),
+            self.api_run("first", flat(RunConfig(**FACTS)), "finished"),
+            self.api_run("stranger", {"lr": 1}, "finished"),
+            self.api_run("second", flat(RunConfig(**FACTS)), "running"),
         ]
 
     def run(self, path: str) -> SimpleNamespace:
         """Return one run."""
-        return self.made("stranger" if path.endswith("stranger") else "alone", {}, "finished")
+        return self.api_run("stranger" if path.endswith("stranger") else "alone", {}, "finished")
 
 
-def test_project_at_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a project are read through W&B's API, those of others left out."""
+def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Foreign runs of the project are left out."""
     monkeypatch.setattr("wandb.Api", FakeApi)
     monkeypatch.setattr(
         "common.track.trackers.wandb_mode", lambda: ("online", "https://api.wandb.ai")
@@ -385,8 +387,10 @@ def test_project_at_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
         read_runs(["me/project/stranger"])
 
 
-def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same comparison for a terminal, as Markdown, and as JSON."""
+def test_comparison_is_printed_in_three_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is printed for a terminal, as Markdown and as JSON."""
     sources = [
         write_run(tmp_path / "mine"),
         write_run(tmp_path / "theirs", {"environment.effective_batch_size": 256}),
@@ -411,8 +415,8 @@ def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_many_runs_stand_one_a_row(tmp_path: Path) -> None:
-    """More than five runs make a table with a row for each."""
+def test_more_than_five_runs_are_rows(tmp_path: Path) -> None:
+    """With fewer runs, each has a column."""
     sources = [write_run(tmp_path / f"run-{index}", {"config.seed": index}) for index in range(7)]
     cells = table_cells(compare(read_runs(sources)))
     assert [row[0] for row in cells] == ["", "run-0 (baseline)", *(f"run-{i}" for i in range(1, 7))]
@@ -421,8 +425,10 @@ def test_many_runs_stand_one_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["runs.png", "runs.svg"])
-def test_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A picture is drawn of any runs: without times, without curves, many, with long names."""
+def test_picture_is_drawn_of_any_runs(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs may lack times or curves, be many, and have long names."""
     sources = [write_run(tmp_path / f"a-very-long-name-{'x' * 60}-{index}") for index in range(9)]
     sources.append(write_run(tmp_path / "no-times", logged=rows([0.5], seconds=None)))
     sources.append(write_run(tmp_path / "no-rows", logged=[], status="running"))
@@ -438,7 +444,7 @@ def test_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 LONG = "x" * 300
-AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0  # who may write everywhere
+AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0  # root may write everywhere
 
 
 @pytest.mark.parametrize(
@@ -448,8 +454,8 @@ AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0  # who may write everywhe
         pytest.param("sealed/runs.png", marks=pytest.mark.skipif(AS_ROOT, reason="as root")),
     ],
 )
-def test_picture_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    """A format that isn't known, or what is no place for a file, is one sentence."""
+def test_picture_that_cannot_be_written_gives_one_sentence(name: str, tmp_path: Path) -> None:
+    """The format may be unknown, or the path no place for a file."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "sealed").mkdir(mode=0o500)
@@ -460,8 +466,8 @@ def test_picture_that_cannot_be_written(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source", [LONG, f"a/{LONG}", "~nobody-of-this-name/run", "run/status.json/x"]
 )
-def test_what_is_no_place_of_a_run_is_named(source: str, tmp_path: Path) -> None:
-    """Also where the system refuses to look."""
+def test_impossible_path_of_a_run_is_named(source: str, tmp_path: Path) -> None:
+    """The system may even refuse to look there."""
     write_run(tmp_path / "run")
     with pytest.raises(UserError) as refused:
         read_runs([str(tmp_path / source) if source.startswith("run") else source])
@@ -469,7 +475,7 @@ def test_what_is_no_place_of_a_run_is_named(source: str, tmp_path: Path) -> None
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
-    """Values that JSON has no word for are left out."""
+    """NaN becomes null."""
     source = write_run(tmp_path / "run", logged=[rows([0.5])[0] | {"perf/mfu": float("nan")}])
     written = json.dumps(as_json(compare(read_runs([source]))), allow_nan=False)
     (figures,) = json.loads(written)["runs"]
@@ -477,7 +483,7 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     assert figures["perf/mfu"] is None
 
 
-def test_comparing_waits_for_no_large_library(tmp_path: Path) -> None:
+def test_compare_imports_no_large_library(tmp_path: Path) -> None:
     """A table needs neither torch nor matplotlib, nor W&B."""
     code = (
         "import sys\n"
@@ -495,21 +501,21 @@ def test_comparing_waits_for_no_large_library(tmp_path: Path) -> None:
     ("state", "summary", "status"),
     [
         ("finished", {"time/total_seconds": 9.0}, "finished"),
-        ("finished", {}, "preempted"),  # it said goodbye, but not at its end
+        ("finished", {}, "preempted"),  # it left W&B properly, but before its end
         ("running", {"val/accuracy": 0.5}, "running"),
         ("failed", {}, "failed"),
         ("crashed", {}, "failed"),
     ],
 )
-def test_states_of_wandb(state: str, summary: dict[str, float], status: str) -> None:
-    """How W&B says that a run stands is told in the words of `status.json`."""
+def test_wandb_states_become_statuses(state: str, summary: dict[str, float], status: str) -> None:
+    """The words are those of `status.json`."""
     run = record_of("run", "there", flat(RunConfig(**FACTS)), rows([0.5]), summary, state)
     assert run.status == status
     assert bool(run.summary) == ("time/total_seconds" in summary)
 
 
-def test_flag_of_a_copy_has_the_role_that_its_field_states(tmp_path: Path) -> None:
-    """As `config.json` has it, also through W&B's flat table; an older run does not say."""
+def test_compare_honours_the_roles_of_a_copys_flags(tmp_path: Path) -> None:
+    """`config.json` and W&B's flat table carry them. Older runs do not."""
 
     @dataclass(kw_only=True)
     class Config(TrainingConfig):
@@ -536,8 +542,8 @@ def test_flag_of_a_copy_has_the_role_that_its_field_states(tmp_path: Path) -> No
     assert shown == [{"--notes", "--dropout"}, {"--nickname", "--dropout"}]
 
 
-def test_killed_run_is_stopped(tmp_path: Path) -> None:
-    """Its `status.json` still says running, and its lock is free."""
+def test_killed_run_is_shown_as_stopped(tmp_path: Path) -> None:
+    """Its `status.json` still says running, but nobody holds its lock."""
     write_run(tmp_path / "run", status="running", global_step=0)
     (tmp_path / "run" / ".lock").touch()
     comparison = compare(read_runs([str(tmp_path / "run")]))
@@ -554,8 +560,11 @@ def test_killed_run_is_stopped(tmp_path: Path) -> None:
         pytest.param("WANDB_API_KEY", " ", marks=pytest.mark.slow),
     ],
 )
-def test_junk_in_wandbs_variables_is_a_sentence(variable: str, value: str) -> None:
-    """With the variable's name; a key is not repeated. In a process of its own: W&B remembers."""
+def test_invalid_wandb_variable_gives_one_sentence(variable: str, value: str) -> None:
+    """It names the variable.
+
+    The test needs a process of its own, because W&B remembers settings.
+    """
     code = "from common.tools.compare.readers import read_runs; read_runs(['some/project'])"
     environment = {**os.environ, variable: value}
     words = [sys.executable, "-c", code]
@@ -566,10 +575,10 @@ def test_junk_in_wandbs_variables_is_a_sentence(variable: str, value: str) -> No
     assert variable in answer.stderr or "a WANDB_* variable" in answer.stderr
 
 
-def test_names_do_not_command_the_terminal(
+def test_control_characters_are_escaped_in_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of runs, their reasons and the values of their flags, in each form of the table."""
+    """They may stand in names of runs, reasons and values of flags."""
     names = ["\x1b[31mred", "two\x9b"]
     sources = [
         write_run(

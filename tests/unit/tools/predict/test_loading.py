@@ -1,4 +1,4 @@
-"""`load_model`: the trained module of a recipe, of a copy, or of Transformers; else a sentence."""
+"""`load_model`: the trained module of a recipe, a copy, or Transformers, or one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.examples import COPIES
 from tests.launch import REPOSITORY
 
 CLASSIFIER = ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5})
-# Of each copy that defines its model: the class, and what builds a small one.
+# For each copy that defines its model: the class, and arguments of a small model.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "averaged": CLASSIFIER,
     "character_model": ("CharacterModel", {}),
@@ -36,7 +36,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]) -> nn.Module:
-    """Write what a finished run of a copy leaves of its model; return the model."""
+    """Write the model folder of a finished run of a copy, and return the model."""
     model = getattr(load_recipe(file).module, class_name)(**arguments)
     facts = {"recipe": file.stem, "class": class_name, "arguments": arguments}
     save_model(folder / "model", model, facts)
@@ -45,7 +45,7 @@ def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]
 
 @pytest.mark.parametrize("name", [name for name, (_, arguments) in SMALL.items() if arguments])
 def test_model_of_a_copy_is_loaded(name: str, tmp_path: Path) -> None:
-    """From the run or its model folder: the same weights, in fp32, ready to be evaluated."""
+    """From the run or its model folder, it has the same weights in fp32, in evaluation mode."""
     file = REPOSITORY / "examples" / f"{name}.py"
     model = trained(tmp_path / "run", file, *SMALL[name])
     for place in (tmp_path / "run", tmp_path / "run" / "model"):
@@ -56,13 +56,13 @@ def test_model_of_a_copy_is_loaded(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(loaded.state_dict()[key], value, rtol=0, atol=0)
 
 
-def test_each_copy_with_its_own_model_is_here() -> None:
-    """LoRA's is loaded by Transformers, as in the test of whole runs."""
+def test_every_copy_with_its_own_model_is_tested() -> None:
+    """LoRA's is loaded by Transformers, in the tests of whole runs."""
     assert {copy.name for copy in COPIES} - {"lora"} == SMALL.keys()
 
 
-def test_message_of_predict_names_the_call(tmp_path: Path) -> None:
-    """The call that it names is the one that loads the model."""
+def test_message_of_predict_names_a_working_call(tmp_path: Path) -> None:
+    """The test executes the call, and it loads the model."""
     file = REPOSITORY / "examples" / "regression.py"
     trained(tmp_path / "run", file, *SMALL["regression"])
     wording = r"from common\.tools\.predict import load_model"
@@ -73,7 +73,7 @@ def test_message_of_predict_names_the_call(tmp_path: Path) -> None:
 
 
 def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
-    """As it is when the recipe is launched."""
+    """It is found when the recipe is launched, so it is here as well."""
     (tmp_path / "my_own_layers.py").write_text("from torch.nn import Linear as Own\n")
     text = "from common.config import TrainingConfig as Config\nfrom my_own_layers import Own\n"
     (tmp_path / "train.py").write_text(f"{text}OBJECTIVE = 'loss:min'\n")
@@ -83,7 +83,7 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "file", "said"),
+    ("changes", "file", "message"),
     [
         ({"arguments": None}, "copy", r'regression does not say|"arguments", those of MLP'),
         ({"class": "Other"}, "copy", "has no model Other"),
@@ -93,13 +93,13 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_sentences(
-    changes: dict[str, Any], file: str | None, said: str, tmp_path: Path
+    changes: dict[str, Any], file: str | None, message: str, tmp_path: Path
 ) -> None:
-    """What is missing, and where it belongs."""
+    """One sentence says what is missing, and where it belongs."""
     copy = REPOSITORY / "examples" / "regression.py"
     trained(tmp_path / "run", copy, *SMALL["regression"])
     path = tmp_path / "run" / "model" / "model.json"
     facts = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({name: fact for name, fact in facts.items() if fact is not None}))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_model(tmp_path / "run", copy if file == "copy" else file)

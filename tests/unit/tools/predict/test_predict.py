@@ -1,4 +1,4 @@
-"""A model is used as it was trained, by its own recipe's code alone; mistakes are sentences."""
+"""Predictions: a model is used as trained, by code of its own recipe. Mistakes are sentences."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.usefixtures("own_accelerator")
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe of one's own."""
+    """Return the path of a user's recipe."""
     path = tmp_path / "train.py"
     path.write_text(RECIPE)
     return path
@@ -70,7 +70,7 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, recipe: Path) -> Path:
-    """A finished run of it."""
+    """Return the directory of a finished run of that recipe."""
     torch.manual_seed(0)
     model = load_recipe(recipe).module.Own(12)
     save_model(tmp_path / "run" / "model", model, FACTS)
@@ -85,16 +85,16 @@ def image(tmp_path: Path, name: str, mode: str = "RGB", size: tuple[int, int] = 
     return tmp_path / name
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: object) -> list[Any]:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[Any]:
     """Return the objects that a command prints."""
-    main([str(word) for word in words])
+    main([str(word) for word in arguments])
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_predicts_with_a_model_of_ones_own(
+def test_predictions_equal_the_models_outputs(
     run: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Probabilities of its normalised pixels, in the order of the files, whatever the batch."""
+    """Rows are in the order of the files and hold probabilities, whatever the batch size."""
     files = [image(tmp_path, f"{number}.png") for number in range(5)]
     model = load_recipe(recipe).module.Own(12)
     model.load_state_dict(Predictor(run, recipe=recipe, mixed_precision="no").model.state_dict())
@@ -107,40 +107,40 @@ def test_predicts_with_a_model_of_ones_own(
         rows = printed(capsys, folder, *files, *options, size)
         assert [row["file"] for row in rows] == [str(file) for file in files]
         for row, values in zip(rows, expected, strict=True):
-            found = [row["top"][name] for name in ("dark", "bright")]
-            assert found == pytest.approx(values, abs=1e-5)
+            probabilities = [row["top"][name] for name in ("dark", "bright")]
+            assert probabilities == pytest.approx(values, abs=1e-5)
             assert row["label"] == ["dark", "bright"][int(np.argmax(values))]
-            assert row["probability"] == max(found)
-            assert [*row["top"].values()] == sorted(found, reverse=True)
+            assert row["probability"] == max(probabilities)
+            assert [*row["top"].values()] == sorted(probabilities, reverse=True)
 
 
-def test_any_image_is_taken(run: Path, recipe: Path, tmp_path: Path) -> None:
-    """Of any size and mode, as a file or opened."""
+def test_images_of_any_size_and_mode_are_accepted(run: Path, recipe: Path, tmp_path: Path) -> None:
+    """An image may be a file or an open image."""
     kinds = [("L", (30, 20)), ("RGBA", (1, 9)), ("1", (2, 2))]
     files = [image(tmp_path, f"{mode}.png", mode, size) for mode, size in kinds]
-    found = Predictor(run, recipe=recipe)([*files, Image.new("L", (3, 3))])
-    assert found.shape == (4, 2)
-    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    probabilities = Predictor(run, recipe=recipe)([*files, Image.new("L", (3, 3))])
+    assert probabilities.shape == (4, 2)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(4))
 
 
 @pytest.fixture
 def predicted(run: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Return what calls the program with the model, and gives what it prints."""
+    """Return a function that runs the command with the model and returns its printed objects."""
     return lambda *words: printed(capsys, run, *words, "--recipe", recipe)
 
 
-def test_reads_paths_of_standard_input(
+def test_paths_are_read_from_standard_input(
     predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One a line; the first classes alone if so many are asked for."""
+    """There is one path a line. `--top-k` limits the classes of a row."""
     file = image(tmp_path, "a.png")
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{file}\n\n{file}\r\n"))
     rows = predicted("-", "--top-k", 1)
     assert rows == [{**rows[0], "top": {rows[0]["label"]: rows[0]["probability"]}}] * 2
 
 
-def test_reads_all_images_of_a_folder(predicted: Callable[..., Any], tmp_path: Path) -> None:
-    """Sorted, with the folders in it and links; each line has the path of its image."""
+def test_all_images_of_a_folder_are_read(predicted: Callable[..., Any], tmp_path: Path) -> None:
+    """They are sorted, subfolders and links included, and each row has the image's path."""
     folder = tmp_path / "photos"
     for place in ("", "b", "a/deep"):
         (folder / place).mkdir(parents=True, exist_ok=True)
@@ -157,19 +157,19 @@ def test_reads_all_images_of_a_folder(predicted: Callable[..., Any], tmp_path: P
 
 
 def test_texts_are_not_read_from_what_never_ends(tmp_path: Path) -> None:
-    """A pipe that nobody writes to, a device, or a folder."""
+    """A pipe without a writer, a device and a folder are refused."""
     os.mkfifo(tmp_path / "pipe")
-    for path, said in (
+    for path, message in (
         (tmp_path / "pipe", "a pipe"),
         ("/dev/zero", "a pipe"),
         (tmp_path, "folder"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             [*read_inputs([str(path)], True)]
 
 
-def test_a_line_is_what_a_newline_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file as of standard input: also with characters that `splitlines` knows."""
+def test_only_newlines_end_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other characters at which `splitlines` splits belong to a text."""
     texts = [f"a{chr(number)}b" for number in (9, 11, 12, 28, 29, 30, 133, 8232, 8233)]
     (tmp_path / "lines.txt").write_text("\n\n".join(texts), encoding="utf-8-sig")
     monkeypatch.setattr(sys, "stdin", io.StringIO("\r\n".join(texts)))
@@ -178,12 +178,14 @@ def test_a_line_is_what_a_newline_ends(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
-    """Transformers would draw it at random, and say so where nobody looks."""
+    """Transformers would draw the weight at random and only log a warning."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    tokenizer, sizes = train_wordpiece(["one two three"]), dict.fromkeys(SIZES, 8)
+    tokenizer = train_wordpiece(["one two three"])
+    sizes = dict.fromkeys(SIZES, 8)
     config = BertConfig(vocab_size=len(tokenizer), num_attention_heads=1, num_labels=2, **sizes)
-    model, folder = BertForSequenceClassification(config), tmp_path / "run" / "model"
+    model = BertForSequenceClassification(config)
+    folder = tmp_path / "run" / "model"
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     facts = {"class_names": ["a", "b"], "text_columns": ["text"], "max_length": 8}
     save_model(folder, model, facts | {"files": tmp_path / "tokenizer"})
@@ -191,34 +193,34 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     weights = read_tensors(folder / "model.safetensors")
     del weights["bert.encoder.layer.0.output.dense.weight"]
     write_tensors(folder / "model.safetensors", weights)
-    (folder / "model.json").write_text(json.dumps(facts))  # without the digest
+    (folder / "model.json").write_text(json.dumps(facts))  # without a digest of the weights
     with pytest.raises(UserError, match=r"lacks bert\.encoder\.layer\.0\.output\.dense\.weight"):
         Predictor(folder)
 
 
 def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> None:
-    """They would be no JSON, and their order no answer."""
+    """They have no order, and JSON has no NaN."""
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
     with pytest.raises(UserError, match="some outputs of the model are NaN or infinite: pass"):
         predictor([Image.new("RGB", (2, 2), "white")])
 
 
-def test_benchmark_measures(
+def test_benchmark_reports_consistent_figures(
     predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Latency of batches, and throughput, which belong together."""
+    """Throughput agrees with the latency of batches."""
     monkeypatch.setattr("common.tools.predict.benchmark.SECONDS", 0.0)
-    words = (image(tmp_path, "a.png"), "--batch-size", 8, "--benchmark", "--device", "cpu")
-    (found,) = predicted(*words, "--mixed-precision", "no")
-    assert 0 < found["p50_milliseconds"] <= found["p95_milliseconds"]
-    assert found["batches"] >= 20
-    assert found["samples_per_second"] > 8 / (found["p95_milliseconds"] / 1000) / 20
-    assert (found["batch_size"], found["mixed_precision"]) == (8, "no")
+    arguments = (image(tmp_path, "a.png"), "--batch-size", 8, "--benchmark", "--device", "cpu")
+    (result,) = predicted(*arguments, "--mixed-precision", "no")
+    assert 0 < result["p50_milliseconds"] <= result["p95_milliseconds"]
+    assert result["batches"] >= 20
+    assert result["samples_per_second"] > 8 / (result["p95_milliseconds"] / 1000) / 20
+    assert (result["batch_size"], result["mixed_precision"]) == (8, "no")
 
 
-def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> None:
-    """A recipe that is no part of this repository is named; the folder's files are not run."""
+def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Path) -> None:
+    """A foreign recipe must be passed as `--recipe`, and code in the run's folder is not run."""
     for place in (run, run / "model"):
         (place / "train.py").write_text("raise AssertionError('it was run')")
     with pytest.raises(UserError, match=r"recipe train: add --recipe train\.py"):
@@ -234,7 +236,7 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("nowhere", "x.png"), "nowhere is no folder"),
         (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
@@ -263,13 +265,13 @@ def test_code_is_run_only_if_asked(run: Path, recipe: Path, tmp_path: Path) -> N
     ],
 )
 def test_mistakes_are_sentences(
-    words: tuple[str, ...],
-    said: str,
+    arguments: tuple[str, ...],
+    message: str,
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is wrong, and where."""
+    """One sentence says what is wrong, and where."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     (tmp_path / "empty").mkdir()
@@ -286,24 +288,26 @@ def test_mistakes_are_sentences(
     (tmp_path / "nothing" / "notes.txt").write_text("no image")
     (tmp_path / "nothing" / ".hidden" / "a.png").write_text("")
     os.mkfifo(tmp_path / "pipe.png")
-    named = () if "--recipe" in words else ("--recipe", "train.py")
-    with pytest.raises(UserError, match=said) as error:
-        main([*words, *named])
+    named = () if "--recipe" in arguments else ("--recipe", "train.py")
+    with pytest.raises(UserError, match=message) as error:
+        main([*arguments, *named])
     assert "\n" not in error.value.message
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"\xff\xfe", b"{", b"{}"])
 def test_damaged_facts_are_named(run: Path, recipe: Path, text: bytes) -> None:
-    """A sentence with the path."""
+    """The message has the path of `model.json`."""
     (run / "model" / "model.json").write_bytes(text)
     with pytest.raises(UserError, match=r"model\.json (can.t be read|is not what)|no classifier"):
         Predictor(run, recipe=recipe)
 
 
-def test_wrong_facts_of_a_model_are_a_sentence(run: Path, recipe: Path) -> None:
-    """At each place of `model.json`: a model that can be used, or a sentence of what is wrong."""
+def test_invalid_facts_of_a_model_give_one_sentence(run: Path, recipe: Path) -> None:
+    """Each entry of `model.json` is damaged in turn: the model still works, or one sentence says
+    why not.
+    """
     ends = Counter[bool]()
-    for what, facts in wrong(FACTS):
+    for description, facts in wrong(FACTS):
         (run / "model" / "model.json").write_text(json.dumps(facts))
         refused: UserError | None = None
         try:
@@ -312,18 +316,18 @@ def test_wrong_facts_of_a_model_are_a_sentence(run: Path, recipe: Path) -> None:
             refused = error
         ends[refused is None] += 1
         if refused is None:
-            found = predictor([Image.new("RGB", (5, 5))])
-            assert found.shape == (1, 2), what
-            assert found.isfinite().all(), what
+            probabilities = predictor([Image.new("RGB", (5, 5))])
+            assert probabilities.shape == (1, 2), description
+            assert probabilities.isfinite().all(), description
         else:
-            assert str(run) in refused.message or "train.py" in refused.message, what
-            assert "\n" not in refused.message, what
+            assert str(run) in refused.message or "train.py" in refused.message, description
+            assert "\n" not in refused.message, description
     assert ends[True] > 10
     assert ends[False] > 10
 
 
-def test_closed_standard_input_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has None for it then."""
+def test_closed_standard_input_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sets `sys.stdin` to None then."""
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="standard input is closed: name files"):
         [*read_inputs(["-"], False)]
@@ -331,9 +335,10 @@ def test_closed_standard_input_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("before", [None, "true", "false"])
 @pytest.mark.parametrize(("name", "asks_for_cpu"), [("cpu", True), ("mps", False)])
-def test_device_of_the_command_line_outweighs_the_environment(
+def test_device_flag_overrides_the_environment(
     name: str, asks_for_cpu: bool, before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`--device cpu` wins over ACCELERATE_USE_CPU, and so does another device."""
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     if before is not None:
         monkeypatch.setenv("ACCELERATE_USE_CPU", before)
@@ -343,8 +348,8 @@ def test_device_of_the_command_line_outweighs_the_environment(
     assert devices.is_cpu_asked_for() == asks_for_cpu
 
 
-def test_device_that_torch_is_only_built_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model would run on the CPU in its place."""
+def test_device_that_is_not_present_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch may be built for GPUs on a machine without one, and the model would run on the CPU."""
 
     def built_for_gpus(check_available: bool = False) -> torch.device | None:
         return None if check_available else torch.device("cuda")

@@ -1,7 +1,7 @@
-"""A recipe that trains nothing, in no time: what a search sees of a run, and nothing else.
+"""A recipe that trains nothing and only writes the files that a search reads of a run.
 
-Tests of `recipes tune` copy and run it. Its accuracy is 1 at a learning rate of 0.1, and less
-at any other; where a copy states another objective, to be low, that is -1 there.
+Tests of `recipes tune` copy and run it. Its accuracy is 1 at a learning rate of 0.1, and lower
+at any other. In a copy with an objective to minimise, the value is -1 there, and higher elsewhere.
 """
 
 import json
@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from common.config import TrainingConfig, parse_config
 from common.files import write_json
@@ -23,18 +24,18 @@ OBJECTIVE = "accuracy:max"
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     learning_rate: float = 0.1  # Best at 0.1.
-    hidden_sizes: tuple[int, ...] = (8,)  # Not looked at.
-    epoch_seconds: float = 0.0  # Time that an epoch takes.
-    fail_above: float = 1e9  # Learning rate from which on the run fails.
-    test_only: bool = False  # Have no validation split.
+    hidden_sizes: tuple[int, ...] = (8,)  # Not used.
+    epoch_seconds: float = 0.0  # Duration of an epoch.
+    fail_above: float = 1e9  # The run fails at a higher learning rate.
+    test_only: bool = False  # Report no validation split.
 
 
-def main(config: Config) -> None:
-    directory = Path(config.output_dir or "run")
-    directory.mkdir(parents=True, exist_ok=True)
-    epochs = config.epochs or 4
-    sizes = {"train": 90, "test": 20} | ({} if config.test_only else {"validation": 10})
-    facts = {
+def facts_of(config: Config, epochs: int) -> dict[str, Any]:
+    """Return the contents of `config.json`."""
+    sizes = {"train": 90, "test": 20}
+    if not config.test_only:
+        sizes["validation"] = 10
+    return {
         "recipe": Path(__file__).stem,
         "objective": OBJECTIVE,
         "config": vars(config),
@@ -59,6 +60,12 @@ def main(config: Config) -> None:
             "eval_every": 10,
         },
     }
+
+
+def main(config: Config) -> None:
+    directory = Path(config.output_dir or "run")
+    directory.mkdir(parents=True, exist_ok=True)
+    epochs = config.epochs or 4
     step = 0
     if config.resume:
         step = json.loads((directory / "status.json").read_text())["global_step"]
@@ -74,7 +81,7 @@ def main(config: Config) -> None:
 
     say("running")
     signal.signal(signal.SIGTERM, stop)
-    write_json(directory / "config.json", facts)
+    write_json(directory / "config.json", facts_of(config, epochs))
     if config.learning_rate > config.fail_above:
         say("failed", f"learning rate {config.learning_rate} is too high")
         raise SystemExit("error: something else")

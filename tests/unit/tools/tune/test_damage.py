@@ -1,4 +1,4 @@
-"""Searches whose files, or whose trials' files, are damaged: a sentence each; nothing else."""
+"""Searches with damaged files: each damage gives one sentence, and nothing else goes wrong."""
 
 from __future__ import annotations
 
@@ -28,65 +28,68 @@ FLAGS = ["--learning-rate", "0.05,0.1", "--epochs", "1"]
 GOAL = Objective.parse("accuracy:max")
 
 
-def ends_well(act: Callable[[], object], what: str) -> bool:
-    """Whether something is done without a mistake; a mistake is one sentence, or the parser's."""
+def ends_well(action: Callable[[], object], description: str) -> bool:
+    """Return whether an action succeeds, and check that a failure is told in one sentence."""
     try:
-        act()
+        action()
     except UserError as problem:
         if "\n" in problem.message:
-            raise AssertionError(what) from problem
+            raise AssertionError(description) from problem
         return False
     except SystemExit as problem:
         if problem.code != 2:
-            raise AssertionError(what) from problem
+            raise AssertionError(description) from problem
         return False
     except Exception as problem:
-        raise AssertionError(what) from problem
+        raise AssertionError(description) from problem
     return True
 
 
 @pytest.fixture
 def searched(tmp_path: Path) -> Callable[[], Search]:
-    """Return a search with a trial that was left running, and is finished by now."""
-    recipe, settings = load_recipe(STUB), SearchSettings(str(STUB), FLAGS, trials=1)
+    """Return a function that makes a search whose first trial was left running and has finished."""
+    recipe = load_recipe(STUB)
+    settings = SearchSettings(str(STUB), FLAGS, trials=1)
     space, shared = parse_space(settings.flags, recipe)
     write_run(tmp_path / "trial-000")
 
-    def made() -> Search:
+    def new_search() -> Search:
         study = optuna.create_study(direction="maximize")
         study.ask(dict(space))
         return Search(tmp_path, settings, space, shared, recipe.objective, study)
 
-    return made
+    return new_search
 
 
 @pytest.mark.parametrize("name", ["config.json", "status.json", "summary.json", "metrics.jsonl"])
-def test_damaged_trial_is_named_or_borne(
+def test_damaged_trial_is_named_or_tolerated(
     name: str,
     searched: Callable[[], Search],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     thorough: bool,
 ) -> None:
-    """Whatever a trial's files hold; what its process can't tell any more is a failure."""
+    """A trial fails if its files do not tell its result and its process is gone."""
     (tmp_path / "trial-000.log").write_text("error: nothing\n")
     ended = SimpleNamespace(poll=lambda: 1, returncode=1)
     monkeypatch.setattr("common.tools.tune.trial.psutil.Popen", lambda *_, **__: ended)
     path = tmp_path / "trial-000" / name
     whole = path.read_bytes()
     first, *others = whole.splitlines(keepends=True) if name.endswith("l") else [whole]
-    damaged = [(what, json.dumps(value).encode()) for what, value in wrong(json.loads(first))]
+    damaged = [
+        (description, json.dumps(value).encode()) for description, value in wrong(json.loads(first))
+    ]
     damaged += [(f"broken {number}", part) for number, part in enumerate(broken(first, 100))]
     ends = []
-    for what, content in damaged[:: 1 if thorough else 3]:
+    for description, content in damaged[:: 1 if thorough else 3]:
         path.write_bytes(b"".join([content, b"\n", *others]))
-        ends.append(ends_well(searched().run, f"{name}: {what}"))
+        ends.append(ends_well(searched().run, f"{name}: {description}"))
     assert True in ends
     assert False in ends
 
 
-def test_damaged_settings_are_named_or_borne(tmp_path: Path) -> None:
-    """Whatever `search.json` holds."""
+def test_damaged_settings_are_named_or_tolerated(tmp_path: Path) -> None:
+    """This goes through damaged contents of `search.json`."""
     path = tmp_path / "search.json"
     value = dataclasses.asdict(SearchSettings(str(STUB), FLAGS))
     whole = json.dumps(value).encode()
@@ -95,18 +98,18 @@ def test_damaged_settings_are_named_or_borne(tmp_path: Path) -> None:
         _, settings = read_command_line(["--study", str(tmp_path)])
         parse_space(settings.flags, load_recipe(Path(settings.recipe)))
 
-    damaged = [(what, json.dumps(other).encode()) for what, other in wrong(value)]
+    damaged = [(description, json.dumps(other).encode()) for description, other in wrong(value)]
     damaged += [(f"broken {number}", part) for number, part in enumerate(broken(whole, 50))]
     ends = []
-    for what, content in damaged:
+    for description, content in damaged:
         path.write_bytes(content)
-        ends.append(ends_well(read, what))
+        ends.append(ends_well(read, description))
     assert True in ends
     assert False in ends
 
 
-def test_damaged_study_is_named_or_borne(tmp_path: Path, thorough: bool) -> None:
-    """Whatever `study.db` holds."""
+def test_damaged_study_is_named_or_tolerated(tmp_path: Path, thorough: bool) -> None:
+    """This goes through damaged contents of `study.db`."""
     space, _ = parse_space(FLAGS, load_recipe(STUB))
     path = tmp_path / "study.db"
     study = open_study(tmp_path, GOAL, True, space)
@@ -129,7 +132,7 @@ def test_damaged_study_is_named_or_borne(tmp_path: Path, thorough: bool) -> None
 
 
 def test_study_of_another_search_is_refused(tmp_path: Path) -> None:
-    """One that tried other values."""
+    """The other search tried other values."""
     space, _ = parse_space(FLAGS, load_recipe(STUB))
     other, _ = parse_space(["--learning-rate", "0.05:0.1"], load_recipe(STUB))
     open_study(tmp_path, GOAL, True, space).ask(dict(space))
@@ -137,8 +140,8 @@ def test_study_of_another_search_is_refused(tmp_path: Path) -> None:
         open_study(tmp_path, GOAL, True, other)
 
 
-def test_whole_search_with_damage(tmp_path: Path) -> None:
-    """What is damaged is named by the command itself, which changes none of it."""
+def test_command_names_damaged_files_and_leaves_them(tmp_path: Path) -> None:
+    """The command changes neither the damaged file nor the others."""
     study = tmp_path / "study"
     main([str(STUB), *FLAGS, "--trials", "1", "--study", str(study)])
     kept = {path: path.read_bytes() for path in study.glob("*.*") if path.is_file()}
@@ -156,7 +159,7 @@ LONG = "x" * 300
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         ([str(STUB), *FLAGS, "--study", LONG], LONG),
         ([str(STUB), *FLAGS, "--study", "file"], "--study"),
@@ -169,13 +172,13 @@ LONG = "x" * 300
         (["file/in.py", *FLAGS], "is no file"),
     ],
 )
-def test_paths_that_cannot_be(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_impossible_paths_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names that are too long, and files where folders are meant, are named by their flag."""
+    """The message names the flag of a path that is too long, or a file where a folder belongs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as refused:
-        main(words)
-    assert said in refused.value.message
+        main(arguments)
+    assert message in refused.value.message
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,4 +1,4 @@
-"""Results of a search are credited to what each trial's own directory says, whatever happened."""
+"""Recovery of a search: each result belongs to the values in its trial's own directory."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ SPACE, SHARED = parse_space(FLAGS, RECIPE)
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Put back what the stub does to signals."""
+    """Restore the signal handler that the stub replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
 def train(place: Path, **flags: Any) -> None:
-    """Leave what a run of the stub leaves."""
+    """Run the stub in this process, in a given directory."""
     values = {"epochs": 2, "validation_share": 0.1, "keep_checkpoints": 1} | flags
     RECIPE.module.main(RECIPE.config_class(**values, output_dir=str(place)))
 
 
 def searched(directory: Path, trials: int = 3) -> None:
-    """Carry out a search in this process."""
+    """Run a search in this process."""
     study = open_study(directory, RECIPE.objective, True, SPACE)
     for number in range(trials):
         trial = study.ask(dict(SPACE))
-        words = command_words(SPACE, trial.params)
+        arguments = command_words(SPACE, trial.params)
         place = directory / f"trial-{number:03d}"
-        train(place, learning_rate=float(words[1]), batch_size=int(words[3]))
+        train(place, learning_rate=float(arguments[1]), batch_size=int(arguments[3]))
         study.tell(trial, read_directory(place).summary["val/best_accuracy"])
 
 
-def again(directory: Path) -> Study:
-    """Open the search once more, as the command does."""
+def reopened(directory: Path) -> Study:
+    """Reopen the search as the command does."""
     study = open_study(directory, RECIPE.objective, True, SPACE)
     return reconciled(directory, study, RECIPE, True, SPACE, SHARED)
 
@@ -63,14 +63,17 @@ def insist_on_credit(study: Study, directory: Path) -> None:
     """Check that each result of a study is that of the values in the trial's own directory."""
     for trial in study.get_trials(states=(TrialState.COMPLETE,)):
         run = read_directory(directory / f"trial-{trial.number:03d}")
-        given = given_flags(run)
-        words = command_words(SPACE, trial.params)
-        assert (float(words[1]), int(words[3])) == (given["learning_rate"], given["batch_size"])
+        flags = given_flags(run)
+        arguments = command_words(SPACE, trial.params)
+        assert (float(arguments[1]), int(arguments[3])) == (
+            flags["learning_rate"],
+            flags["batch_size"],
+        )
         assert trial.value == run.summary["val/best_accuracy"]
 
 
 def without_rows(table: str, rows: str) -> Callable[[Path], None]:
-    """Return what deletes rows of a study."""
+    """Return a function that deletes rows of a study."""
 
     def delete(directory: Path) -> None:
         with closing(sqlite3.connect(directory / "study.db")) as database:
@@ -81,7 +84,7 @@ def without_rows(table: str, rows: str) -> Callable[[Path], None]:
 
 
 def cut(length: int) -> Callable[[Path], None]:
-    """Return what truncates a study's file."""
+    """Return a function that truncates a study's file."""
     return lambda directory: (directory / "study.db").write_bytes(
         (directory / "study.db").read_bytes()[:length]
     )
@@ -114,39 +117,39 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
-def again_or_anew(directory: Path) -> Study:
-    """Open the search once more; without the study, where that is refused in one sentence."""
+def reopened_or_rebuilt(directory: Path) -> Study:
+    """Reopen the search. If one sentence refuses that, remove the study and rebuild it."""
     refused: UserError | None = None
     try:
-        return again(directory)
+        return reopened(directory)
     except UserError as error:
         refused = error
     assert "\n" not in refused.message
     assert "study.db" in refused.message
     (directory / "study.db").rename(directory / "moved away")
-    return again(directory)
+    return reopened(directory)
 
 
-@pytest.mark.parametrize("kind", first(4, DAMAGE))
-def test_results_stay_with_their_values(kind: str, tmp_path: Path) -> None:
-    """A damaged study is made anew from the trials' directories, or refused in one sentence.
+@pytest.mark.parametrize("damage", first(4, DAMAGE))
+def test_results_stay_with_their_values(damage: str, tmp_path: Path) -> None:
+    """A damaged study is rebuilt from the trials' directories, or refused in one sentence.
 
-    Once it is moved away, it is made anew in any case.
+    Once it is moved away, it is always rebuilt.
     """
     searched(tmp_path)
-    DAMAGE[kind](tmp_path)
+    DAMAGE[damage](tmp_path)
     places = len([*tmp_path.glob("trial-*")])
-    study = again_or_anew(tmp_path)
-    if places < 3:  # what the study has of it stays
+    study = reopened_or_rebuilt(tmp_path)
+    if places < 3:  # the study keeps the result of the missing trial
         assert study.get_trials()[0].state == TrialState.COMPLETE
         return
     insist_on_credit(study, tmp_path)
     assert [trial.state for trial in study.get_trials()] == [TrialState.COMPLETE] * 3
-    insist_on_credit(again(tmp_path), tmp_path)  # and it stays so
+    insist_on_credit(reopened(tmp_path), tmp_path)  # a second time changes nothing
 
 
-def test_new_study_keeps_the_old_file_and_what_was_left_off(tmp_path: Path) -> None:
-    """A failed trial stays one; the search goes on with what was neither finished nor failed."""
+def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> None:
+    """The old file is kept. A failed trial stays failed, and an unfinished one is resumed."""
     searched(tmp_path, trials=1)
     old = (tmp_path / "study.db").read_bytes()
     with pytest.raises(SystemExit):
@@ -158,7 +161,7 @@ def test_new_study_keeps_the_old_file_and_what_was_left_off(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"trial-000 .*--fail-above 1000000000\.0"):
         reconciled(tmp_path, study, RECIPE, True, SPACE, shared)
     shutil.rmtree(tmp_path / "trial-001")
-    study = again(tmp_path)
+    study = reopened(tmp_path)
     names = [trial.state.name for trial in study.get_trials()]
     assert names == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
     assert study.get_trials()[3].params == {"learning-rate": 0.01, "batch-size": "128"}
@@ -166,7 +169,7 @@ def test_new_study_keeps_the_old_file_and_what_was_left_off(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"seed": 5}, r"--seed 5, and the search has 0"),
         ({"epochs": 3}, r"--epochs 3, and the search has 2"),
@@ -177,33 +180,35 @@ def test_new_study_keeps_the_old_file_and_what_was_left_off(tmp_path: Path) -> N
 )
 @pytest.mark.parametrize("number", first(1, [0, 2]))
 def test_foreign_run_is_refused(
-    flags: dict[str, Any], said: str, number: int, tmp_path: Path
+    flags: dict[str, Any], message: str, number: int, tmp_path: Path
 ) -> None:
-    """In a trial's place, or in that of a trial to come."""
+    """It may lie in the place of an earlier trial or of a future one."""
     searched(tmp_path, trials=2)
     place = tmp_path / f"trial-{number:03d}"
     shutil.rmtree(place, ignore_errors=True)
     train(place, **({"learning_rate": 0.01, "batch_size": 64} | flags))
-    with pytest.raises(UserError, match=rf"trial-00{number} is no trial of this search: .*{said}"):
-        again(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"trial-00{number} is no trial of this search: .*{message}"
+    ):
+        reopened(tmp_path)
 
 
-def test_whole_search_is_left_as_it_is(tmp_path: Path) -> None:
-    """The study is not made anew without need."""
+def test_whole_study_is_not_rebuilt(tmp_path: Path) -> None:
+    """No file is set aside."""
     searched(tmp_path)
-    again(tmp_path)
+    reopened(tmp_path)
     assert not [*tmp_path.glob("study.db.*")]
 
 
 def test_choices_are_compared_as_values() -> None:
-    """As the parser of a recipe reads them."""
+    """They compare as the recipe's parser reads them."""
     for choice, value in (("64", 64), ("1e-2", 0.01), ("8 16", [8, 16]), ("true", True)):
         assert means(choice, value)
     for choice, value in (("64", 65), ("8 16", [8]), ("true", False), ("no", "yes"), ("x", 1)):
         assert not means(choice, value)
 
 
-def test_default_share_is_part_of_the_command() -> None:
-    """Unless it is stated."""
+def test_default_validation_share_is_part_of_the_command() -> None:
+    """A stated share replaces it."""
     assert with_defaults(["--seed", "1"]) == ["--seed", "1", "--validation-share", "0.1"]
     assert with_defaults(["--validation-share", "0.2"]) == ["--validation-share", "0.2"]

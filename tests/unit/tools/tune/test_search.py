@@ -1,4 +1,4 @@
-"""Searches: what they try, how they prune, go on after a kill, and what they leave."""
+"""Searches: which values they try, how they prune, resume after a kill, and what they leave."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ pytestmark = pytest.mark.usefixtures("forking_python")  # for the trials
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Put back what a search in this process does to signals."""
+    """Restore the signal handler that a search in this process replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
-def space(*words: str) -> tuple[dict[str, Distribution], list[str]]:
-    """Return what a search over the stub's flags would try, and what all trials share."""
-    return parse_space(words, load_recipe(STUB))
+def space(*arguments: str) -> tuple[dict[str, Distribution], list[str]]:
+    """Return the search space of flags for the stub, and the flags that all trials share."""
+    return parse_space(arguments, load_recipe(STUB))
 
 
 def trials_of(study: Path, objective: str = "accuracy:max") -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
     search = SearchSettings.read(study)
     assert search is not None
-    found, _ = space(*search.flags)
-    return open_study(study, Objective.parse(objective), prune=True, space=found).trials
+    distributions, _ = space(*search.flags)
+    return open_study(study, Objective.parse(objective), prune=True, space=distributions).trials
 
 
 def states(study: Path) -> list[str]:
@@ -64,11 +64,11 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-# What is searched
+# The search space
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--learning-rate", "0.01:1:log"], FloatDistribution(0.01, 1, log=True)),
         (["--learning-rate=0.01:1"], FloatDistribution(0.01, 1)),
@@ -79,25 +79,25 @@ def read(path: Path) -> dict[str, Any]:
         (["--compile", "true,false"], CategoricalDistribution(("true", "false"))),
     ],
 )
-def test_ranges_and_choices(words: list[str], expected: Distribution) -> None:
-    """Ranges of numbers, whole or not, and choices are read from the flags' values."""
-    name = words[0].partition("=")[0].removeprefix("--").replace("_", "-")
-    assert space(*words, "--seed", "3", "--no-test-only") == (
+def test_ranges_and_choices(arguments: list[str], expected: Distribution) -> None:
+    """A flag's value is a range of integers or real numbers, or a list of choices."""
+    name = arguments[0].partition("=")[0].removeprefix("--").replace("_", "-")
+    assert space(*arguments, "--seed", "3", "--no-test-only") == (
         {name: expected},
         ["--seed", "3", "--no-test-only"],
     )
 
 
 def test_names_are_not_searched() -> None:
-    """Commas and colons in names and folders mean nothing."""
-    words = ["--dataset", "a,b:c", "--hidden-sizes", "8", "16", *RATES]
-    found, shared = space(*words)
-    assert list(found) == ["learning-rate"]
-    assert shared == words[:-2]
+    """Commas and colons in names and paths have no special meaning."""
+    arguments = ["--dataset", "a,b:c", "--hidden-sizes", "8", "16", *RATES]
+    distributions, shared = space(*arguments)
+    assert list(distributions) == ["learning-rate"]
+    assert shared == arguments[:-2]
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["--learning-rate", "0.1"], "nothing to search"),
         (["--learning-rate", "1:0.1"], "write a range as low:high"),
@@ -113,33 +113,33 @@ def test_names_are_not_searched() -> None:
         ([*RATES, *RATES], "stated twice"),
     ],
 )
-def test_mistakes_are_found_before_any_trial(words: list[str], sentence: str) -> None:
-    """What the recipe would not take, or can't be searched, is one sentence at once."""
+def test_mistakes_are_found_before_any_trial(arguments: list[str], sentence: str) -> None:
+    """One sentence says what the recipe would refuse or what cannot be searched."""
     with pytest.raises(UserError) as refused:
-        space(*words)
+        space(*arguments)
     assert sentence in refused.value.message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [(["--batch-size", "64,many"], "many"), (["--learning-rat", "0.1:1"], "--learning-rate FLOAT")],
 )
-def test_what_the_recipe_does_not_take(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_recipes_parser_refuses_values_and_flags(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The recipe's own parser refuses values of a wrong kind, and flags that it has not."""
+    """A value may have the wrong type, or a flag be unknown."""
     with pytest.raises(SystemExit) as refused:
-        space(*words)
+        space(*arguments)
     assert refused.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_words_of_a_trial() -> None:
-    """A trial's values are written as a person would, and stay in their range."""
-    found, _ = space("--learning-rate", "0.01:0.99999", "--batch-size", "8:64")
-    words = command_words(found, {"learning-rate": 0.123456, "batch-size": 32})
+def test_arguments_of_a_trial() -> None:
+    """Values are rounded for people to read, and stay within their range."""
+    distributions, _ = space("--learning-rate", "0.01:0.99999", "--batch-size", "8:64")
+    words = command_words(distributions, {"learning-rate": 0.123456, "batch-size": 32})
     assert words == ["--learning-rate", "0.1235", "--batch-size", "32"]
-    edge = command_words(found, {"learning-rate": 0.99999, "batch-size": 8})
+    edge = command_words(distributions, {"learning-rate": 0.99999, "batch-size": 8})
     assert edge[:2] == ["--learning-rate", "0.99999"]
     sizes, _ = space("--hidden-sizes", "8,16 16", "--compile", "true,false")
     assert command_words(sizes, {"hidden-sizes": "16 16", "compile": "false"}) == [
@@ -148,14 +148,14 @@ def test_words_of_a_trial() -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.py", "test_search.py"])
-def test_what_is_no_recipe_is_refused(name: str) -> None:
-    """A file that is not there, or has no Config, is named."""
+def test_file_that_is_no_recipe_is_refused(name: str) -> None:
+    """The file may be missing or have no `Config`, and the message names it."""
     with pytest.raises(UserError, match=name):
         load_recipe(STUB.with_name(name))
 
 
-def test_recipe_states_its_objective(tmp_path: Path) -> None:
-    """Without one there is nothing to search for, and one that is none is refused."""
+def test_recipe_must_state_a_valid_objective(tmp_path: Path) -> None:
+    """Otherwise there is nothing to search for."""
     script = tmp_path / "aimless.py"
     script.write_text(STUB.read_text().replace('OBJECTIVE = "accuracy:max"', 'OBJECTIVE = "best"'))
     with pytest.raises(UserError, match="objective 'best'"):
@@ -167,7 +167,7 @@ def test_recipe_states_its_objective(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "ranked"), [("max", [1, 0, 2]), ("min", [2, 0, 1])])
 def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path: Path) -> None:
-    """Zero and negative values are values; a search for one goal is not one for another."""
+    """Zero and negative values count. A search for another objective is refused."""
     study = open_study(tmp_path, Objective("score", mode), prune=True, space={})
     for value in (0.0, 2.0, -3.0):
         study.tell(study.ask(), value)
@@ -179,20 +179,21 @@ def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path
 # A whole search
 
 
-def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A recipe that minimises is searched for the least, zero and below, and its picture drawn."""
+def test_search_can_minimise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Zero and negative values count, and the picture is drawn."""
     script = tmp_path / "less.py"
     script.write_text(STUB.read_text().replace('"accuracy:max"', '"rmse:min"'))
     study = tmp_path / "study"
     rates = ["--learning-rate", "0.1,0.00001", "--epochs", "1"]
     main([str(script), *rates, "--trials", "2", "--study", str(study)])
-    found = trials_of(study, "rmse:min")
-    of_rate = {"0.1": -1.0, "0.00001": 0.0}
-    assert [trial.value for trial in found] == [of_rate[t.params["learning-rate"]] for t in found]
-    assert {trial.value for trial in found} == {-1.0, 0.0}
-    said = capsys.readouterr().out
-    assert re.search(r"best: trial-\d+, validation RMSE -1.0000\n", said)
-    assert "--learning-rate 0.1 --epochs 1" in said.splitlines()[-1]
+    trials = trials_of(study, "rmse:min")
+    score_by_rate = {"0.1": -1.0, "0.00001": 0.0}
+    for trial in trials:
+        assert trial.value == score_by_rate[trial.params["learning-rate"]]
+    assert {trial.value for trial in trials} == {-1.0, 0.0}
+    output = capsys.readouterr().out
+    assert re.search(r"best: trial-\d+, validation RMSE -1.0000\n", output)
+    assert "--learning-rate 0.1 --epochs 1" in output.splitlines()[-1]
     with Image.open(study / "search.png") as image:
         assert min(image.size) > 400
 
@@ -201,42 +202,43 @@ def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_search_prunes_and_finds_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trials are runs of their own, bad ones are stopped, and the best command is printed."""
+    """Each trial has a run directory, bad trials stop early, and the best command is printed."""
     monkeypatch.chdir(tmp_path)
     flags = ["--batch-size", "64,128", "--epochs", "4", "--epoch-seconds", "0.3"]
     main([str(STUB), *RATES, *flags, "--trials", "9"])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     (study,) = (tmp_path / "runs").glob("tune-stub_recipe-*")
-    found = states(study)
-    assert len(found) == 9
-    assert {"COMPLETE", "PRUNED"} == set(found)
-    assert found[:5] == ["COMPLETE"] * 5
+    trial_states = states(study)
+    assert len(trial_states) == 9
+    assert {"COMPLETE", "PRUNED"} == set(trial_states)
+    assert trial_states[:5] == ["COMPLETE"] * 5
     trials = trials_of(study)
     for trial in trials:
         status = read(study / f"trial-{trial.number:03d}" / "status.json")
         stopped = trial.state == TrialState.PRUNED
         assert status["status"] == ("preempted" if stopped else "finished")
-        assert max(trial.intermediate_values) == 10 * status["global_step"]  # hundredths of epochs
+        # Intermediate values are numbered in hundredths of epochs.
+        assert max(trial.intermediate_values) == 10 * status["global_step"]
         assert not stopped or 10 < status["global_step"] < 40
     best = max(trials, key=lambda trial: trial.value if trial.state == TrialState.COMPLETE else 0)
-    assert f"best: trial-{best.number:03d}, validation accuracy {best.value:.4f}" in said
+    assert f"best: trial-{best.number:03d}, validation accuracy {best.value:.4f}" in output
     rate = float(f"{best.params['learning-rate']:.4g}")
     batch = best.params["batch-size"]
-    assert said.splitlines()[-1] == (
+    assert output.splitlines()[-1] == (
         f"python {STUB} --learning-rate {rate} --batch-size {batch} "
         "--epochs 4 --epoch-seconds 0.3 --validation-share 0.1 --mixed-precision no"
     )
-    assert f"trial-{best.number:03d} (baseline)" in said
-    given = read(study / f"trial-{best.number:03d}" / "config.json")["config"]
-    assert given["validation_share"] == 0.1
-    assert given["keep_checkpoints"] == 1
+    assert f"trial-{best.number:03d} (baseline)" in output
+    config = read(study / f"trial-{best.number:03d}" / "config.json")["config"]
+    assert config["validation_share"] == 0.1
+    assert config["keep_checkpoints"] == 1
     with Image.open(study / "search.png") as image:
         assert min(image.size) > 600
 
 
 @pytest.mark.slow
-def test_killed_search_goes_on(tmp_path: Path) -> None:
-    """After a kill -9 the trial stops itself, goes on later where it was, and counts once."""
+def test_killed_search_can_be_resumed(tmp_path: Path) -> None:
+    """After kill -9 of the search, its trial stops, resumes later where it was, and counts once."""
     study = tmp_path / "study"
     command = [
         sys.executable,
@@ -272,11 +274,12 @@ def test_killed_search_goes_on(tmp_path: Path) -> None:
 
 def trial_processes(study: Path) -> list[psutil.Process]:
     """Return the processes of a study's trials."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(f"{study}/trial-" in word for word in process.info["cmdline"] or [])
-    ]
+    processes = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(f"{study}/trial-" in word for word in words):
+            processes.append(process)
+    return processes
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
@@ -287,8 +290,8 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
         time.sleep(0.02)
 
 
-def test_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
-    """Ctrl-C lets the trial save itself; meanwhile nobody else may search there."""
+def test_interrupted_search_says_how_to_resume(tmp_path: Path) -> None:
+    """Ctrl-C lets the trial save. Until then, no other process may search there."""
     study = tmp_path / "study"
     command = [
         sys.executable,
@@ -306,18 +309,18 @@ def test_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another process"):
         main(["--study", str(study)])
     search.send_signal(signal.SIGINT)
-    said, _ = search.communicate(timeout=60)
+    output, _ = search.communicate(timeout=60)
     assert search.returncode == 130
-    assert "go on with recipes tune --study study" in said
+    assert "go on with recipes tune --study study" in output
     assert read(study / "trial-000" / "status.json")["status"] == "preempted"
     assert not trial_processes(study)
 
 
 def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
-    """A trial that fails is marked so, with its reason, and the search goes on."""
+    """A failed trial keeps its reason, and the search continues."""
     study = tmp_path / "study"
-    words = ["--learning-rate", "0.05,0.5", "--fail-above", "0.1", "--epochs", "1"]
-    main([str(STUB), *words, "--trials", "3", "--study", str(study)])
+    flags = ["--learning-rate", "0.05,0.5", "--fail-above", "0.1", "--epochs", "1"]
+    main([str(STUB), *flags, "--trials", "3", "--study", str(study)])
     trials = trials_of(study)
     assert {trial.state.name for trial in trials} == {"COMPLETE", "FAIL"}
     for trial in trials:
@@ -328,7 +331,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
 
 
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
-    """Three failures at the beginning mean that the command is wrong: its reason is told."""
+    """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
     with pytest.raises(UserError, match=r"no trial succeeds; .*learning rate .* is too high"):
         main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
@@ -338,7 +341,7 @@ def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
 def test_trial_that_is_killed_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a trial that could not say why it failed, the signal and its last words are told."""
+    """The message has the signal and the last line that the trial printed."""
     script = tmp_path / "dying.py"
     dying = "    print('about to die', flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     source = STUB.read_text()
@@ -349,8 +352,8 @@ def test_trial_that_is_killed_is_explained(
         main([str(script), *RATES, "--trials", "1"])
 
 
-def test_test_data_does_not_choose(tmp_path: Path) -> None:
-    """A recipe that evaluates on test data can't be searched; the trial is ended."""
+def test_search_on_test_data_is_refused(tmp_path: Path) -> None:
+    """A recipe that evaluates on test data cannot be searched, and its trial ends."""
     study = tmp_path / "study"
     with pytest.raises(UserError, match="must not choose"):
         main([str(STUB), *RATES, "--test-only", "--epoch-seconds", "0.2", "--study", str(study)])
@@ -358,8 +361,8 @@ def test_test_data_does_not_choose(tmp_path: Path) -> None:
     assert not trial_processes(study)
 
 
-def test_trial_without_evaluation_is_told_of(tmp_path: Path) -> None:
-    """A run that ends before its first evaluation has nothing to choose by: what to do is said."""
+def test_trial_without_evaluation_is_refused(tmp_path: Path) -> None:
+    """A run that ends before its first evaluation has no score. The message names the flag."""
     script = tmp_path / "blind.py"
     script.write_text(STUB.read_text().replace('f"val/', 'f"other/'))
     study = tmp_path / "study"
@@ -368,8 +371,8 @@ def test_trial_without_evaluation_is_told_of(tmp_path: Path) -> None:
     assert states(study) == ["FAIL"]
 
 
-def test_trial_stopped_from_outside_is_left_for_later(tmp_path: Path) -> None:
-    """A trial that a cluster preempts ends the search, which can go on with it."""
+def test_preempted_trial_is_left_for_later(tmp_path: Path) -> None:
+    """It ends the search, which can resume with this trial."""
     script = tmp_path / "preempted.py"
     script.write_text(
         STUB.read_text().replace(
@@ -387,7 +390,7 @@ def test_trial_stopped_from_outside_is_left_for_later(tmp_path: Path) -> None:
 
 
 def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
-    """A study goes on as it was asked for, and a folder with other things is left alone."""
+    """A study keeps its recipe and flags, and a folder with other contents is left alone."""
     study = tmp_path / "study"
     main([str(STUB), *RATES, "--epochs", "1", "--trials", "1", "--study", str(study)])
     for words in (
@@ -411,8 +414,8 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         read_command_line([str(STUB), "--config-file", "none.yaml"])
 
 
-def test_recipes_do_not_wait_for_these_tools() -> None:
-    """Neither Optuna nor matplotlib is imported by a recipe."""
+def test_recipe_imports_no_library_of_the_tools() -> None:
+    """Otherwise every training run would load Optuna and matplotlib."""
     code = (
         "import sys, recipes.mnist_mlp\n"
         "print({'optuna', 'matplotlib', 'sqlalchemy', 'wandb_workspaces'} & set(sys.modules))"

@@ -1,4 +1,4 @@
-"""The sweep for W&B's own agent, as far as it can be checked without an account."""
+"""The sweep for W&B's own agent, as far as an account is not needed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from tests.launch import REPOSITORY
 SWEEP = yaml.safe_load((REPOSITORY / "sweep.yaml").read_text())
 
 
-def test_sweep_flags_are_taken_by_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command that W&B's agent makes of each end of the sweep's ranges is one that runs."""
+def test_recipe_accepts_the_sweeps_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that W&B's agent builds is valid at both ends of each range."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     assert (REPOSITORY / SWEEP["program"]).is_file()
     config_class = import_module(f"recipes.{Path(SWEEP['program']).stem}").Config
     for least in (True, False):
         values = {}
-        for name, asked in SWEEP["parameters"].items():
-            ends = [asked[key] for key in ("min", "value", "max") if key in asked]
-            values[name] = {"value": (asked.get("values") or ends)[0 if least else -1]}
+        for name, parameter in SWEEP["parameters"].items():
+            ends = [parameter[key] for key in ("min", "value", "max") if key in parameter]
+            choices = parameter.get("values") or ends
+            values[name] = {"value": choices[0 if least else -1]}
         parts = create_sweep_command_args({"args": values})
         replaced = {"${env}": ["/usr/bin/env"], "${program}": [SWEEP["program"]]}
         replaced |= {f"${{{name}}}": words for name, words in parts.items()}
@@ -42,7 +43,7 @@ def test_sweep_flags_are_taken_by_the_recipe(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sweep_chooses_by_validation_data() -> None:
-    """The sweep's metric is the one that a run's summary has of validation data alone."""
+    """The sweep's metric exists only for validation data."""
     assert SWEEP["metric"] == {"name": "val/best_accuracy", "goal": "maximize"}
     assert SWEEP["parameters"]["validation-share"] == {"value": 0.1}
     assert SWEEP["project"] == "accelerate-recipes"
