@@ -21,7 +21,7 @@ from tests.generated.running import Copies, ViolationError, check
 from tests.generated.writing import recipe_of
 from tests.launch import Runner
 
-COUNT, BY_DEFAULT = 36, 6
+COUNT, BY_DEFAULT = 18, 6
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_damaged_file_is_drawn_or_named(name: str, sources: list[str], tmp_path:
     """The same with pictures, of a part."""
     path, picture = Path(sources[0]) / name, str(tmp_path / "runs.png")
     ends = set()
-    for what, content in [*changed(name, path.read_bytes())][::50]:
+    for what, content in [*changed(name, path.read_bytes())][::120]:
         path.write_bytes(content)
         ends.add(compare([[*sources, "--json", "--plot", picture]], f"{name}: {what}") is None)
     assert ends == {True, False}

@@ -127,13 +127,23 @@ def again_or_anew(directory: Path) -> Study:
     return again(directory)
 
 
+@pytest.fixture(scope="module")
+def whole_search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search that was carried out, which no test may change."""
+    directory = tmp_path_factory.mktemp("whole")
+    before = signal.getsignal(signal.SIGTERM)
+    searched(directory)
+    signal.signal(signal.SIGTERM, before)
+    return directory
+
+
 @pytest.mark.parametrize("kind", first(4, DAMAGE))
-def test_results_stay_with_their_values(kind: str, tmp_path: Path) -> None:
+def test_results_stay_with_their_values(kind: str, whole_search: Path, tmp_path: Path) -> None:
     """A damaged study is made anew from the trials' directories, or refused in one sentence.
 
     Once it is moved away, it is made anew in any case.
     """
-    searched(tmp_path)
+    shutil.copytree(whole_search, tmp_path, dirs_exist_ok=True)
     DAMAGE[kind](tmp_path)
     places = len([*tmp_path.glob("trial-*")])
     study = again_or_anew(tmp_path)
