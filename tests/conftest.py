@@ -125,19 +125,25 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many processes the tests launched; with ``--durations``, for each module."""
-    path = FOLDER / "launches.jsonl"
+    """Say what the forks of the tests have cost; with ``--durations``, for each module.
+
+    A machine with other work shows in the seconds of the clock, and not in those of the processor.
+    """
+    path = FOLDER / "processor-time.jsonl"
     if IS_WORKER or not path.exists():
         return
-    seconds = defaultdict[str, list[float]](list)
+    costs = defaultdict[str, list[float]](list)
     for line in path.read_text().splitlines():
-        test, _, _, taken = json.loads(line)
-        seconds[test.partition("::")[0]].append(taken)
+        test, seconds = json.loads(line)
+        module = test.partition("::")[0]
+        if module:  # else it is one of pytest's workers
+            costs[module].append(seconds)
     if terminalreporter.config.option.durations is not None:
-        for module, taken in sorted(seconds.items(), key=lambda pair: -sum(pair[1])):
-            terminalreporter.line(f"{len(taken):4} launches {sum(taken):7.1f} s  {module}")
-    every = [one for taken in seconds.values() for one in taken]
-    terminalreporter.line(f"{len(every)} launches that took {sum(every):.0f} s")
+        for module, seconds in sorted(costs.items(), key=lambda pair: -sum(pair[1])):
+            terminalreporter.line(f"{len(seconds):4} forks {sum(seconds):7.1f} s  {module}")
+    count = sum(map(len, costs.values()))
+    total = sum(map(sum, costs.values()))
+    terminalreporter.line(f"{count} forks that took {total:.0f} s of processor time")
 
 
 def pytest_unconfigure() -> None:

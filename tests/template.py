@@ -343,12 +343,10 @@ def module_runner(words: list[str]) -> Callable[[], object]:
 
 def forget_shared_code_unless_found() -> None:
     """Forget the shared code if this process would import that of another repository."""
-    imported = sys.modules.get("common")
+    imported = getattr(sys.modules.get("common"), "__file__", None)
     specs = (finder.find_spec("common", None) for finder in sys.meta_path)
-    found = next((spec for spec in specs if spec is not None), None)
-    if imported is None or found is None or found.origin is None or imported.__file__ is None:
-        forget_shared_code()
-    elif not os.path.samefile(found.origin, imported.__file__):
+    found = next((spec.origin for spec in specs if spec is not None), None)
+    if imported is None or found is None or not os.path.samefile(found, imported):
         forget_shared_code()
 
 

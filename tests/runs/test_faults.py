@@ -424,7 +424,7 @@ def test_killed_worker_and_the_supervisor_line(
     """The job ends promptly, and the README's loop brings it to the same final weights."""
     whole = runner.run("mnist_mlp", *MLP, launcher="two")
     flags = (*MLP, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="multi_cpu")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)
     job.workers()[1].kill()
     assert job.end(60) != 0

@@ -64,16 +64,15 @@ def assert_alike(run: Finished, other: Finished) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["mnist_mlp", "bert"])
 def test_killed_and_resumed_it_ends_bit_equal(
-    recipe: str, runner: Runner, odd_images: Path, odd_text: Path, tmp_path: Path
+    runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
     """With dropout, whose numbers are those of the device's own generator; in fp16."""
-    flags = (*small(recipe, odd_images, odd_text), "--dropout", 0.3, "--checkpoint-every", 1)
-    flags = (*flags, "--mixed-precision", "fp16")
-    whole = on_device(runner, recipe, *flags, variant=LIKE_APPLE)
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--dropout", 0.3)
+    flags = (*flags, "--checkpoint-every", 1, "--mixed-precision", "fp16")
+    whole = on_device(runner, "mnist_mlp", *flags, variant=LIKE_APPLE)
     directory = tmp_path / "run"
-    words = (LIKE_APPLE, "-", script_of(recipe), *flags, "--output-dir", directory)
+    words = (LIKE_APPLE, "-", script_of("mnist_mlp"), *flags, "--output-dir", directory)
     job = Job(runner, LAUNCH, *words, "--resume", "auto", directory=directory)
     job.wait_for_step(3)
     job.kill()
