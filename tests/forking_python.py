@@ -39,7 +39,7 @@ SET_BY_LAUNCHERS = (
     # Benchmarks have a cache of their own, and no test looks at which one libraries use.
     *("HF_HOME",),
     # Jupyter sets these for the shell lines of a notebook.
-    *("JPY_", "IPY", "PYDEVD_", "MPLBACKEND", "CLICOLOR", "PAGER", "GIT_PAGER", "TERM"),
+    *("JPY_", "PYDEVD_", "MPLBACKEND", "CLICOLOR", "FORCE_COLOR", "PAGER", "GIT_PAGER", "TERM"),
 )
 MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "torchrun": "torch.distributed.run"}
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
