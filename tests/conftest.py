@@ -128,20 +128,25 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many processes the tests launched; with ``--durations``, also for each module."""
-    path = FOLDER / "launches.jsonl"
+    """Print the processor time of the tests' forks; with ``--durations``, also for each module.
+
+    Other work on the machine lengthens the time of the clock, but not the processor's.
+    """
+    path = FOLDER / "processor-time.jsonl"
     if IS_WORKER or not path.exists():
         return
-    seconds = defaultdict[str, list[float]](list)
+    costs = defaultdict[str, list[float]](list)
     for line in path.read_text().splitlines():
-        test, _, _, launch_seconds = json.loads(line)
-        seconds[test.partition("::")[0]].append(launch_seconds)
+        test, seconds = json.loads(line)
+        module = test.partition("::")[0]
+        if module:  # else it is one of pytest's workers
+            costs[module].append(seconds)
     if terminalreporter.config.option.durations is not None:
-        for module, launches in sorted(seconds.items(), key=lambda pair: -sum(pair[1])):
-            terminalreporter.line(f"{len(launches):4} launches {sum(launches):7.1f} s  {module}")
-    count = sum(map(len, seconds.values()))
-    total = sum(map(sum, seconds.values()))
-    terminalreporter.line(f"{count} launches that took {total:.0f} s")
+        for module, seconds in sorted(costs.items(), key=lambda pair: -sum(pair[1])):
+            terminalreporter.line(f"{len(seconds):4} forks {sum(seconds):7.1f} s  {module}")
+    count = sum(map(len, costs.values()))
+    total = sum(map(sum, costs.values()))
+    terminalreporter.line(f"{count} forks that took {total:.0f} s of processor time")
 
 
 def pytest_unconfigure() -> None:

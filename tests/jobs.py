@@ -34,8 +34,9 @@ class Job:
         directory: Path,
         launcher: Launcher = "python",
         environment: Mapping[str, str] | None = None,
+        forking: bool = False,
     ) -> None:
-        """Start it; the arguments are those of `Runner.run`."""
+        """Start it; the arguments are those of `Runner.run` and `Runner.start`."""
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
         self.script = str(script)
         self.launcher = launcher
@@ -50,6 +51,7 @@ class Job:
                 directory.parent,
                 log,
                 log,
+                forking=forking,
             )
 
     def said(self) -> str:

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +34,9 @@ UNREACHABLE = "http://127.0.0.1:9"
 # How a script is launched. "python", "two" and "four" are forks of a process that has the libraries
 # imported, with one, two or four ranks. They behave as "fresh" and "multi_cpu" do, but save the
 # seconds of the imports (see `template.py`). "shards" and "four shards" are such forks with FSDP2,
-# as `fsdp2_bf16.yaml` asks for it. The others start real interpreters: plain Python, `accelerate
-# launch` without a file, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun.
+# as `fsdp2_bf16.yaml` asks for it. The others use real launchers: plain Python, `accelerate launch`
+# without a file, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun. Their interpreters are
+# forks, too, if the test does not need real ones.
 Launcher = Literal[
     "python",
     "two",
@@ -343,8 +343,15 @@ class Runner:
         errors: IO[str],
         *,
         all_cores: bool = False,
+        forking: bool = False,
     ) -> Forked | subprocess.Popen[str]:
-        """Start a script with its flags, standard input closed, in a session of its own."""
+        """Start a script with its flags, standard input closed, in a session of its own.
+
+        Args:
+            all_cores: whether a single process may use every core.
+            forking: whether a launcher and its workers may be forks. Their parents are not those
+                of real ones, so `Job.workers` can't find them.
+        """
         one_core = launcher in ONE_PROCESS and not all_cores
         if launcher in FORKED and can_fork(environment, clean_environment(self.folder)):
             return self.template.fork(
@@ -353,8 +360,9 @@ class Runner:
                 processes=FORKED[launcher],
                 cores=own_core() if one_core else usable_cores(),
             )
+        interpreter = self.python if forking and launcher != "fresh" else Path(sys.executable)
         return subprocess.Popen(
-            [*launch_command(launcher), *words],
+            [*launch_command(launcher, interpreter), *words],
             env=dict(environment),
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -421,13 +429,12 @@ class Runner:
         }
         kept_variables = {name: value for name, value in variables.items() if value is not None}
         with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
-            began = time.monotonic()
             process = self.start(
                 *(words, launcher, kept_variables, working_directory or folder, output, errors),
                 all_cores=all_cores,
+                forking=True,
             )
             status = wait_or_kill(process, timeout)
-            note(self.folder, launcher, words, time.monotonic() - began)
             # If a process was killed, its output may end in the middle of a character.
             texts = [
                 (folder / name).read_text(errors="replace").replace("\r\n", "\n")
@@ -475,13 +482,6 @@ def end_session(process: int) -> None:
         parent = psutil.Process(process)
         for child in (*parent.children(recursive=True), parent):
             child.kill()
-
-
-def note(folder: Path, launcher: str, words: list[str], seconds: float) -> None:
-    """Write down which test launched what, and how long it took."""
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
-    with (folder / "launches.jsonl").open("a") as file:
-        file.write(json.dumps([test, launcher, words, round(seconds, 2)]) + "\n")
 
 
 def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable)) -> list[str]:

@@ -41,11 +41,19 @@ from typing import NotRequired, TypedDict
 
 from filelock import FileLock
 
-# The libraries that every recipe imports, and that the first update imports. Neither modules of
-# `common`, nor libraries that read variables which tests set.
+# The libraries that every recipe imports, and that the first update imports. No library that reads
+# variables which tests set.
 LIBRARIES = ("torch", "torch._dynamo", "accelerate", "tyro", "datasets", "sklearn.datasets")
 LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard")
 LIBRARIES += ("PIL.ImageOps", "sklearn.model_selection", "torch.utils.flop_counter")
+LIBRARIES += ("torch.profiler._cupti_monitor", "rich._emoji_codes")
+# The shared code of recipes. Its import would take a third of a short run.
+SHARED_CODE = ("common.run", "common.config", "common.data.images", "common.measure.classification")
+# The variables that the shared code's console reads when it is made.
+READ_BY_CONSOLE = ("COLUMNS", "LINES", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR")
+READ_BY_CONSOLE += ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS", "JUPYTER_LINES")
+# Scripts that change libraries before they import the shared code.
+CHANGE_LIBRARIES_FIRST = ("platforms", "simulated", "host_and_device.py")
 # Further libraries that test modules import, for the forks that are pytest's workers.
 LIBRARIES_OF_TESTS = ("transformers.models.bert.modeling_bert", "optuna", "pydantic")
 # The variables that `accelerate launch` and torchrun set for two processes with `multi_cpu.yaml`.
@@ -79,22 +87,26 @@ class Request(TypedDict):
 class Children:
     """The forks that run; reports the status of each one that ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
         self.selector = selectors.DefaultSelector()
+        self.log = log
 
-    def add(self, process: int, answers: int, control: socket.socket) -> None:
+    def add(self, process: int, answers: int, control: socket.socket, test: str) -> None:
         """Watch a process that a connection asked for; its status goes to the file `answers`."""
         descriptor = os.pidfd_open(process)
-        self.selector.register(descriptor, selectors.EVENT_READ, (process, answers, control))
+        self.selector.register(descriptor, selectors.EVENT_READ, (process, answers, control, test))
 
     def tell(self, descriptor: int) -> None:
-        """Report the status of a process that has ended."""
-        process, answers, _ = self.selector.unregister(descriptor).data
+        """Report the status of a process that has ended, and log its processor time."""
+        process, answers, _, test = self.selector.unregister(descriptor).data
         os.close(descriptor)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        _, wait_status, usage = os.wait4(process, 0)
+        status = os.waitstatus_to_exitcode(wait_status)
         with contextlib.suppress(BrokenPipeError):
             os.write(answers, f"{status}\n".encode())
         os.close(answers)
+        with self.log.open("a") as log:
+            log.write(json.dumps([test, round(usage.ru_utime + usage.ru_stime, 3)]) + "\n")
 
     def end(self, control: socket.socket) -> None:
         """Kill the processes of a connection that still run, and close the connection."""
@@ -114,7 +126,7 @@ class Children:
 
 def serve(listener: socket.socket, path: str) -> Request:
     """Fork for each request until no connection is left; in a fork, return its request."""
-    children = Children()
+    children = Children(Path(path).with_name("processor-time.jsonl"))
     children.selector.register(listener, selectors.EVENT_READ, None)
     while True:
         key, _ = children.selector.select()[0]  # only the first: handling it may close others
@@ -134,7 +146,7 @@ def serve(listener: socket.socket, path: str) -> Request:
             continue
         request: Request = json.loads(message)
         for name in libraries_of(request["words"]):
-            importlib.import_module(name)
+            prepare(name)
         *standard_files, answers = files[:4]
         network = files[4:]
         process = os.fork()
@@ -148,7 +160,8 @@ def serve(listener: socket.socket, path: str) -> Request:
         for descriptor in (*standard_files, *network):
             os.close(descriptor)
         os.write(answers, f"{process}\n".encode())
-        children.add(process, answers, control)
+        test = request["environment"].get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        children.add(process, answers, control, test)
 
 
 def libraries_of(words: list[str]) -> Iterator[str]:
@@ -157,12 +170,27 @@ def libraries_of(words: list[str]) -> Iterator[str]:
         yield from LIBRARIES_OF_TESTS
     if any(Path(word).name == "bert.py" for word in words):
         yield "transformers.models.bert.modeling_bert"
+        yield "common.data.text"
     if words[0] == "-m":
         # Launchers and tools do not need W&B; the processes that they start do.
         if words[1].startswith(("accelerate.", "torch.", "wandb")):
             yield words[1]
     elif "none" not in words and "--help" not in words:
         yield from ("wandb.sdk.launch.inputs.internal", "wandb.sdk.artifacts._internal_artifact")
+        yield from ("requests", "PIL.ImageSequence", "PIL.PngImagePlugin")
+
+
+def prepare(library: str) -> None:
+    """Import a library, and let it remember what takes long and is the same in each process."""
+    is_new = library not in sys.modules
+    module = importlib.import_module(library)
+    if is_new and library == "transformers.models.bert.modeling_bert":
+        # It compiles a thousand regular expressions, of all models, when a first one is saved.
+        conversions = importlib.import_module("transformers.conversion_mapping")
+        conversions.get_checkpoint_conversion_mapping("bert")
+    if is_new and library == "common.config":
+        # What tyro finds out of the shared flags' types, it remembers.
+        sys.modules["tyro"].cli(module.TrainingConfig, args=[])
 
 
 def end_unless_asked(listener: socket.socket, path: str) -> None:
@@ -181,13 +209,18 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
         os.close(descriptor)
     for descriptor in network:
         enter_network(descriptor)
+    environment = request["environment"]
+    if any(os.environ.get(name) != environment.get(name) for name in READ_BY_CONSOLE):
+        forget_shared_code()
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(environment)
     tempfile.tempdir = None  # so that it is read from the new environment
     os.chdir(request["folder"])
     os.sched_setaffinity(0, request["cores"])
     sys.executable = request.get("executable", sys.executable)
     open_standard_files(request.get("unbuffered", False))
+    if sys.stdout.isatty() or sys.stderr.isatty():
+        forget_shared_code()  # its console has colours there
     for number in request.get("ignored_signals", []):
         signal.signal(number, signal.SIG_IGN)
     processes = request.get("processes", 1)
@@ -292,8 +325,8 @@ def watch(ranks: list[int], received_signals: list[int]) -> int:
 def main() -> Request:
     """Import the libraries and wait for requests; in a fork, return the request."""
     del sys.path[0]
-    for name in LIBRARIES:
-        importlib.import_module(name)
+    for name in (*LIBRARIES, *SHARED_CODE):
+        prepare(name)
     import gc
 
     gc.collect()
@@ -307,7 +340,24 @@ def module_runner(words: list[str]) -> Callable[[], object]:
     sys.modules.pop(module, None)  # the template may have imported it, under its own name
     sys.argv = [module, *words[2:]]
     sys.path.insert(0, os.getcwd())
+    forget_shared_code_unless_found()
     return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def forget_shared_code_unless_found() -> None:
+    """Forget the shared code if this process would import that of another repository."""
+    imported = getattr(sys.modules.get("common"), "__file__", None)
+    specs = (finder.find_spec("common", None) for finder in sys.meta_path)
+    found = next((spec.origin for spec in specs if spec is not None), None)
+    if imported is None or found is None or not os.path.samefile(found, imported):
+        forget_shared_code()
+
+
+def forget_shared_code() -> None:
+    """Let this process import the shared code anew."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "common":
+            del sys.modules[name]
 
 
 def script_runner(words: list[str]) -> Callable[[], object]:
@@ -315,6 +365,9 @@ def script_runner(words: list[str]) -> Callable[[], object]:
     path = os.path.abspath(words[0])
     sys.argv = words
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    if {*Path(path).parts} & {*CHANGE_LIBRARIES_FIRST}:
+        forget_shared_code()
+    forget_shared_code_unless_found()
     # Keep this module alive: functions of it are still needed.
     template = sys.modules["__main__"]
     script = ModuleType("__main__")

@@ -110,7 +110,7 @@ def go_on(directory: Path, *flags: object) -> bool:
 @pytest.fixture
 def share(thorough: bool) -> int:
     """One in `share` cases is tried."""
-    return 11 if thorough else 40
+    return 20 if thorough else 40
 
 
 def tried(cases: Iterator[Any], share: int) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from tests.generated.running import Copies, ViolationError, check
 from tests.generated.writing import recipe_of
 from tests.launch import Runner
 
-COUNT = 36
+COUNT = 18
 BY_DEFAULT = 6
 
 

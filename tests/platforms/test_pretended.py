@@ -25,9 +25,8 @@ LONG = (
     *("--dropout", 0.2, "--log-every", 3, "--checkpoint-every", 25, "--hidden-sizes", 64, 48),
     *("--data-placement", "workers", "--num-workers", 1),
 )
-# A Ctrl-C; what stands for Windows's Ctrl-Break; a terminal that closes on macOS.
+# What stands for Windows's Ctrl-Break, and a Ctrl-C on macOS.
 REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
-    ("windows", signal.SIGINT, "SIGINT"),
     ("windows", signal.SIGUSR1, "SIGBREAK"),
     ("macos", signal.SIGINT, "SIGINT"),
 )
@@ -54,8 +53,11 @@ def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -
 def test_stopped_run_resumes_to_the_same_bits(
     platform: Platform, number: int, name: str, runner: Runner, tmp_path: Path
 ) -> None:
-    """A request during training saves; the resumed run ends as one that nobody stopped."""
-    whole = launch(runner, platform, "mnist_mlp", *LONG)
+    """A request during training saves; the resumed run ends as one of this platform does.
+
+    Nobody stopped that one, and its worker processes were forked instead of spawned.
+    """
+    whole = runner.shared("mnist_mlp", *LONG)
     directory = tmp_path / "run"
     flags = (*LONG, "--output-dir", directory)
     job = PretendedJob(runner, platform, "mnist_mlp", *flags, directory=directory)
@@ -70,18 +72,12 @@ def test_stopped_run_resumes_to_the_same_bits(
     assert learned(directory) == learned(whole.directory)
 
 
-@pytest.mark.slow
-def test_pretended_platforms_train_to_the_bits_of_this_one(runner: Runner) -> None:
-    """Workers that are spawned make the batches that forked ones make."""
-    here = runner.shared("mnist_mlp", *LONG, launcher="fresh")
-    there = launch(runner, "windows", "mnist_mlp", *LONG)
-    assert final_weights(there.directory) == final_weights(here.directory)
-
-
 @pytest.mark.parametrize("platform", first(0, PLATFORMS))
 def test_help_is_printed_in_ascii(platform: Platform, runner: Runner) -> None:
     """Frames and signs have lookalikes there."""
-    run = launch(runner, platform, "resnet", "--help", encoding="ascii", output_directory=False)
+    run = launch_fork(
+        runner, platform, "resnet", "--help", encoding="ascii", output_directory=False
+    )
     assert "--learning-rate" in run.output
     assert run.output.isascii()
     assert "\\u" not in run.output
@@ -92,7 +88,7 @@ def test_help_is_printed_in_ascii(platform: Platform, runner: Runner) -> None:
 def test_mistake_is_a_sentence(platform: Platform, runner: Runner) -> None:
     """Not a traceback of what the system lacks."""
     for flags in (("--dataset", "no/such/folder"), ("--batch-size", 0), ("--resume", "nothing")):
-        run = launch(runner, platform, "mnist_mlp", *flags, succeeds=False)
+        run = launch_fork(runner, platform, "mnist_mlp", *flags, succeeds=False)
         assert run.returncode == 1
         assert "error: " in run.errors, run.explain()
         assert "Traceback" not in run.errors, run.explain()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import pickle
@@ -77,8 +76,11 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
 @pytest.mark.parametrize(
     ("recipe", "launcher"),
     [
-        pytest.param(*kind, marks=[] if kind == ("mnist_mlp", "python") else pytest.mark.slow)
-        for kind in itertools.product(KILLED, ("python", "two"))
+        ("mnist_mlp", "python"),
+        *(
+            pytest.param(recipe, launcher, marks=pytest.mark.slow)
+            for recipe, launcher in (("mnist_mlp", "two"), ("resnet", "python"), ("bert", "two"))
+        ),
     ],
 )
 def test_kills_at_random_moments_change_nothing(
@@ -422,7 +424,7 @@ def test_killed_worker_and_the_supervisor_line(
     """The job ends promptly, and the README's loop brings it to the same final weights."""
     whole = runner.run("mnist_mlp", *MLP, launcher="two")
     flags = (*MLP, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="multi_cpu")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)
     job.workers()[1].kill()
     assert job.end(60) != 0

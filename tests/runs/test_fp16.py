@@ -55,7 +55,7 @@ def test_losses_are_near_those_of_fp32(
     assert {name: weights.dtype for name, weights in half.weights().items()} == kinds
 
 
-@pytest.mark.parametrize("recipe", EACH)
+@pytest.mark.parametrize("recipe", first(1, ["mnist_mlp", "bert"]))
 def test_an_overflow_is_skipped_and_halves_the_scale(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:
@@ -78,15 +78,14 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
     assert all((values == weights[1][name]).all() for name, values in weights[0].items())
 
 
-@pytest.mark.parametrize("recipe", first(1, ["mnist_mlp", "bert"]))
 def test_killed_and_resumed_it_ends_bit_equal(
-    recipe: str, runner: Runner, odd_images: Path, odd_text: Path, tmp_path: Path
+    runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
     """With the scale, and how many updates it has not changed for."""
-    flags = (*small(recipe, odd_images, odd_text), "--checkpoint-every", 1)
-    whole = in_fp16(runner, recipe, WILD, *flags)
+    flags = (*small("mnist_mlp", odd_images, odd_images), "--checkpoint-every", 1)
+    whole = in_fp16(runner, "mnist_mlp", WILD, *flags)
     directory = tmp_path / "run"
-    words = scaled(recipe, WILD, *flags, "--output-dir", directory, "--resume", "auto")
+    words = scaled("mnist_mlp", WILD, *flags, "--output-dir", directory, "--resume", "auto")
     job = Job(runner, SCRIPT, *words, directory=directory)
     job.wait_for_step(5)
     job.kill()

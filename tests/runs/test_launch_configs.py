@@ -119,7 +119,12 @@ def test_multi_cpu_file_gives_two_processes_that_end_together(
     recipe, updates = REPOSITORY / "recipes" / "mnist_mlp.py", IMAGE_SIZES["train"] // 32
     flags = ("--dataset", odd_images, "--batch-size", 16, "--epochs", 2000, "--tracker", "none")
     flags += ("--checkpoint-every", updates, "--output-dir", directory)
-    job = Job(runner, RECORDED, folder, recipe, *flags, directory=directory, launcher="multi_cpu")
+    job = Job(
+        *(runner, RECORDED, folder, recipe, *flags),
+        directory=directory,
+        launcher="multi_cpu",
+        forking=True,
+    )
     job.wait_for_step(2 * updates)
     job.process.send_signal(signal.SIGTERM)
     job.end(60)

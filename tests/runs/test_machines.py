@@ -23,7 +23,7 @@ ADDRESSES = ("10.213.7.1", "10.213.7.2")
 UPDATE = (
     *("--effective-batch-size", 64, "--batch-size", 16, "--scale-learning-rate", "sqrt"),
     *("--base-batch-size", 16, "--tracker", "none", *SAME_UPDATES),
-    *("--epochs", 40),
+    *("--epochs", 15),
 )
 PATIENCE = 10  # seconds, of `--collective-timeout`
 

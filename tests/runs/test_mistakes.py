@@ -73,11 +73,14 @@ def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
 
 
 @pytest.mark.slow
-def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(tmp_path: Path) -> None:
+def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(
+    runner: Runner, tmp_path: Path
+) -> None:
     """`--cpu --num_processes 2` starts one, which would train on half of each batch."""
-    words = [*launch_command("accelerate"), "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch = launch_command("accelerate", runner.python)
+    words = [*launch, "--cpu", "--num_processes", "2", "--num_machines", "1"]
     script = str(REPOSITORY / "recipes" / "mnist_mlp.py")
-    run = subprocess.run([*words, script], env=clean_environment(tmp_path), cwd=tmp_path,
+    run = subprocess.run([*words, script], env=clean_environment(runner.folder), cwd=tmp_path,
                          capture_output=True, text=True, timeout=120)  # fmt: skip
     assert run.returncode != 0
     assert run.stderr.count("error: the launcher started one process, and was asked for more") == 1

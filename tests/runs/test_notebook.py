@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.launch import REPOSITORY, clean_environment
+from tests.launch import REPOSITORY, Runner, clean_environment
 
 NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
 ADDRESS = "https://github.com/OWNER/accelerate-recipes.git"
@@ -25,10 +25,11 @@ def notebook() -> nbformat.NotebookNode:
 
 
 @pytest.fixture(autouse=True)
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's environment, in which `python` is the one of these tests."""
-    variables = clean_environment(tmp_path)
-    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+def environment(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's environment, in which `python` is the one of these tests, as a fork."""
+    variables = clean_environment(runner.folder)
+    folders = (runner.python.parent, Path(sys.executable).parent)
+    variables["PATH"] = f"{folders[0]}:{folders[1]}:{variables['PATH']}"
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 

@@ -193,18 +193,18 @@ def test_script_measures_fits_and_tells(runner: Runner, tmp_path: Path) -> None:
     command = [str(runner.python), *words]
     status, said, errors = run_command(command, environment, REPOSITORY, 300, one_core=False)
     assert status == 0, said + errors
-    found = json.loads((tmp_path / "found" / "scaling.json").read_text())
-    names = [one["name"] for one in found["runs"]]
+    results = json.loads((tmp_path / "found" / "scaling.json").read_text())
+    names = [run["name"] for run in results["runs"]]
     assert names[:2] == ["1 × 32, DDP", "1 × 64, DDP"]
-    assert all(one["samples_per_second"] > 0 and one["predicted"] > 0 for one in found["runs"])
-    shares = [one for one in found["runs"] if "alone" in one]
-    assert {one["processes"] for one in shares} == {2}
-    assert all(0 < one["alone"] <= one["under_way"] <= 1 for one in shares)
-    if found["link"].startswith("left out"):
+    assert all(run["samples_per_second"] > 0 and run["predicted"] > 0 for run in results["runs"])
+    shares = [run for run in results["runs"] if "alone" in run]
+    assert {run["processes"] for run in shares} == {2}
+    assert all(0 < run["alone"] <= run["under_way"] <= 1 for run in shares)
+    if results["link"].startswith("left out"):
         assert len(names) == 4
     else:
         assert "2 × 64, DDP fp16, 200 Mbit/s, 2 ms" in names
-        assert found["largest_unseen_error"] > 0
+        assert results["largest_unseen_error"] > 0
     table = (tmp_path / "found" / "scaling.md").read_text()
     assert table in said
     assert "| InfiniBand NDR, 1,024 devices |" in table

@@ -282,7 +282,7 @@ def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> N
         runner.run(script, launcher="two", output_directory=False, timeout=3)
     started = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(started) == 3
-    alive = [psutil.Process(one) for one in started if psutil.pid_exists(one)]
+    alive = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
     assert not psutil.wait_procs(alive, timeout=20)[1]
 
 

@@ -85,11 +85,11 @@ def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
     shown, config = json.loads(inspect(folder, "--summary")), learned_mlp.config
     # Each is a column of W&B's table of runs: none is nested.
     assert not any(isinstance(value, dict) for value in shown["config"].values())
-    found = unflat(shown["config"])
+    config_at_wandb = unflat(shown["config"])
     for group in ("environment", "data", "architecture", "plan", "objective", "config"):
-        assert found[group] == config[group], group
-    assert found["environment"]["git_commit"]
-    assert found["command"].startswith("mnist_mlp.py --epochs 15 --batch-size 128")
+        assert config_at_wandb[group] == config[group], group
+    assert config_at_wandb["environment"]["git_commit"]
+    assert config_at_wandb["command"].startswith("mnist_mlp.py --epochs 15 --batch-size 128")
     assert "given" not in shown["config"]
     for name, value in learned_mlp.summary.items():
         assert shown["summary"][name] == pytest.approx(value), name
@@ -178,8 +178,10 @@ def test_lines_of_the_terminal_are_kept(learned_mlp: Finished) -> None:
     assert kept.startswith("recipe  mnist_mlp")
     assert "step 20/" in kept
     assert kept in learned_mlp.output
-    found = map(json.loads, inspect(folder).splitlines())
-    lines = [one["output_logger"]["line"] for one in found if one["type"] == "output_logger"]
+    written = map(json.loads, inspect(folder).splitlines())
+    lines = [
+        record["output_logger"]["line"] for record in written if record["type"] == "output_logger"
+    ]
     assert "".join(lines) == kept
 
 
@@ -247,16 +249,16 @@ def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None
 
 def test_metrics_have_an_axis_and_stand_first(presented: Finished) -> None:
     """Each chart is over the update; loss and objective stand first, named by their split."""
-    found = records(presented)
-    metrics = found["metric"]
+    recorded = records(presented)
+    metrics = recorded["metric"]
     assert metrics["*"]["step_metric"] == "progress/global_step"
     for name in ("test/count", "progress/*", "time/*"):
         assert metrics[name]["options"]["hidden"]
     # What counts has no section, and so stands before all others.
     names = {"loss_train": "train/loss", "loss_val": "val/loss", "accuracy_val": "val/accuracy"}
     for short, name in names.items():
-        values = [row[short] for row in found["history"] if short in row]
-        assert values == [row[name] for row in found["history"] if name in row]
+        values = [row[short] for row in recorded["history"] if short in row]
+        assert values == [row[name] for row in recorded["history"] if name in row]
         assert values
 
 
@@ -271,12 +273,14 @@ def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
 
 def test_final_evaluation_has_panels(presented: Finished) -> None:
     """A confusion matrix of all samples, and wrong predictions with their images."""
-    found = records(presented)
-    last = found["summary"]
+    recorded = records(presented)
+    last = recorded["summary"]
     for name in ("test/confusion_table", "test/classes", "test/mistakes", "memory/plan"):
         assert last[name]["_type"] == "table-file"
     # Among the rows, the numbers of their rows and columns would be curves.
-    assert not any(name.endswith((".ncols", ".nrows")) for row in found["history"] for name in row)
+    assert not any(
+        name.endswith((".ncols", ".nrows")) for row in recorded["history"] for name in row
+    )
     (folder,) = wandb_runs(presented)
     table = json.loads((folder / "files" / last["test/confusion_table"]["path"]).read_text())
     assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
@@ -336,9 +340,9 @@ def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> 
         *("mnist_mlp", "--evaluate-only", "--init-from", presented.directory),
         launcher="python",
     )
-    found = records(run)
-    assert found["run"]["job_type"] == "evaluate"
-    assert found["summary"]["test/confusion_table"]["_type"] == "table-file"
+    recorded = records(run)
+    assert recorded["run"]["job_type"] == "evaluate"
+    assert recorded["summary"]["test/confusion_table"]["_type"] == "table-file"
     assert not (run.directory / "memory.json").exists()
 
 

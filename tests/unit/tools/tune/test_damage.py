@@ -124,7 +124,7 @@ def test_damaged_study_is_named_or_tolerated(tmp_path: Path, thorough: bool) -> 
 
     texts = [b"text", b"", b"SQLite format 3\x00", whole[:100] + bytes(len(whole) - 100)]
     ends = []
-    for number, content in enumerate([whole, *texts, *broken(whole, 300 if thorough else 30)]):
+    for number, content in enumerate([whole, *texts, *broken(whole, 100 if thorough else 30)]):
         path.write_bytes(content)
         ends.append(ends_well(go_on, f"{number}"))
     assert ends[0]

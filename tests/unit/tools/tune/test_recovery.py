@@ -130,13 +130,23 @@ def reopened_or_rebuilt(directory: Path) -> Study:
     return reopened(directory)
 
 
+@pytest.fixture(scope="module")
+def whole_search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search that was carried out, which no test may change."""
+    directory = tmp_path_factory.mktemp("whole")
+    before = signal.getsignal(signal.SIGTERM)
+    searched(directory)
+    signal.signal(signal.SIGTERM, before)
+    return directory
+
+
 @pytest.mark.parametrize("damage", first(4, DAMAGE))
-def test_results_stay_with_their_values(damage: str, tmp_path: Path) -> None:
+def test_results_stay_with_their_values(damage: str, whole_search: Path, tmp_path: Path) -> None:
     """A damaged study is rebuilt from the trials' directories, or refused in one sentence.
 
     Once it is moved away, it is always rebuilt.
     """
-    searched(tmp_path)
+    shutil.copytree(whole_search, tmp_path, dirs_exist_ok=True)
     DAMAGE[damage](tmp_path)
     places = len([*tmp_path.glob("trial-*")])
     study = reopened_or_rebuilt(tmp_path)
