@@ -108,7 +108,8 @@ def mnist_suite(
         precision: roofs.linear_products(sizes, batch_size, roofs.DTYPES[precision])
         for precision in ("fp32", chosen)
     }
-    settings = {"dataset": dataset, "batch_size": batch_size}
+    # The peers do not shift images.
+    settings = {"dataset": dataset, "batch_size": batch_size, "max_shift": 0}
     split = data.splits["train"]
     split.dtype = roofs.DTYPES[chosen]
     split.place(default_device())
@@ -226,6 +227,7 @@ def loop(options: Options) -> Suite:
             MLP_WARMUP,
             None,
             dataset=dataset,
+            max_shift=0,  # as in the bare loops
             hidden_sizes=(width, width),
             tracker=tracker,
         )

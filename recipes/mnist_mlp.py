@@ -43,6 +43,7 @@ class Config(TrainingConfig):
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
+    max_shift: int | None = flag(None, 0, 65536)  # In pixels (default: a 14th of the size).
     image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
@@ -57,7 +58,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     source = choose_source(
         config, run.accelerator, public="mnist", built_in="digits", public_on_cpu=True
     )
-    return load_images(
+    data = load_images(
         source,
         image_size=config.image_size or (28 if source.name == "synthetic" else None),
         image_column=config.image_column,
@@ -65,6 +66,8 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
+    data.splits["train"].crop_padding = data.allowed_shift(config.max_shift, data.image_size // 14)
+    return data
 
 
 # -------------------------------------------------------------------------------------- Model

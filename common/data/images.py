@@ -22,6 +22,7 @@ from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.shifts import shifted
 from common.data.sources import DataSource
+from common.errors import UserError
 from common.files import reading
 from common.initial import initial_facts
 from common.system.devices import to_device
@@ -178,6 +179,24 @@ class ImageData(Data):
             "std": self.std,
             "white_level": self.white_level,
         }
+
+    def allowed_shift(self, max_shift: int | None, default: int) -> int:
+        """Return by how many pixels training images may be shifted.
+
+        Args:
+            max_shift: the value of `--max-shift`; None: the default.
+
+        Raises:
+            UserError: reflection at the border can't fill images that are shifted so far.
+        """
+        if max_shift is None:
+            return default
+        if max_shift >= self.image_size:
+            raise UserError(
+                f"--max-shift {max_shift}: images have {self.image_size} pixels a side: pass "
+                f"{self.image_size - 1} or less"
+            )
+        return max_shift
 
 
 def load_images(
