@@ -70,16 +70,25 @@ def children_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def figure_of(run: dict[str, Any], objective: str) -> float:
-    """Return the objective of the validation split in percent, or of the test split without one."""
-    summary = run["summary"]
+def figure_name(run: dict[str, Any], objective: str) -> str:
+    """Return the objective's key in a run's summary: of validation, or of test without that.
+
+    A run whose --eval-every is longer than itself has no figure of validation.
+    """
     name = f"val/{objective}"
-    return 100 * float(summary.get(name, summary.get(f"test/{objective}")))
+    return name if name in run["summary"] else f"test/{objective}"
+
+
+def figure_of(run: dict[str, Any], objective: str) -> float:
+    """Return the objective in percent, as `figure_name` chooses it."""
+    return 100 * float(run["summary"][figure_name(run, objective)])
 
 
 def show(plan: dict[str, Any], objective: str) -> None:
     """Print the mean of each variant's runs, their deviation and number, and the CPU time."""
     width = max(map(len, plan["variants"]))
+    names = {figure_name(run, objective) for runs in plan["runs"].values() for run in runs}
+    print(f"figures are {' and '.join(sorted(names))}")
     print(f"{'variant':{width}}  {objective:>8}     sd  n  CPU s")
     for variant, runs in plan["runs"].items():
         figures = [figure_of(run, objective) for run in runs]
