@@ -5,8 +5,9 @@ One process, on a CPU or one GPU:
 Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/mnist_mlp.py
 
-Result: 98.4 % test accuracy on MNIST after 20 epochs, and 97.3 % on scikit-learn's digits (means of
-three seeds); torch 2.13, bf16, two cores of an AMD EPYC. Not measured on a GPU yet.
+Result: 99.16 % test accuracy on MNIST after 20 epochs with --keep last (one seed, 38 s of CPU time
+on one thread), and 97.3 % on scikit-learn's digits (mean of three seeds); torch 2.13, bf16, AMD
+EPYC. Not measured on a GPU yet.
 """
 
 from dataclasses import dataclass
@@ -39,15 +40,17 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 512  # Samples per process and micro-batch.
-    learning_rate: float = 1e-3  # Peak learning rate.
+    learning_rate: float | None = None  # Its peak (default: 0.003 for MNIST, otherwise 0.001).
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
+    max_shift: int | None = flag(None, 0, 65536)  # In pixels (default: a 14th of the size).
     image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
     image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
 
 
 OBJECTIVE = "accuracy:max"
+DEFAULT_RATES = {"mnist": 3e-3, "other": 1e-3}  # on digits, 0.003 reached 96.8 %
 DEFAULT_EPOCHS = {"mnist": 20, "digits": 100, "synthetic": 1, "other": 20}
 
 # --------------------------------------------------------------------------------------- Data
@@ -57,7 +60,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     source = choose_source(
         config, run.accelerator, public="mnist", built_in="digits", public_on_cpu=True
     )
-    return load_images(
+    data = load_images(
         source,
         image_size=config.image_size or (28 if source.name == "synthetic" else None),
         image_column=config.image_column,
@@ -65,6 +68,8 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
+    data.splits["train"].crop_padding = data.allowed_shift(config.max_shift, data.image_size // 14)
+    return data
 
 
 # -------------------------------------------------------------------------------------- Model
@@ -106,6 +111,12 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": name, "arguments": arguments, **data.preprocessing()}
 
 
+def peak_learning_rate(config: Config, data: ImageData) -> float:
+    if config.learning_rate is None:
+        config.learning_rate = DEFAULT_RATES.get(data.source.name, DEFAULT_RATES["other"])
+    return config.learning_rate
+
+
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(batch["images"])
     return F.cross_entropy(logits, batch["labels"]), logits
@@ -142,7 +153,7 @@ def main(config: Config) -> None:
         if config.compile:
             compile_model(model, config)
         groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, data), fused=True)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

@@ -63,6 +63,7 @@ SAME_UPDATES = (
     *("--epochs", 3, "--warmup-steps", 3, "--log-every", 1, "--learning-rate", 3e-3),
     *("--mixed-precision", "no", "--dropout", 0),
 )
+SHIFTED_UPDATES = (*SAME_UPDATES, "--max-shift", 2)  # of images, in training
 
 # The slowest fixtures below.
 SHARED_RUNS = {"learned_mlp", "learned_resnet", "learned_bert", "whole_mlp", "whole_bert"}
@@ -274,14 +275,14 @@ def learned_bert(runner: Runner) -> Finished:
 @pytest.fixture(scope="session")
 def whole_mlp(runner: Runner, odd_images: Path) -> Finished:
     """Batches of 64 on one process."""
-    flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
+    flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
     return runner.shared("mnist_mlp", *flags, "--batch-size", 64)
 
 
 @pytest.fixture(scope="session")
 def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
     """Two accumulated batches of 32 on one process."""
-    flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
+    flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 32, "--gradient-accumulation-steps", 2)
     return runner.shared("mnist_mlp", *flags, *accumulation)
 
@@ -289,7 +290,7 @@ def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
 @pytest.fixture(scope="session")
 def distributed_mlp(runner: Runner, odd_images: Path) -> Finished:
     """Batches of 32 on each of two processes."""
-    flags = ("--dataset", odd_images, *SAME_UPDATES, "--tracker", "none")
+    flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
     return runner.shared("mnist_mlp", *flags, "--batch-size", 32, launcher="two")
 
 

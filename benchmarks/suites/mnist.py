@@ -153,6 +153,7 @@ def mnist_contestants(
             judge,
             dataset=dataset,
             batch_size=batch_size,
+            max_shift=0,  # the peers do not shift images
             **settings,
         )
 
@@ -270,6 +271,7 @@ class LoopContestants:
             MLP_WARMUP,
             None,
             dataset=self.dataset,
+            max_shift=0,  # as in the bare loops
             hidden_sizes=(width, width),
             tracker=tracker,
         )

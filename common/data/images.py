@@ -29,7 +29,9 @@ from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
+from common.data.shifts import shifted
 from common.data.sources import DataSource
+from common.errors import UserError
 from common.files import reading
 from common.initial import initial_facts
 from common.system.devices import to_device
@@ -97,21 +99,16 @@ class ImageSamples(TensorSamples):
     def augmented(self, images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Mirror and shift each image as its random bits say, reflecting it at the border.
 
-        One gather does both, because one pass over the pixels is faster than two.
-
         Args:
             images: uint8 [batch, height, width, channels].
             bits: int64 [batch], 31 random bits for each image: the highest one mirrors it, and the
                 rest choose the shift.
         """
-        count, height, width, _ = images.shape
-        rows, ys, xs = (torch.arange(n, device=images.device) for n in (count, height, width))
         shifts = 2 * self.crop_padding + 1
-        if self.flip:
-            xs = torch.where((bits >> 30).bool()[:, None], width - 1 - xs, xs)
-        ys = reflected(ys + (bits % shifts - self.crop_padding)[:, None], height)
-        xs = reflected(xs + (bits // shifts % shifts - self.crop_padding)[:, None], width)
-        return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
+        tops = bits % shifts
+        lefts = bits // shifts % shifts
+        is_mirrored = (bits >> 30).bool() if self.flip else None
+        return shifted(images, tops, lefts, is_mirrored, self.crop_padding)
 
 
 class StreamedImages(ImageSamples):
@@ -170,12 +167,6 @@ def pixel_scaling(
     return mean.to(dtype).to(device), std.reciprocal().to(dtype).to(device)
 
 
-def reflected(positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Fold positions just outside 0 … size - 1 back inside, as in a mirror at the border."""
-    last = size - 1
-    return last - (last - positions.abs()).abs()
-
-
 class ImagePreprocessing(TypedDict):
     """What a saved model needs to predict on new images; the fields are those of `ImageData`."""
 
@@ -209,6 +200,24 @@ class ImageData(Data):
             "std": self.std,
             "white_level": self.white_level,
         }
+
+    def allowed_shift(self, max_shift: int | None, default: int) -> int:
+        """Return by how many pixels training images may be shifted.
+
+        Args:
+            max_shift: the value of `--max-shift`; None: the default.
+
+        Raises:
+            UserError: reflection at the border can't fill images that are shifted so far.
+        """
+        if max_shift is None:
+            return default
+        if max_shift >= self.image_size:
+            raise UserError(
+                f"--max-shift {max_shift}: images have {self.image_size} pixels a side: pass "
+                f"{self.image_size - 1} or less"
+            )
+        return max_shift
 
 
 def load_images(

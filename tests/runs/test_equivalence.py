@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import SAME_UPDATES
+from tests.conftest import SHIFTED_UPDATES
 from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES, TEXT_SIZES
 
@@ -144,7 +144,7 @@ def test_loader_workers_give_the_same_losses(
 ) -> None:
     """Batches made by workers are those gathered from memory, to the last bit."""
     run = runner.run(
-        *("mnist_mlp", "--dataset", odd_images, *SAME_UPDATES, "--tracker", "none"),
+        *("mnist_mlp", "--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none"),
         *("--batch-size", 64, "--data-placement", "workers", "--num-workers", workers),
         launcher="python",
     )

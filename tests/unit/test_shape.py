@@ -22,7 +22,7 @@ PAIRS = list(combinations(FILES, 2))
 ALLOWED = {
     "compile_model(model, config)",
     'compile_layers(model.get_submodule("bert.encoder.layer").children())',
-    "optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)",
+    "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, data), fused=True)",
     "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)",
     "optimizer = torch.optim.SGD(",
     "groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True",

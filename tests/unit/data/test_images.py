@@ -167,3 +167,13 @@ def test_data_without_images_are_refused(tmp_path: Path) -> None:
     message = refusal(lambda: images(tmp_path / "words"))
     assert "no columns for --image-column" in message
     assert "sentence" in message
+
+
+@pytest.mark.parametrize("shift", [8, 9, 65536])
+def test_shift_beyond_the_image_is_refused(shift: int, tmp_path: Path) -> None:
+    """Reflection at the border fills less than a whole image; 0 and the largest shift are taken."""
+    data = images(write_image_parquet(tmp_path / "grey", {"train": grey_images(60, 1)}))
+    assert [data.allowed_shift(number, default=2) for number in (None, 0, 7)] == [2, 0, 7]
+    message = refusal(partial(data.allowed_shift, shift, default=2))
+    assert f"--max-shift {shift}" in message
+    assert "7 or less" in message

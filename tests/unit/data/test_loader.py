@@ -12,9 +12,10 @@ import torch
 from common.config import TrainingConfig
 from common.data import loader as loader_module
 from common.data.batch import Batch
-from common.data.images import ImageSamples, reflected
+from common.data.images import ImageSamples
 from common.data.loader import Loader, make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.shifts import reflected
 from common.errors import UserError
 from common.system.devices import to_device
 from tests.cuda_stand_in import Cuda

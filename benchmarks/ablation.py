@@ -1,0 +1,127 @@
+"""Take each idea of a recipe out, one at a time, and measure what the recipe loses.
+
+    python benchmarks/ablation.py plan.json --output results.json
+
+The plan is a JSON file that states a recipe, the flags of all its runs, and the flags that each
+variant adds to them. The first variant is the one to compare with.
+
+    {"recipe": "mnist_mlp",
+     "flags": ["--dataset", "mnist", "--validation-share", "0.1", "--epochs", "10"],
+     "seeds": [0, 1, 2],
+     "variants": {"as it is": [], "no shifts": ["--max-shift", "0"]}}
+
+Each variant is trained with each seed. The seeds take turns, so that a change of the machine's
+speed affects all variants alike. The file of results is written after each run. It may be the plan
+of a later call, which goes on with the runs that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # started as a file: let the package be found
+    sys.path[0] = str(REPOSITORY)
+
+
+def objective_name(recipe: Path) -> str:
+    """Return the name of a recipe's objective, such as accuracy."""
+    match = re.search(r'^OBJECTIVE = "(\w+):', recipe.read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
+        raise SystemExit(f"{recipe} states no OBJECTIVE")
+    return match[1]
+
+
+def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
+    """Train a recipe once; return its summary, and the seconds that its processes took."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "run"
+        command = [sys.executable, str(recipe), *flags, "--seed", str(seed)]
+        command += ["--tracker", "none", "--output-dir", str(directory)]
+        before = children_seconds()
+        began = time.perf_counter()
+        finished = subprocess.run(command, capture_output=True, encoding="utf-8")
+        wall_seconds = time.perf_counter() - began
+        if finished.returncode != 0:
+            raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr[-2000:]}")
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    return {
+        "seed": seed,
+        "wall_seconds": round(wall_seconds, 1),
+        "cpu_seconds": round(children_seconds() - before, 1),
+        "summary": summary,
+    }
+
+
+def children_seconds() -> float:
+    """Return the seconds of all cores that this process's ended children took."""
+    times = psutil.Process().cpu_times()
+    return times.children_user + times.children_system
+
+
+def figure_name(run: dict[str, Any], objective: str) -> str:
+    """Return the objective's key in a run's summary: of validation, or of test without that.
+
+    A run whose --eval-every is longer than itself has no figure of validation.
+    """
+    name = f"val/{objective}"
+    return name if name in run["summary"] else f"test/{objective}"
+
+
+def figure_of(run: dict[str, Any], objective: str) -> float:
+    """Return the objective in percent, as `figure_name` chooses it."""
+    return 100 * float(run["summary"][figure_name(run, objective)])
+
+
+def show(plan: dict[str, Any], objective: str) -> None:
+    """Print the mean of each variant's runs, their deviation and number, and the CPU time."""
+    width = max(map(len, plan["variants"]))
+    names = {figure_name(run, objective) for runs in plan["runs"].values() for run in runs}
+    print(f"figures are {' and '.join(sorted(names))}")
+    print(f"{'variant':{width}}  {objective:>8}     sd  n  CPU s")
+    for variant, runs in plan["runs"].items():
+        figures = [figure_of(run, objective) for run in runs]
+        if not figures:
+            continue
+        deviation = f"{stdev(figures):.2f}" if len(figures) > 1 else "-"
+        seconds = mean(run["cpu_seconds"] for run in runs)
+        counts = f"{deviation:>5}  {len(figures)}  {seconds:5.1f}"
+        print(f"{variant:{width}}  {mean(figures):8.2f}  {counts}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    from benchmarks.results import describe_machine
+
+    plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
+    recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"
+    objective = objective_name(recipe)
+    plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
+    plan["machine"] = describe_machine({})
+    for seed in plan["seeds"]:
+        for variant, flags in plan["variants"].items():
+            runs = plan["runs"].setdefault(variant, [])
+            if seed in [run["seed"] for run in runs]:
+                continue
+            runs.append(train(recipe, [*plan["flags"], *flags], seed))
+            arguments.output.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+            print(f"seed {seed}, {variant}: {figure_of(runs[-1], objective):.2f}", flush=True)
+    show(plan, objective)
+
+
+if __name__ == "__main__":
+    main()
