@@ -26,7 +26,7 @@ from filelock import FileLock
 from tests.forking_python import READ_LATE, has_same_imports
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-RECIPES = ("mnist_mlp", "resnet", "bert")
+RECIPES = ("mnist_mlp", "resnet", "bert", "cifar10_fast")
 CONFIGS = REPOSITORY / "accelerate_configs"
 INTERPRETER = sys.executable  # also while a test has another command in its place
 # Nothing listens there: a connection is refused at once.

@@ -424,7 +424,12 @@ def test_help_is_in_groups(
     parts = re.split(r"(?m)^\W*(\w+) options\W*$", capsys.readouterr().out)
     groups = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert [*groups] == ["data", "optimisation", "precision", "output", "tracking", "recipe"]
-    own = {"mnist_mlp": "--dropout", "resnet": "--label-smoothing", "bert": "--max-length"}
+    own = {
+        "mnist_mlp": "--dropout",
+        "resnet": "--label-smoothing",
+        "bert": "--max-length",
+        "cifar10_fast": "--head-rate",
+    }
     column = "--text-columns" if recipe == "bert" else "--image-column"
     placed = {"data": column, "optimisation": "--epochs", "precision": "--seed"}
     for group, name in {**placed, "output": "--log-every", "recipe": own[recipe]}.items():
