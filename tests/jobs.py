@@ -15,7 +15,8 @@ import psutil
 from tests.launch import FORKED, REPOSITORY, Launcher, Runner, clean_environment
 
 EVERY = 3
-# Dropout, shifts, accumulation, and several epochs of 11 updates with checkpoints in the middle of each.
+# Dropout, shifts, accumulation, and several epochs of 11 updates, with checkpoints in the middle of
+# each.
 MLP = (
     *("--dataset", "digits", "--epochs", 8, "--batch-size", 64, "--dropout", 0.2),
     *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),

@@ -25,7 +25,7 @@ from filelock import FileLock
 from tests.forking_python import READ_LATE, has_same_imports
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-RECIPES = ("mnist_mlp", "resnet", "bert")
+RECIPES = ("mnist_mlp", "resnet", "bert", "cifar10_fast")
 CONFIGS = REPOSITORY / "accelerate_configs"
 INTERPRETER = sys.executable  # the real one, also while a test replaces `sys.executable`
 # Nothing listens at this address, so a connection is refused at once.

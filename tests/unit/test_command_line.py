@@ -425,7 +425,12 @@ def test_help_is_in_groups(
     parts = re.split(r"(?m)^\W*(\w+) options\W*$", capsys.readouterr().out)
     groups = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert [*groups] == ["data", "optimisation", "precision", "output", "tracking", "recipe"]
-    recipe_flags = {"mnist_mlp": "--dropout", "resnet": "--label-smoothing", "bert": "--max-length"}
+    recipe_flags = {
+        "mnist_mlp": "--dropout",
+        "resnet": "--label-smoothing",
+        "bert": "--max-length",
+        "cifar10_fast": "--head-rate",
+    }
     column = "--text-columns" if recipe == "bert" else "--image-column"
     flags_by_group = {"data": column, "optimisation": "--epochs", "precision": "--seed"}
     for group, name in {

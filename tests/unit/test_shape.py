@@ -18,7 +18,7 @@ FILES = sorted((REPOSITORY / "recipes").glob("*.py"))
 PAIRS = list(combinations(FILES, 2))
 
 # All lines in which one `main` may differ from another. They concern compilation, the optimizer,
-# the length of warm-up, and label smoothing.
+# the length of warm-up, label smoothing, and test-time augmentation.
 ALLOWED = {
     "compile_model(model, config)",
     'compile_layers(model.get_submodule("bert.encoder.layer").children())',
@@ -28,8 +28,16 @@ ALLOWED = {
     "groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.2)",
+    "groups = decay_groups(model, config.weight_decay)",
+    "groups = parameter_groups(model, config)",
+    "optimizer = Muon(groups, lr=config.learning_rate, momentum=0.85)",
+    "scheduler = run.plan.schedule(optimizer, warmup_share=0.0)",
     "loss, logits = compute_loss(model, batch)",
     "loss, logits = compute_loss(model, batch, config.label_smoothing)",
+    "run.finish(evaluate(run, model, test_loader))",
+    "views = Views(accelerator.unwrap_model(model))  # test-time augmentation",
+    'accuracy_tta = evaluate(run, views, test_loader)["accuracy"]',
+    'run.finish(evaluate(run, model, test_loader) | {"accuracy_tta": accuracy_tta})',
 }
 
 

@@ -154,6 +154,28 @@ def test_augmentation_makes_all_shifts_and_mirrors() -> None:
     assert max(counts.values()) < 4000 / 18 * 1.6
 
 
+@pytest.mark.parametrize("seed", [0, 5])
+def test_mirroring_alternates_between_epochs(seed: int) -> None:
+    """Any two epochs in a row show an image from both sides; chance decides which comes first."""
+    split = samples(count=1000, size=2, channels=1)
+    split.flip, split.crop_padding, split.seed = True, 0, seed
+    split.place(CPU)
+    everyone = torch.arange(1000)
+    plain = split.gather(everyone, None)["images"]
+    are_mirrored = []
+    for epoch in range(4):
+        images = split.gather(everyone, epoch)["images"]
+        is_mirrored = (images != plain).flatten(1).any(1)
+        assert torch.equal(
+            images, torch.where(is_mirrored[:, None, None, None], plain.flip(3), plain)
+        )
+        are_mirrored.append(is_mirrored)
+    assert 430 < are_mirrored[0].sum() < 570
+    assert torch.equal(are_mirrored[1], ~are_mirrored[0])
+    assert torch.equal(are_mirrored[2], are_mirrored[0])
+    assert torch.equal(are_mirrored[3], are_mirrored[1])
+
+
 def test_reflection_matches_numpy() -> None:
     """Positions outside the image are mirrored at its border, which is not repeated."""
     positions = torch.arange(-3, 8)

@@ -1,0 +1,125 @@
+"""Muon: orthogonal updates of filters, SGD's for the rest, and updates that are skipped."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.training.muon import Muon, orthogonalized
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 40),
+    scale=st.sampled_from([1e-3, 1.0, 1e4]),
+    seed=st.integers(0, 1000),
+)
+def test_singular_values_come_close_to_one(
+    rows: int, columns: int, scale: float, seed: int
+) -> None:
+    """A matrix keeps its directions, and its scale does not matter."""
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    matrix = (u @ torch.diag(values.clamp(min=values.max() / 20)) @ v).float() * scale
+    result = orthogonalized(matrix, steps=5)
+    assert result.shape == matrix.shape
+    projected = u.T @ result.double() @ v.T
+    off_diagonal = projected - torch.diag(projected.diag())
+    assert off_diagonal.abs().max() < 1e-3
+    assert 0.5 < projected.diag().min() <= projected.diag().max() < 1.3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_other_groups_are_updated_as_by_sgd(momentum: float, weight_decay: float) -> None:
+    """Biases and matrices that are not to be orthogonal follow Nesterov's momentum."""
+    ours = [torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.randn(4, 3))]
+    theirs = copy.deepcopy(ours)
+    muon = Muon([{"params": ours}], lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    sgd = torch.optim.SGD(
+        theirs, lr=0.1, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
+    )
+    for _ in range(4):
+        for own, other in zip(ours, theirs, strict=True):
+            own.grad = torch.randn_like(own)
+            other.grad = own.grad.clone()
+        muon.step()
+        sgd.step()
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_direction_is_that_of_torch() -> None:
+    """For matrices whose rows have length 1, an update is that of `torch.optim.Muon`."""
+    rows, columns = 6, 10  # torch scales the rate of taller matrices
+    weight = torch.randn(rows, columns)
+    weight *= math.sqrt(rows) / weight.norm()
+    ours = torch.nn.Parameter(weight.clone())
+    theirs = torch.nn.Parameter(weight.clone())
+    groups = [{"params": [ours], "orthogonal": True}]
+    muon = Muon(groups, lr=0.01, momentum=0.9, newton_schulz_steps=5)
+    torchs = torch.optim.Muon([theirs], lr=0.01, momentum=0.9, weight_decay=0.0)
+    for _ in range(2):
+        before = ours.detach().clone()
+        ours.grad = torch.randn_like(ours)
+        theirs.grad = ours.grad.clone()
+        theirs.data.copy_(before * (math.sqrt(rows) / before.norm()))
+        muon.step()
+        torchs.step()
+        # Torch computes the direction in bf16.
+        torch.testing.assert_close(ours, theirs, atol=0.01 * 0.03, rtol=0)
+
+
+def test_scale_of_a_filter_does_not_matter() -> None:
+    """A filter before a batch norm may have any norm, and has the same one after each update."""
+    weight = torch.randn(8, 4, 3, 3)
+    gradient = torch.randn_like(weight)
+    updated = []
+    for scale in (1.0, 100.0):
+        parameter = torch.nn.Parameter(weight * scale)
+        parameter.grad = gradient
+        Muon([{"params": [parameter], "orthogonal": True}], lr=0.1).step()
+        updated.append(parameter.detach())
+    torch.testing.assert_close(updated[0], updated[1])
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_update_that_is_not_finite_changes_nothing(orthogonal: bool) -> None:
+    """The mark of the gradient guard skips it: weights and momentum keep their bits."""
+    parameter = torch.nn.Parameter(torch.randn(3, 4))
+    optimizer = Muon([{"params": [parameter], "orthogonal": orthogonal}], lr=0.1)
+    parameter.grad = torch.randn(3, 4)
+    optimizer.step()
+    before = parameter.detach().clone()
+    momentum = optimizer.state[parameter]["momentum_buffer"].clone()
+    parameter.grad = torch.full((3, 4), math.nan)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert torch.equal(parameter, before)
+    assert torch.equal(optimizer.state[parameter]["momentum_buffer"], momentum)
+    optimizer.found_inf = torch.zeros(())
+    parameter.grad = torch.randn(3, 4)
+    optimizer.step()
+    assert not torch.equal(parameter, before)
+
+
+def test_goes_on_from_its_state() -> None:
+    """An optimizer that is loaded makes the same updates, bit for bit."""
+    parameter = torch.nn.Parameter(torch.randn(3, 4))
+    first = Muon([{"params": [parameter], "orthogonal": True}], lr=0.1)
+    parameter.grad = torch.randn(3, 4)
+    first.step()
+    other = torch.nn.Parameter(parameter.detach().clone())
+    second = Muon([{"params": [other], "orthogonal": True}], lr=0.5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    parameter.grad = torch.randn(3, 4)
+    other.grad = parameter.grad.clone()
+    first.step()
+    second.step()
+    assert torch.equal(parameter, other)
