@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    from benchmarks.results import describe_machine
+    from benchmarks.harness.results import describe_machine
 
     plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
     recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"

@@ -244,8 +244,8 @@ class ImageData(Data):
             return default
         if max_shift >= self.image_size:
             raise UserError(
-                f"--max-shift {max_shift}: images have {self.image_size} pixels a side: pass "
-                f"{self.image_size - 1} or less"
+                f"--max-shift {max_shift} is too large for images of {self.image_size} pixels",
+                advice=f"pass {self.image_size - 1} or less",
             )
         return max_shift
 

@@ -36,6 +36,9 @@ class Muon(Optimizer):
 
     # The step leaves parameters as they are where `found_inf` is 1, without waiting for the device.
     _step_supports_amp_scaling = True
+    # `GradScaler` sets both for a step and deletes them after it.
+    found_inf: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -53,8 +56,6 @@ class Muon(Optimizer):
             "newton_schulz_steps": newton_schulz_steps,
         }
         super().__init__([dict(group) for group in groups], defaults)
-        self.found_inf: torch.Tensor | None = None
-        self.grad_scale: torch.Tensor | None = None
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -68,7 +69,7 @@ class Muon(Optimizer):
                     self.update(parameter, parameter.grad, group)
 
     def update(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
     ) -> None:
         buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
         if self.grad_scale is not None:

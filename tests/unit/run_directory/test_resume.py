@@ -13,7 +13,7 @@ import pytest
 
 from common.checkpoints.state import insist_on_flags
 from common.errors import UserError
-from common.files import locked
+from common.files import locked, signed
 from common.flags import role_of
 from common.run_directory.directory import LOCK
 from common.run_directory.identity import (
@@ -359,7 +359,9 @@ def test_commands_in_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_p
     command, _, _ = refused.value.advice.partition(",")
     assert shlex.split(command)[-2:] == ["--resume", str(run)]
     path = run / "config.json"
-    path.write_text(path.read_text().replace('"epochs": 3', '"epochs": 4'))
+    contents = signed(json.loads(path.read_text()))
+    contents["config"]["epochs"] = 4
+    path.write_text(json.dumps(contents))
     with pytest.raises(EditedConfigError) as edited:
         insist_on_written_config(run, json.loads(path.read_text()))
     assert shlex.split(edited.value.advice)[-2:] == ["--config", str(path)]
