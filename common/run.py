@@ -68,9 +68,9 @@ class Run:
             recipe_file: the recipe's ``__file__``.
             objective: what the best model is best in, such as ``"accuracy:max"``.
             ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
-            rehearse: whether to try the evaluation on one batch before the first update, so that
-                a mistake in it ends the run there. Nothing of the rehearsal is kept. Turn it off
-                for an evaluation that needs all data.
+            rehearse: whether to try the evaluation on a few samples before the first update. So a
+                mistake in it ends the run there. Nothing of the rehearsal is kept. Turn it off for
+                an evaluation that needs all data.
 
         Raises:
             UserError: a flag, the objective or an option of DDP can't work, or the directory can't
@@ -221,7 +221,7 @@ class Run:
         context = self.context
         loaded = reached(self.loaded, "run.loaders(data)")
         kept = self.kept_parts
-        context.agreement.request.obey_at_once(False)
+        context.agreement.request.obey_at_once(False)  # from here on, a stop saves first
         if compute_loss is not None and not self.config.evaluate_only:
             starting.try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.started = starting.start(context, loaded, self.plan, kept, description, self.position)

@@ -55,15 +55,15 @@ def read_evaluated(model: str) -> Evaluated:
     # `recipes predict` uses the same default for a model that states no white level.
     if preprocessing:
         preprocessing.setdefault("white_level", FULL_SCALE)
-    return Evaluated(model, class_names, preprocessing, tuple(histories(model)))
+    return Evaluated(model, class_names, preprocessing, tuple(training_history(model)))
 
 
-def histories(model: str | None) -> list[TrainedOn]:
+def training_history(model: str | None) -> list[TrainedOn]:
     """Return the data on which a model was trained.
 
     A run may begin with the weights of another run, and its model was then trained on the data of
     both. The data of the last run come first. The list is empty for a model that is not in the
-    directory of a run.
+    directory of a run, such as a single file: its origin is not known.
     """
     history: list[TrainedOn] = []
     while model is not None and len(history) < MOST_GENERATIONS and not os.path.isfile(model):
@@ -102,7 +102,7 @@ def own_configuration(config: TrainingConfig) -> str | None:
     """
     if not config.evaluate_only:
         return config.dataset_config
-    history = histories(config.init_from)
+    history = training_history(config.init_from)
     if history and config.dataset != history[0].dataset:
         is_inherited = config.dataset_config == history[0].configuration
         return None if is_inherited else config.dataset_config

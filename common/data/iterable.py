@@ -137,6 +137,12 @@ class IterableSamples(Samples):
         self.rows = None
 
     def example(self, size: int, length: int) -> Batch:
+        """Return the shapes of a batch on the meta device, which holds no values.
+
+        Args:
+            size: samples of the batch.
+            length: not used: rows have the length that the data set gives them.
+        """
         before = self.dataset.state_dict()
         row = next(iter(self.dataset))
         self.dataset.load_state_dict(before)

@@ -95,8 +95,9 @@ def raw_mode_of(image: ImageFile.ImageFile) -> str:
 def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
     """Return the pixels of an image with 16 bits a colour, and the image itself.
 
-    Pillow keeps one byte of each value. So the file is decoded twice: once in its own byte order,
-    which gives the high bytes, and once in the other order, which gives the low ones.
+    Pillow keeps one byte of each value. So a colour image is decoded twice: once in its own byte
+    order, which gives the high bytes, and once in the other order, which gives the low ones. Grey
+    with transparency is decoded once, as four channels of a byte. Transparency is left out.
 
     Args:
         image: a file of Pillow whose pixels have not been loaded.

@@ -22,7 +22,7 @@ class Evaluations:
         """Make no evaluation due yet.
 
         Args:
-            rehearse: whether to try the evaluation on one batch before the first update.
+            rehearse: whether to try the evaluation on a few samples before the first update.
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)

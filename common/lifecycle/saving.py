@@ -35,7 +35,7 @@ def compare_weights(context: Context) -> None:
 
 
 def identity(started: StartedRun) -> RunIdentity:
-    """Return the facts of this run for a manifest. A resume compares them with its own."""
+    """Return the facts of this run for a manifest; a resume compares those in `KEPT`."""
     context = started.context
     plan = started.plan
     step = context.progress.global_step

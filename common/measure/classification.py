@@ -81,7 +81,8 @@ class ClassificationSums(Sums):
         A count of one batch is exact in both. `bincount` would wait for a GPU.
 
         Returns:
-            [classes²], or [3 × classes] where there is no matrix.
+            [classes²], the confusion matrix by row. Without a matrix [3 × classes]: by class, the
+            hits, then how often it was predicted, then how often it was the label.
         """
         size = len(self.class_names)
         device = labels.device

@@ -54,8 +54,8 @@ class Evaluation(dict[str, float]):
         """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
 
         Such a mistake makes a figure too small. It shows only in a rehearsal, whose second batch
-        has the samples of the first one twice. A total doubles with the samples, so its figure is
-        the same for both batches. A mean is the same, so its figure halves.
+        has the samples of the first one twice. A total doubles with the samples, so its figure,
+        total / count, is the same for both batches. A mean does not double, so its figure halves.
         """
         if len(self.first_batches) < 2:
             return []
@@ -169,7 +169,12 @@ class Sums:
                 self.add_recorded(name, value, 1.0)
 
     def record_loss(self, loss: Value, size: Value) -> None:
-        """Add a batch's mean loss, weighted by its number of samples."""
+        """Add a batch's loss, weighted by its number of samples.
+
+        Args:
+            loss: one number, or a loss for each sample, of which the mean is taken.
+            size: samples of the batch; a tensor makes the weighted loss one, too.
+        """
         mean_loss = mean_of(loss) if isinstance(loss, torch.Tensor) else loss
         batch_loss = mean_loss * size
         if isinstance(batch_loss, torch.Tensor):

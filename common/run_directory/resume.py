@@ -117,13 +117,12 @@ def say_finished(directory: Path) -> None:
 
 
 def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
-    """Return whether the run to go on with is finished, once no other job can write to it.
+    """Return whether another job finished the run since `resumed_config` read it.
 
-    Another job may have gone on with the run since `resumed_config` read it, or another run may
-    lie in its place.
+    Call it while the run's lock is held, so that no other job can change the answer.
 
     Raises:
-        UserError: when it is not the run that `config` was read for.
+        UserError: another run lies in its place.
     """
     assert config.output_dir is not None  # `resumed_config` has set it
     directory = Path(config.output_dir)
@@ -207,10 +206,10 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
                 return path.parent
             others.append((path.parent, differences))
     for directory, error in edited:
-        if may_be_gone_on_with(directory):
+        if can_be_resumed(directory):
             raise error
     for directory, differences in others:
-        if may_be_gone_on_with(directory):
+        if can_be_resumed(directory):
             raise UserError(
                 (
                     f"--resume auto: {directory} is unfinished and has other flags: "
@@ -233,8 +232,8 @@ def differing_flags(config: ResumableConfig, given: dict[str, object]) -> list[s
     ]
 
 
-def may_be_gone_on_with(directory: Path) -> bool:
-    """Return whether a run stopped early: it neither runs now nor reached its end."""
+def can_be_resumed(directory: Path) -> bool:
+    """Return whether an unfinished run stopped early: it does not run now and missed no target."""
     if read_status(directory).status == "failed" and (directory / "summary.json").exists():
         return False  # it was trained to its end and missed its --target
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):

@@ -114,8 +114,8 @@ class Rehearsal:
         """Add a note to an error of the rehearsal: that it was one, and how to turn it off."""
         if self.is_unchecked and isinstance(error, Exception):
             error.add_note(
-                "This was the rehearsal of the evaluation before the first update, on one batch. "
-                "If the evaluation needs all data, write Run(config, __file__, OBJECTIVE, "
+                "This was the rehearsal of the evaluation before the first update, on a few "
+                "samples. If the evaluation needs all data, write Run(config, __file__, OBJECTIVE, "
                 "rehearse=False)."
             )
 

@@ -94,7 +94,8 @@ class StopRequest:
                 self.reason = STOP_SIGNAL_NAMES[number]
                 self.is_by_ctrl_c = number == signal.SIGINT
             self.since = now
-            self.obey_at_once(self.at_once)
+            if self.at_once:
+                self.obey_at_once(True)
         elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

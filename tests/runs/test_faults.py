@@ -62,6 +62,14 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
             *("--image-size", 4),
         ),
     ),
+    "cifar10_fast": (
+        7,
+        16,
+        (
+            *("--epochs", 3, "--gradient-accumulation-steps", 2, "--log-every", 3),
+            *("--widths", 8, 16, "--image-size", 16, "--horizontal-flip", "--tracker", "none"),
+        ),
+    ),
     "bert": (
         4,
         8,
@@ -79,7 +87,12 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
         ("mnist_mlp", "python"),
         *(
             pytest.param(recipe, launcher, marks=pytest.mark.slow)
-            for recipe, launcher in (("mnist_mlp", "two"), ("resnet", "python"), ("bert", "two"))
+            for recipe, launcher in (
+                ("mnist_mlp", "two"),
+                ("resnet", "python"),
+                ("cifar10_fast", "two"),
+                ("bert", "two"),
+            )
         ),
     ],
 )
@@ -96,7 +109,7 @@ def test_kills_at_random_moments_change_nothing(
     batch //= 1 if launcher == "python" else 2
     flags += ("--checkpoint-every", every, "--batch-size", batch)
     if recipe != "mnist_mlp":
-        flags += ("--dataset", odd_images if recipe == "resnet" else odd_text)
+        flags += ("--dataset", odd_text if recipe == "bert" else odd_images)
     whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory, started_at, middle = tmp_path / "run", [0], 0

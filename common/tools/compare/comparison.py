@@ -250,10 +250,10 @@ def figures_of_target(run: RunRecord, target: float | None) -> RunFigures:
 
 
 def figure_of_run(run: RunRecord, metric: str) -> float | None:
-    """Return a figure of the whole run.
+    """Return a figure of the whole run, from its summary if it has one.
 
-    Before the end of a run, it is the median of the log intervals so far for speed and energy, and
-    otherwise the largest value.
+    Before the end of a run there is no summary. Then it is the median of the log intervals for
+    speed and energy, and the largest value for memory, which is a peak.
     """
     values = run.values(metric)
     so_far = None
