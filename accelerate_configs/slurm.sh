@@ -23,10 +23,11 @@ export PER_NODE="${PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"
 export MAIN_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export MAIN_PORT="$((10000 + SLURM_JOB_ID % 50000))"
 
-# What each node runs. SIGUSR1 would kill `accelerate launch` and orphan its processes. Instead, this
-# shell receives it and sends SIGTERM to the launcher, which then stops its processes and waits for
-# them. Slurm also signals the other processes; they ignore SIGUSR1, except the recipe, which handles
-# it. A single process runs without a launcher, because a launcher would not wait for it.
+# What each node runs. SIGUSR1 would kill `accelerate launch` and orphan its processes. Instead,
+# this shell receives it and sends SIGTERM to the launcher, which then stops its processes and
+# waits for them. Slurm also signals the other processes; they ignore SIGUSR1, except the recipe,
+# which handles it. A single process runs without a launcher, because a launcher would not wait
+# for it.
 NODE='
 all=$((SLURM_JOB_NUM_NODES * PER_NODE))
 launch=(accelerate launch --multi_gpu --num_machines "$SLURM_JOB_NUM_NODES" --num_processes "$all"
@@ -41,22 +42,22 @@ while kill -0 "$launcher" 2>/dev/null; do wait "$launcher"; status=$?; done
 exit "$status"
 '
 
-# Shows whether `status.json` was written by this start of the job or by an earlier one. The file is in
-# the run's directory because other file systems have other clocks.
+# Shows whether `status.json` was written by this start of the job or by an earlier one. The file
+# is in the run's directory because other file systems have other clocks.
 started="$directory/.started"
 mkdir -p "$directory" && touch "$started"
 # A node that fails must not end the others, which may still be saving.
 srun --kill-on-bad-exit=0 bash -c "$NODE" node "$@" --output-dir "$directory" --resume auto &
 steps=$!
-# This script passes on a signal that only it receives (--signal=B:USR1@120). `srun` forwards SIGUSR1,
-# but on SIGTERM it kills everything. SIGTERM means that someone wants the job to end.
+# This script passes on a signal that only it receives (--signal=B:USR1@120). `srun` forwards
+# SIGUSR1, but on SIGTERM it kills everything. SIGTERM means that someone wants the job to end.
 trap 'kill -USR1 "$steps"' USR1
 trap 'ended=yes; kill -USR1 "$steps"' TERM
 wait "$steps"; status=$?
 while kill -0 "$steps" 2>/dev/null; do wait "$steps"; status=$?; done
 
-# Queue the job again if the run was stopped or lost a process. After a mistake of yours, `status.json`
-# says "resumable": false, or was not written, and the job ends.
+# Queue the job again if the run was stopped or lost a process. After a mistake of yours,
+# `status.json` says "resumable": false, or was not written, and the job ends.
 if [ "$directory/status.json" -nt "$started" ] && [ -z "${ended:-}" ] &&
   grep -q '"resumable": true' "$directory/status.json"; then
   scontrol requeue "$SLURM_JOB_ID"

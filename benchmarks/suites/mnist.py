@@ -41,6 +41,7 @@ from common.data.images import ImageData
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 
+LEARNING_RATE = 1e-3  # of the recipe and its peers
 MLP_WARMUP = 0.1  # share of the updates, as in the recipe's `main`
 # Widths of a two-layer perceptron; the suite takes the one whose bare step is nearest to 1 ms.
 LOOP_WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
@@ -54,11 +55,11 @@ def mlp_builder(data: ImageData, **settings: object) -> Callable[[], nn.Module]:
 
 
 def adamw(fused: bool | None = None) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a function that builds AdamW at the MNIST recipe's learning rate and decay."""
+    """Return a function that builds AdamW at `LEARNING_RATE`, with the MNIST recipe's decay."""
     config = load_recipe("mnist_mlp").Config()
     return lambda model: torch.optim.AdamW(
         model.parameters(),
-        lr=config.learning_rate,
+        lr=LEARNING_RATE,
         weight_decay=config.weight_decay,
         fused=fused,
     )
@@ -154,6 +155,7 @@ def mnist_contestants(
             dataset=dataset,
             batch_size=batch_size,
             max_shift=0,  # the peers do not shift images
+            learning_rate=LEARNING_RATE,
             **settings,
         )
 

@@ -34,7 +34,7 @@ def _quick() -> Iterator[None]:
         (("--hidden-sizes", 10**6, 10**6), "out of memory"),
         (("--hidden-sizes", *[10**6] * 9), "out of memory"),
         (("--hidden-sizes", 10**6 + 1), "give 1 to 1,000,000"),
-        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "Either lower --hidden-sizes, or"),
+        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "either lower --hidden-sizes, or"),
         (("--max-steps", 10**20), "give 1 to 1,000,000,000"),
         (("--seed", 2**32), "give 0 to 4,294,967,295"),
         (("--seed", 2**32 - 1), None),
@@ -70,7 +70,7 @@ def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("common.measure.memory.device_memory", lambda device: 64 * 2**20)
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", "--hidden-sizes", *[1500] * 10)
     assert isinstance(error, UserError), repr(error)
-    assert "Either lower --hidden-sizes, or" in error.message
+    assert "either lower --hidden-sizes, or" in error.message
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")

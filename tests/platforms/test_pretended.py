@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import first
 from tests.jobs import final_weights, learned
-from tests.launch import RECIPES, Runner
+from tests.launch import Runner
 from tests.platforms.pretended import PLATFORMS, Platform, PretendedJob, launch, launch_fork
 
 TINY = ("--dataset", "digits", "--tracker", "none", "--max-steps", 4, "--log-every", 2)
@@ -32,7 +32,7 @@ REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
 )
 
 
-@pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, RECIPES)))
+@pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, TINY_OF)))
 def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -> None:
     """And says in one line what the system lacks, with symbols that its output has."""
     platform, recipe = pretended

@@ -19,8 +19,12 @@ EACH = first(1, RECIPES)
 def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
     """Return flags for a few updates of two micro-batches each."""
     data = odd_text if recipe == "bert" else odd_images
-    model = ("--hidden-sizes", 64, 48) if recipe == "mnist_mlp" else ()
+    model_flags: dict[str, tuple[object, ...]] = {
+        "mnist_mlp": ("--hidden-sizes", 64, 48),
+        "cifar10_fast": ("--widths", 8, 16),
+    }
     rate = ("--learning-rate", 0.01 if recipe == "resnet" else 1e-3)
+    model = model_flags.get(recipe, ())
     flags = ("--dataset", data, *model, *rate, "--max-steps", 12, "--epochs", 9)
     return (*flags, "--batch-size", 8, "--gradient-accumulation-steps", 2, *QUIET)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from common.checkpoints.finished import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
-from tests.conftest import SAME_UPDATES, first
+from tests.conftest import SHIFTED_UPDATES, first
 from tests.examples import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
@@ -28,7 +28,8 @@ RANKS: dict[Launcher, int] = {"python": 1, "shards": 2, "four shards": 4}
 def flags_of(images: Path, launcher: Launcher, ranks: int) -> tuple[Any, ...]:
     """Return those of updates of 64 samples, of micro-batches of 16."""
     cut = ("--batch-size", 16, "--gradient-accumulation-steps", 4 // ranks)
-    return ("--dataset", images, *SAME_UPDATES, "--tracker", "none", *cut, "--checkpoint-every", 2)
+    updates = ("--dataset", images, *SHIFTED_UPDATES, "--checkpoint-every", 2)
+    return (*updates, "--tracker", "none", *cut)
 
 
 @pytest.fixture(scope="session")

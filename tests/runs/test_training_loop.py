@@ -103,7 +103,7 @@ def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path
     run = runner.run(copy, *flags, launcher=launcher, succeeds=is_used)
     refused = "--share was set to 0.7, and nothing in mine.py has used it" in run.errors
     assert refused == (not is_used)
-    named = "--share was set, and this process did not use it" in run.output
+    named = "--share was set, and the first update did not use it" in run.output
     assert named == (use == "in the last lines")
 
 

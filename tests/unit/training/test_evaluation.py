@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from common.training.evaluation import (
     evaluation_mode,
     keep_buffers,
 )
+
+if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
+    from tests.launch import Runner
 
 NAN = float("nan")
 
@@ -52,7 +57,6 @@ def reduced(calls: list[str], values: torch.Tensor, reduction: str) -> torch.Ten
 
 def on_rank(rank: int, folder: Path) -> None:
     """Average the buffers and undo that, and save them after each step."""
-    torch.set_num_threads(1)  # a forked process has none of its parent's threads
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     calls: list[str] = []
@@ -66,9 +70,12 @@ def on_rank(rank: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_buffers_of_two_processes_are_averaged_in_one_call(tmp_path: Path) -> None:
+def test_buffers_of_two_processes_are_averaged_in_one_call(runner: Runner, tmp_path: Path) -> None:
     """The result equals that of separate averages, and integers stay as they are."""
-    torch.multiprocessing.start_processes(on_rank, (tmp_path,), nprocs=2, start_method="fork")
+    ranks_of_this_file = runner.run(
+        Path(__file__), tmp_path, launcher="two", output_directory=False, succeeds=False
+    )
+    assert ranks_of_this_file.returncode == 0, ranks_of_this_file.errors
     ranks = [dict(network(rank).named_buffers()) for rank in range(2)]
     for rank, buffers in enumerate(ranks):
         averaged = load_file(tmp_path / f"averaged-{rank}")
@@ -170,3 +177,7 @@ def test_buffers_are_restored() -> None:
         buffer.add_(3)
     put_back()
     assert all(map(torch.equal, before, model.buffers()))
+
+
+if __name__ == "__main__":  # launched by the test above, once for each rank
+    on_rank(int(os.environ["RANK"]), Path(sys.argv[1]))

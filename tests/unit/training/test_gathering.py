@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from common.errors import UserError
 from common.training import gathering
 from common.training.gathering import Gatherer
+
+if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
+    from tests.launch import Runner
 
 WORLD_SIZE = 2
 ROWS = 5
@@ -54,7 +59,6 @@ def contrastive(rows: torch.Tensor, columns: torch.Tensor, scale: Any, first: in
 
 def on_rank(rank: int, folder: Path) -> None:
     """Accumulate the gradients of all micro-batches under DDP, for each form of the loss."""
-    torch.set_num_threads(1)  # a forked process has none of its parent's threads
     store = torch.distributed.FileStore(str(folder / "store"), WORLD_SIZE)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     PartialState._reset_state()
@@ -91,13 +95,14 @@ def gather_objects(accelerator: Any, value: Any) -> list[Any]:
     return values
 
 
-def test_gradients_equal_those_of_one_process(tmp_path: Path) -> None:
+def test_gradients_equal_those_of_one_process(runner: Runner, tmp_path: Path) -> None:
     """This holds under DDP with accumulation, whether each rank computes the whole loss or its rows
     only.
     """
-    torch.multiprocessing.start_processes(
-        on_rank, (tmp_path,), nprocs=WORLD_SIZE, start_method="fork"
+    ranks_of_this_file = runner.run(
+        Path(__file__), tmp_path, launcher="two", output_directory=False, succeeds=False
     )
+    assert ranks_of_this_file.returncode == 0, ranks_of_this_file.errors
     model, batches = model_and_batches()
     for batch in batches.flatten(1, 2):
         first, second, scale = model(batch)
@@ -116,3 +121,7 @@ def test_one_process_gets_its_own_rows_back() -> None:
     assert Gatherer(alone)(rows) is rows
     two: Any = SimpleNamespace(num_processes=2)
     assert Gatherer(two)(rows.to("meta")).shape == (4, 3)
+
+
+if __name__ == "__main__":  # launched by the test above, once for each rank
+    on_rank(int(os.environ["RANK"]), Path(sys.argv[1]))
