@@ -67,7 +67,17 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
         16,
         (
             *("--epochs", 3, "--gradient-accumulation-steps", 2, "--log-every", 3),
-            *("--widths", 8, 16, "--image-size", 16, "--horizontal-flip", "--tracker", "none"),
+            *(
+                "--widths",
+                8,
+                16,
+                "--image-size",
+                16,
+                "--horizontal-flip",
+                True,
+                "--tracker",
+                "none",
+            ),
         ),
     ),
     "bert": (

@@ -83,8 +83,10 @@ def on_rank(rank: int, folder: Path) -> None:
     assert gather(flags).tolist() == [True, True, False, False, True, False]
     halves = torch.full((1, 2), 1.5 + rank, dtype=torch.bfloat16)
     assert gather(halves).tolist() == [[1.5, 1.5], [2.5, 2.5]]
-    with pytest.raises(UserError, match=r"run.gather: the ranks have \(2, 3\).*\(3, 3\)"):
+    with pytest.raises(UserError) as refused:
         gather(torch.ones(2 + rank, 3))
+    assert "run.gather: the ranks have (2, 3)" in refused.value.message
+    assert "(3, 3)" in refused.value.message
     torch.distributed.destroy_process_group()
 
 
