@@ -86,7 +86,11 @@ def measured_matrix_gflops() -> float:
         "print(matrix_rate(torch.bfloat16) / 1e9)"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
     )
     return float(answer.stdout)
 
