@@ -155,7 +155,7 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
         named = ", ".join(default_epochs) or "nothing"
         advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs'
         raise UserError(
-            f"DEFAULT_EPOCHS names {named}, and the data set is {dataset}", advice=advice
+            f"DEFAULT_EPOCHS has no entry for {dataset}: it names {named}", advice=advice
         )
     return epochs
 
