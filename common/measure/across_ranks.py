@@ -50,7 +50,11 @@ def sum_over_ranks(
 def common_shapes(
     accelerator: Accelerator, local_shapes: Mapping[SumKey, torch.Size]
 ) -> dict[SumKey, torch.Size]:
-    """Return the shapes of the values that any rank has; a `UserError` if two ranks' differ."""
+    """Return the shape of each value that any rank has; called on all ranks.
+
+    Raises:
+        UserError: a value has different shapes on two ranks.
+    """
     shapes: dict[SumKey, torch.Size] = {}
     for rank, shapes_of_rank in enumerate(gather_from_ranks(accelerator, local_shapes)):
         for key, shape in shapes_of_rank.items():

@@ -22,7 +22,7 @@ class EarlyStopping:
         """
         self.config = config
         self.best = best
-        self.is_told = False
+        self.is_told = False  # whether the user has been told that the run stops early
         if config.early_stopping is not None and validation_split != "validation":
             raise UserError(
                 "--early-stopping would choose by test data, because there are no validation data",
@@ -30,7 +30,7 @@ class EarlyStopping:
             )
 
     def is_due(self, global_step: int) -> bool:
-        """Whether the run ends after this update. The first time, a line says so."""
+        """Whether the run ends after update `global_step`. If so, the first call prints a line."""
         mark_read(self.config, "early_stopping")  # the flag has an effect where a recipe asks this
         patience = self.config.early_stopping
         if patience is None or self.best.later < patience:

@@ -45,10 +45,12 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def warmup_decay(
     optimizer: Optimizer, total_steps: int, warmup_steps: int, schedule: str
 ) -> LambdaLR:
-    """Raise the rate linearly over `warmup_steps`, then follow one of `SCHEDULES`."""
+    """Return a scheduler: a linear warm-up over `warmup_steps`, then one of `SCHEDULES`."""
 
     def factor(step: int) -> float:
+        """Return the factor of the peak rate for the update that follows `step`."""
         if step < warmup_steps:
+            # Neither 0 in the first update nor 1 before the warm-up is over.
             return (step + 1) / (warmup_steps + 1)
         left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
         return SCHEDULES[schedule](left)
