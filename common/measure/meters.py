@@ -229,7 +229,8 @@ class Meters:
             # it, so there is no second warning.
             if not sizes or sizes[-1] > 0:
                 sizes.append(size)
-            # All but the newest sizes, or at the beginning all but the oldest, are left out.
+            # The `RISES` oldest sizes are left out. At the beginning, they are from the time in
+            # which libraries fill their caches.
             sentence = rising_sentence(owner, [*sizes][RISES:])
             if sentence:
                 sizes.append(0.0)

@@ -14,8 +14,9 @@ from common.measure.stopwatch import synchronize
 from common.system.devices import device_name, is_accelerator
 
 # TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
-# if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers. A
-# name is a regular expression. The first one that occurs in the device's name as whole words counts.
+# if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers.
+# Names are regular expressions. The first one that occurs in the device's name as whole words
+# counts.
 PEAK_TFLOPS = {
     "GB200": (2500.0, 1250.0, 80.0),
     "B200": (2250.0, 1125.0, 75.0),
