@@ -118,7 +118,7 @@ def export_model(
     card = model_card(
         context.config, started.saved_config, description, loaded.data, loaded.test_split, summary
     )
-    skeleton = bare_model if is_sharded else None  # the names and shapes of the whole weights
+    skeleton = bare_model if is_sharded else None  # the model without values; see `save_model`
     export.save_model(context.directory.path / "model", model, description, card, skeleton)
     if is_sharded:
         wait_for_ranks(accelerator)

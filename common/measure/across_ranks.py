@@ -30,7 +30,7 @@ def sum_over_ranks(
             key: torch.as_tensor(value, device=device, dtype=torch.float64)
             for key, value in local_sums.items()
         }
-    else:
+    else:  # the sums are exact on the host only
         device = torch.device("cpu")
         values = on_host(local_sums)
     shapes = common_shapes(accelerator, {key: value.shape for key, value in values.items()})

@@ -88,9 +88,8 @@ class ClassificationSums(Sums):
 
         Returns:
             With a matrix, [classes²]: the rows of the confusion matrix, one after another. Without
-            one, [3 × classes]: first for each class the samples classified correctly, then for each
-            class the samples predicted to be of it, and then for each class the samples labelled
-            with it.
+            one, [3 × classes]: the three rows of `Classified.class_counts`, one after another. They
+            have, for each class, its correct predictions, all its predictions, and its labels.
         """
         size = len(self.class_names)
         device = labels.device

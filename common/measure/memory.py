@@ -188,7 +188,7 @@ def own_process() -> psutil.Process | None:
 
 
 def own_data_bytes() -> int:
-    """Return the size of this process's data in bytes, including pages never touched."""
+    """Return the bytes of this process's data, including pages never touched; 0 if unknown."""
     process = own_process()
     return 0 if process is None else process.memory_info().data
 

@@ -96,6 +96,8 @@ class Profiler:
     def watch(self, batches: Batches, loader: Loader, global_step: int) -> Batches:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.
 
+        The first call chooses the updates, and starts `measure`.
+
         Args:
             batches: an iterator over the rest of the epoch.
             loader: the loader that the batches come from.
@@ -151,7 +153,7 @@ class Profiler:
                 if position % batches_at_once == 0:
                     self.batches_made += min(batches_at_once, batches_left - position)
             yield batch
-        yield from batches
+        yield from batches  # the profile is over, so nothing is timed any more
 
     def step(self) -> None:
         """Resume the generator of `measure` until its next `yield`; called after each update."""

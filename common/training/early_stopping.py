@@ -15,7 +15,13 @@ class EarlyStopping:
     """
 
     def __init__(self, config: TrainingConfig, best: Best, validation_split: str) -> None:
-        """Refuse to choose by test data.
+        """Prepare to decide, by validation data only.
+
+        Args:
+            config: the flags.
+            best: the best evaluation so far, which the run keeps up to date.
+            validation_split: the split of the evaluations during training. It is "test" if the data
+                have no validation split.
 
         Raises:
             UserError: the flag is set, and the data have no validation split.

@@ -43,6 +43,7 @@ class GatherRows(torch.autograd.Function):
             total = total.clone()  # autograd does not allow a change of the gradient itself
         distributed.all_reduce(total)
         start = ctx.rank * ctx.row_count
+        # The two integers that `forward` takes have no gradients.
         return total[start : start + ctx.row_count].to(gradient.dtype), None, None
 
 

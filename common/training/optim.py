@@ -73,7 +73,8 @@ def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
     """Turn an optimizer's fused kernel off if the kernel can't skip an update on this device.
 
     Such a kernel would apply updates with non-finite gradients. Without it, the host decides
-    whether to skip, and waits for the device in each update.
+    whether to skip, and waits for the device in each update. `run.keep` passes all its parts here,
+    so other objects than optimizers are left alone.
     """
     if not isinstance(optimizer, Optimizer):
         return
@@ -95,7 +96,8 @@ def start_momentum(optimizer: object) -> None:
     """Give SGD zeroed momentum buffers, so that its first update can be skipped.
 
     SGD's fused kernel allocates the buffers uninitialised and fills them in the first update. If an
-    fp16 overflow skips that update, the second one would read uninitialised memory.
+    fp16 overflow skips that update, the second one would read uninitialised memory. Other objects
+    are left alone, as in `leave_unfit_fused_path`.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

@@ -109,7 +109,7 @@ class Plan:
         return step % self.log_every == 0 or is_first or self.ends(step)
 
     def evaluates(self, step: int) -> bool:
-        """Whether the interval makes an evaluation due after update `step`, but not before any."""
+        """Whether an evaluation is due after update `step`, by the interval alone."""
         return step > 0 and step % self.eval_every == 0
 
     def saves(self, step: int, is_checkpoint_old: bool = True) -> bool:

@@ -131,7 +131,8 @@ class ShardingAccelerator(Accelerator):
             for group in optimizer.param_groups:
                 group["params"] = [self.sharded_parameters.get(p, p) for p in group["params"]]
                 if group.get("fused") and not isinstance(optimizer, torch.optim.Adam):
-                    # torch 2.13 has fused kernels for shards only for Adam and AdamW.
+                    # torch 2.13 has fused kernels for shards only for Adam and AdamW. Without one,
+                    # the host decides whether an update is skipped.
                     group |= {"fused": False, "foreach": True}
                     optimizer._step_supports_amp_scaling = False
         return prepared

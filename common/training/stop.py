@@ -202,14 +202,14 @@ class StopAgreement:
     def is_announced(self) -> bool:
         """Whether any rank was asked to stop, as far as this rank knows.
 
-        Evaluations ask this before each batch, to end early. Ranks may have different numbers of
-        batches, so they ask without a collective: a rank that was asked to stop announces it in the
-        process group's store, and the others look there once in a while.
+        Loaders call this before each batch of an evaluation, to end it early. Ranks may have
+        different numbers of batches, so there is no collective: a rank that was asked to stop
+        announces it in the process group's store, and the others look there about once a second.
+        With FSDP there is one, so all ranks must call this equally often.
         """
         is_requested = self.request.reason is not None
         if getattr(self.accelerator, "mesh", None) is not None:
-            # With FSDP, all ranks have equally many batches and must end at the same one, so a
-            # collective asks them.
+            # With FSDP, all ranks call this before each batch, so a collective can ask them.
             (requests,) = sum_in_fp32(self.accelerator, [is_requested])
             return requests > 0
         if self.accelerator.num_processes > 1 and not self.stopping and not self.announced:
