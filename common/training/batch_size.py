@@ -148,7 +148,7 @@ def say_fastest(size: int, per_update: int) -> None:
 
     Args:
         size: the fastest micro-batch.
-        per_update: the samples of an update on this rank, as the flags ask for.
+        per_update: the samples of an update on this rank, by the present flags.
     """
     accumulation = max(1, per_update // size)
     samples = size * accumulation
