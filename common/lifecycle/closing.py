@@ -33,15 +33,17 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     lift_limit()
     kill_workers()
     directory = context.directory
+    # A run that failed before it restored a checkpoint is still at 0. Its status has the real step.
     step = context.progress.global_step or read_status(directory.path).global_step
     outcome = outcome_of(error, context.accelerator.process_index)
     if isinstance(error, Preempted):
         close_after_request(error, context, outcome, step)
         return
     if not isinstance(error, UserError):
-        context.checkpoints.hurry()
+        context.checkpoints.hurry()  # the other ranks may be gone, and their files never come
     is_first = directory.write_failure(outcome, step, is_loss(error))
     status = read_status(directory.path)
+    # `write_failure` makes the second loss at one update not resumable.
     is_lost_again = is_first and outcome.resumable and status.resumable is False
     tell(f"{outcome.status}: {outcome.reason}")
     context.logs.finish(exit_code=1)
@@ -57,7 +59,7 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
 
 
 def close_after_request(error: Preempted, context: Context, outcome: Outcome, step: int) -> None:
-    """Close a run that was asked to stop."""
+    """Print why a run stopped on request, close its logs, and note the end in `status.json`."""
     say(error.message)
     if error.is_by_ctrl_c:
         say(OF_THE_LAUNCHER)

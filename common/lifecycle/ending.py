@@ -36,6 +36,7 @@ def finish(
     split = started.loaded.test_split
     was_trained = not context.config.evaluate_only
     end_training(context, log_training)
+    # The final evaluation used the last weights, unless `load_best` loaded earlier ones.
     kept_step = step if evaluations.kept_step is None else evaluations.kept_step
     position = started.plan.position(kept_step)
     final_figures = evaluations.log_final(figures, split, position)
@@ -61,12 +62,17 @@ def finish(
 
 
 def end_training(context: Context, log_training: Callable[[], None]) -> None:
-    """Stop the clock, wait for the last checkpoint, and compare the ranks' weights."""
+    """Stop the clock, wait for the last checkpoint, and compare the ranks' weights.
+
+    Raises:
+        TrainingError: a rank could not write its checkpoint, or the weights differ.
+    """
     stopwatch = context.meters.stopwatch
     stopwatch.stop()
     context.directory.insist_on_own()
     context.checkpoints.wait()
     context.agreement.check(context.progress.global_step)
+    # The loop ended between two log lines, as with early stopping.
     was_left_early = stopwatch.total.updates > stopwatch.marked.updates
     if was_left_early:
         log_training()
@@ -112,7 +118,7 @@ def export_model(
     card = model_card(
         context.config, started.saved_config, description, loaded.data, loaded.test_split, summary
     )
-    skeleton = bare_model if is_sharded else None
+    skeleton = bare_model if is_sharded else None  # the model without values; see `save_model`
     export.save_model(context.directory.path / "model", model, description, card, skeleton)
     if is_sharded:
         wait_for_ranks(accelerator)

@@ -33,8 +33,11 @@ class Evaluations:
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
         """Whether an evaluation is due at the present step and has not been made yet.
 
-        The last model is also evaluated if it has to be compared with an earlier best one. If not,
-        and if the final evaluation reads the same split, the final evaluation is enough.
+        After the last update, the final evaluation follows. So an evaluation is due there only in
+        two cases:
+
+        - The last model has to be compared with an earlier best one.
+        - One is due by the interval, and the final evaluation reads another split.
         """
         if self.rehearsal.is_due:
             return True
@@ -70,6 +73,7 @@ class Evaluations:
                 yield bare_model
             context.agreement.check(step)
             if context.agreement.stopping:
+                # The ranks may not have read all data. The resumed run evaluates again.
                 restore_buffers()
                 save_and_leave()
         self.evaluated_model = bare_model
@@ -88,11 +92,17 @@ class Evaluations:
         DISPLAY.doing = ""
 
     def model_to_export(self, kept: KeptParts) -> nn.Module:
-        """Return the bare model that was evaluated last, such as an average of the weights."""
+        """Return the bare model that was evaluated last, such as an average of the weights.
+
+        Without an evaluation, it is the model that is trained.
+        """
         return kept.bare_model if self.evaluated_model is None else self.evaluated_model
 
     def log(self, figures: Facts, split: str, kept: KeptParts) -> None:
-        """Log an evaluation that was due. If it is the best, save its model in the background."""
+        """Log an evaluation that was due. If it is the best, save its model in the background.
+
+        The figures of a rehearsal are only checked.
+        """
         context = self.context
         logs = context.logs
         values = logs.checked(figures)
@@ -120,7 +130,10 @@ class Evaluations:
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
     def is_best(self, values: Facts, split: str) -> bool:
-        """Record an evaluation; return whether its model is the one to keep."""
+        """Record an evaluation of validation data; return whether its model is the one to keep.
+
+        Test data choose no model, so their evaluations are not recorded.
+        """
         context = self.context
         if split != "validation":
             return False
@@ -137,7 +150,7 @@ class Evaluations:
         best = context.best
         step = context.progress.global_step
         self.kept_step = step
-        if not best.is_kept or best.step in (-1, step):
+        if not best.is_kept or best.step in (-1, step):  # -1: there was no evaluation
             return
         save()
         context.checkpoints.wait()

@@ -36,10 +36,13 @@ def log_interval(context: Context, kept: KeptParts) -> None:
 
 
 def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
-    """End the run for a flag that was stated and that nothing uses; called on all ranks.
+    """End the run if a flag was stated that nothing uses; called on all ranks.
 
-    A flag that no rank has used yet is let pass where the source shows that it may be used later.
-    That is said, as the line may never be reached.
+    The first update has used most flags. If the recipe's source has a line that may use a flag
+    later, the run goes on. A message then names the line, because it may never be reached.
+
+    Raises:
+        UserError: no rank has used a flag, and no line of the recipe may use it.
     """
     unread_on_rank = unread_flags(context.config, stated_flags)
     unread_on_ranks = gather_from_ranks(context.accelerator, unread_on_rank)

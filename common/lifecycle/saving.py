@@ -69,7 +69,13 @@ def fixed_flags(config: TrainingConfig) -> dict[str, object]:
 
 
 def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> State | None:
-    """Restore the newest whole checkpoint, up to the one that `--resume` names if it does.
+    """Restore the newest whole checkpoint of a run.
+
+    `--resume` may also name a checkpoint of the run. Then newer ones are left out.
+
+    Args:
+        resume_path: the value of `--resume`.
+        saved_objective: the objective in the run's `config.json`.
 
     Returns:
         The random states to restore as the last step of the start. None where no checkpoint is
@@ -85,6 +91,7 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         return None
     context.agreement.note_checkpoint()
     if restored.has_lost_best:
+        # Start to look for the best model anew, by loading the state of no evaluation.
         no_best = Best(context.objective, best.is_kept)
         best.load_state_dict(no_best.state_dict())
     best.insist_on(context.checkpoints.once, context.directory.path)
@@ -97,4 +104,5 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
             f"same samples, with {accumulation} batches accumulated"
         )
         return None
+    # The generators were restored with the other parts. The rest of the start may use them.
     return context.random.state_dict()

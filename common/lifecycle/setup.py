@@ -65,7 +65,8 @@ def take_directory(
 ) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
     """Parse the objective, build the Accelerator, and take the run directory.
 
-    A mistake in any of them is noted in the directory of the run to resume.
+    A mistake in any of them is noted in the status of the run to resume, for a supervisor that
+    repeats the command.
     """
     resumes = config.resume is not None
     try:
@@ -75,6 +76,7 @@ def take_directory(
             config.output_dir,
             recipe,
             resumes,
+            # Rank 0 may wait so long for the directory, before other ranks give up on it.
             config.collective_timeout / 2,
             lambda: was_finished_meanwhile(config, recipe),
         )
@@ -87,6 +89,7 @@ def take_directory(
 def make_checkpoints(
     config: TrainingConfig, accelerator: ShardingAccelerator, directory: RunDirectory
 ) -> Checkpoints:
+    """Return the store of the run's checkpoints, which belong to this run and its directory."""
     checkpoints = Checkpoints(
         directory.path / "checkpoints",
         accelerator.process_index,

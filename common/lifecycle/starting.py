@@ -55,6 +55,7 @@ def start(
     keep_own_parts(context, loaded)
     context.resolution.resolve(**facts.flags_of(loaded.data))
     saved = config_to_resume(context)
+    # A resume compares these facts with those of its checkpoint, before they are written.
     saved_config = collect_facts(context, loaded, plan, kept, description, memory_plan, saved)
     started = StartedRun(
         context, loaded, plan, kept, description, memory_plan, profiler, saved_config
@@ -78,7 +79,10 @@ def try_loss(
     compute_loss: ComputeLoss,
     couples_samples: bool,
 ) -> None:
-    """Use the recipe's loss: choose the micro-batch size, and count the operations of a sample."""
+    """Call the recipe's loss before training.
+
+    `--auto-batch-size` chooses the micro-batch by it, and the MFU needs the operations of a sample.
+    """
     if context.config.auto_batch_size:
         choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
     bare_model = context.accelerator.bare(kept.bare_model)
@@ -182,7 +186,10 @@ def collect_facts(
 
 
 def write_facts(started: StartedRun, saved: RunConfig | None) -> RunConfig:
-    """Write `config.json` and `status.json`; return the former with the recipe's source."""
+    """Add the recipe's source to the contents of `config.json`, write them, and return them.
+
+    `status.json` says from now on that the run is at the present step.
+    """
     context = started.context
     directory = context.directory
     step = context.progress.global_step
@@ -221,6 +228,7 @@ def seed_generators(context: Context, random_states: State | None) -> None:
     """
     step = context.progress.global_step
     rank = context.accelerator.process_index
+    # With the step, a resumed run does not draw the numbers of the beginning once more.
     set_seed((context.config.seed + step + rank) % 2**32)
     if random_states is not None:
         context.random.load_state_dict(random_states)

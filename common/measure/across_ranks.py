@@ -30,7 +30,7 @@ def sum_over_ranks(
             key: torch.as_tensor(value, device=device, dtype=torch.float64)
             for key, value in local_sums.items()
         }
-    else:
+    else:  # the sums are exact on the host only
         device = torch.device("cpu")
         values = on_host(local_sums)
     shapes = common_shapes(accelerator, {key: value.shape for key, value in values.items()})
@@ -50,7 +50,11 @@ def sum_over_ranks(
 def common_shapes(
     accelerator: Accelerator, local_shapes: Mapping[SumKey, torch.Size]
 ) -> dict[SumKey, torch.Size]:
-    """Return the shapes of the values that any rank has; a `UserError` if two ranks' differ."""
+    """Return the shape of each value that any rank has; called on all ranks.
+
+    Raises:
+        UserError: a value has different shapes on two ranks.
+    """
     shapes: dict[SumKey, torch.Size] = {}
     for rank, shapes_of_rank in enumerate(gather_from_ranks(accelerator, local_shapes)):
         for key, shape in shapes_of_rank.items():

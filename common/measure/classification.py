@@ -28,7 +28,10 @@ class Classified(Evaluation):
     def by_class(self) -> list[tuple[str, float, float, float, int]]:
         """Return for each class its name, precision, recall, F1 and number of samples."""
         rows = zip(self.class_names, *rates(self.class_counts), self.class_counts[2], strict=True)
-        return [(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in rows]
+        return [
+            (name, float(precision), float(recall), float(f1), int(count))
+            for name, precision, recall, f1, count in rows
+        ]
 
 
 class ClassificationSums(Sums):
@@ -40,6 +43,8 @@ class ClassificationSums(Sums):
     def __init__(self, accelerator: Accelerator, class_names: Sequence[str]) -> None:
         super().__init__(accelerator)
         self.class_names = class_names
+        # Of the first batches: predicted classes and labels, int64 [2, samples], and the
+        # probabilities of the predicted classes, float32 [samples].
         self.seen: list[torch.Tensor] = []
         self.probabilities: list[torch.Tensor] = []
 
@@ -76,13 +81,15 @@ class ClassificationSums(Sums):
         return len(self.class_names) <= self.MOST_CLASSES
 
     def count_classes(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Count a batch, in float64, or in fp32 where the device has no float64.
+        """Count the samples of a batch by class, for `Classified.confusion` or `class_counts`.
 
-        A count of one batch is exact in both. `bincount` would wait for a GPU.
+        Counts are float64, or fp32 where the device has no float64. A count of one batch is exact
+        in both. `bincount` would do the same, but it waits for a GPU.
 
         Returns:
-            [classes²], the confusion matrix by row. Without a matrix [3 × classes]: by class, the
-            hits, then how often it was predicted, then how often it was the label.
+            With a matrix, [classes²]: the rows of the confusion matrix, one after another. Without
+            one, [3 × classes]: the three rows of `Classified.class_counts`, one after another. They
+            have, for each class, its correct predictions, all its predictions, and its labels.
         """
         size = len(self.class_names)
         device = labels.device
@@ -116,7 +123,7 @@ class ClassificationSums(Sums):
         f1 = rates(class_counts)[2]
         count = int(reduced.totals["count"])
         figures = {
-            "loss": torch.nan,
+            "loss": torch.nan,  # if no rank had a sample; otherwise `means` below has the loss
             "accuracy": float(class_counts[0].sum()) / max(count, 1),
             **({"f1": float(f1[1])} if classes == 2 else {"macro_f1": float(f1.mean())}),
         }

@@ -58,10 +58,11 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
         tensors[name] = stand_ins[tensor]
     if samples.lengths is None:
         batches = {0.0: samples.example(1, 0)}
-    elif type(samples).example is Samples.example:  # examples only have lengths that occur
+    # `Samples.example` ignores the length that it is asked for, so real samples have to serve.
+    elif type(samples).example is Samples.example:
         numbers = samples_of_each_length(samples.lengths)
         batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
-    else:
+    else:  # three lengths are enough for the parabola of `through`
         batches = {length: samples.example(1, int(length)) for length in (8.0, 16.0, 32.0)}
     counts = {
         length: operations(model, compute_loss, batch, tensors) for length, batch in batches.items()
@@ -116,7 +117,10 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return stand-ins by name: detached parameters with their own gradients, copied buffers."""
+    """Return stand-ins for a model's tensors, by name, so that a pass changes nothing of the model.
+
+    A parameter is not copied, but its stand-in has a gradient of its own. Buffers are copied.
+    """
     copies: dict[torch.Tensor, torch.Tensor] = {}
     named = {}
     for name, tensor in own_tensors(model):
@@ -140,7 +144,13 @@ def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
 
 
 def through(counts: dict[float, float]) -> TrainingFlops:
-    """Fit a + bL + cL² to the operations by length L; with fewer lengths, fewer terms."""
+    """Fit a + bL + cL² to the operations by length L.
+
+    The curve goes through all points. With fewer lengths than three, it has fewer terms.
+
+    Args:
+        counts: by length in tokens, the operations of one sample.
+    """
     points = torch.tensor([*counts], dtype=torch.float64)
     powers = torch.vander(points, increasing=True)
     solved = torch.linalg.solve(powers, torch.tensor([*counts.values()], dtype=torch.float64))
@@ -158,16 +168,18 @@ def operations(
     from torch.utils.flop_counter import FlopCounterMode
 
     def with_tensors(*inputs: object, **named: object) -> object:
+        """Call the model with these tensors; takes the model's place in `compute_loss`."""
         return torch.func.functional_call(model, tensors, inputs, named, tie_weights=False)
 
-    # A model of Transformers has several implementations of attention.
+    # A model of Transformers has several implementations of attention. The eager one consists of
+    # matrix products, which the counter sees.
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     set_attention = getattr(model, "set_attn_implementation", None) if attention else None
     training_modes = {module: module.training for module in model.modules()}
     try:
         if set_attention is not None:
             set_attention("eager")
-        model.eval()  # without recomputation
+        model.eval()  # gradient checkpointing recomputes only in training mode
         with as_written(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
             compute_loss(with_tensors, batch)[0].backward()
     finally:

@@ -56,7 +56,7 @@ def device_memory(device: torch.device) -> int:
     """
     room = devices.memory_room(device)
     if room is not None:
-        return room[1]
+        return room[1]  # the total; room[0] is free
     return min([total_memory(), *container_limits()])
 
 
@@ -94,8 +94,10 @@ def own_cgroups() -> Iterator[tuple[Path, str, str]]:
     try:
         lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
+        # Without /proc, the groups at the root of both versions are the only ones known.
         lines = ["0::/", "1:memory:/"]
     for line in lines:
+        # A line is ID:CONTROLLERS:PATH. Only version 2 has no controllers there.
         _, controllers, path = line.split(":", 2)
         if not controllers:
             yield CGROUPS, path, "memory.max"
@@ -151,7 +153,10 @@ def since_reset(device: torch.device) -> Peaks:
 
 
 def process_peak() -> Peaks:
-    """Return the most bytes resident in the process since the mark was last reset, and 0."""
+    """Return the most bytes resident in the process since the mark was last reset.
+
+    The second of the two numbers, the bytes reserved, is always 0.
+    """
     try:
         # Linux keeps a high-water mark.
         status = Path("/proc/self/status").read_text(encoding="utf-8")
@@ -169,6 +174,7 @@ def forget_peaks(device: torch.device) -> None:
 
 
 def higher(left: Peaks, right: Peaks) -> Peaks:
+    """Return the higher one of both numbers of bytes in use, and of both numbers reserved."""
     return max(left[0], right[0]), max(left[1], right[1])
 
 
@@ -182,17 +188,19 @@ def own_process() -> psutil.Process | None:
 
 
 def own_data_bytes() -> int:
-    """Return the size of this process's data in bytes, including pages never touched."""
+    """Return the bytes of this process's data, including pages never touched; 0 if unknown."""
     process = own_process()
     return 0 if process is None else process.memory_info().data
 
 
 def resident_bytes() -> int:
+    """Return the bytes of the process's resident memory now; 0 if the system does not tell."""
     process = own_process()
     if process is not None:
         return process.memory_info().rss
     if resource is None:
         return 0
+    # Without /proc only the peak is known. It takes the place of the present value.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peak, in KiB
 
 
@@ -231,6 +239,7 @@ class MemoryTracker:
             self.is_reset = devices.reset_peaks(self.device)
         else:
             try:
+                # This resets Linux's high-water mark of the process; see `man 5 proc`.
                 CLEAR_REFS.write_text("5", encoding="utf-8")
             except OSError:
                 self.is_reset = False
@@ -240,6 +249,7 @@ class MemoryTracker:
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
         highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
+        # If the marks could not be reset, a peak no higher than before may be from before.
         is_of_this_block = self.is_reset or highest > self.outer_peaks[0]
         peak = max(self.bytes_before, after, highest if is_of_this_block else 0)
         self.peak_mib = peak / MEBIBYTE

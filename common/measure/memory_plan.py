@@ -121,7 +121,7 @@ class MemoryPlan:
             self.measured["activations"] = sum(sizes.values()) / MEBIBYTE
         else:
             yield
-        self.updates += self.accelerator.sync_gradients
+        self.updates += self.accelerator.sync_gradients  # true at the end of an update
         if self.updates == FIRST_UPDATES:
             self.complete()
 
@@ -138,8 +138,10 @@ class MemoryPlan:
         new_parts = {}
         if "activations" in self.measured:
             new_parts["activations"] = self.measured["activations"]
+        # What was planned to be in use by now; the copies of a checkpoint were not.
         expected = self.total - self.planned.get("checkpoint", 0.0) + sum(new_parts.values())
         new_parts["workspace"] = max(0.0, self.tracker.peak_mib - expected)
+        # How much longer than the measured batches the longest batch is.
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
         for name, size in new_parts.items():
             self.planned[name] = ratio * size
@@ -172,7 +174,7 @@ def plan_text(facts: MemoryPlanFacts) -> str:
 
 
 def comparison_text(rows: MemoryRows) -> str:
-    """Return the planned and measured sizes of the parts that were measured, on one line."""
+    """Return the planned and measured MiB of the parts that were measured, on one line."""
     parts = []
     for name, planned, measured in rows:
         if measured:
@@ -219,6 +221,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
         plain = dict.fromkeys(group.keys() & {"fused", "foreach"}, False)
         imagined.param_groups.append({**group, **plain, "params": parameters})
     try:
+        # Not `imagined.step()`: a scheduler replaces the method of an instance by one that makes a
+        # step of the real optimizer, and the copy has it too.
         type(optimizer).step(imagined)
     except Exception:  # an optimizer may raise anything, and a plan must not stop the run
         return None
@@ -239,7 +243,8 @@ def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        # FSDP frees the whole weights of a layer after its forward pass.
+        # FSDP frees the whole weights of a layer after its forward pass, so they are no
+        # activations. A saved tensor may be a view of a weight.
         is_weight = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
         sizes.setdefault(storage.data_ptr(), 0 if is_weight else storage.nbytes())
         return tensor

@@ -85,13 +85,14 @@ class Meters:
     ) -> None:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
-        If they can't be counted, a warning says so, and there is no MFU.
+        If the model needs values, operations are counted on a few real samples. If they can't be
+        counted there either, a warning says so, and there is no MFU.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
             self.flops = training_flops(model, compute_loss, samples)
-        except Exception as problem:
-            with contextlib.suppress(Exception):  # a recipe's model may raise anything
+        except Exception as problem:  # a recipe's model may raise anything, here and below
+            with contextlib.suppress(Exception):
                 self.flops = training_flops_of_values(model, compute_loss, samples, self.device)
             if self.flops is None:
                 reason = str(problem).partition("\n")[0]
@@ -101,7 +102,7 @@ class Meters:
                 )
 
     def accumulate(self, accumulation: int) -> None:
-        """Begin new sums for updates of so many micro-batches."""
+        """Begin new sums for updates of so many micro-batches, as `--auto-batch-size` chose."""
         self.sums = TrainingSums(self.device, accumulation)
 
     def count(
@@ -131,7 +132,8 @@ class Meters:
             own_sums = self.sums.take()
             row = self.sums.row(own_sums)
             figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
-            if rows[:, 0].any():  # a rank has metrics that the ranks have not agreed on
+            # The first column counts a rank's metrics that the ranks have not agreed on.
+            if rows[:, 0].any():
                 self.sums.agree_on_names(self.accelerator, own_sums)
                 rows = self.gather_rows(self.sums.row(own_sums))
             if "gpu/utilization" in figures:
@@ -141,6 +143,7 @@ class Meters:
     def whole_run(self) -> dict[str, float]:
         """Return the last update's loss, and the whole run's ``perf/`` and peak ``memory/``."""
         used = memory_used(self.device)
+        # The summary shows the peak, and not the memory at the end.
         used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
         last_loss = [self.sums.last_loss()]
         figures, losses = self.of_all_ranks(self.stopwatch.whole_run, used, last_loss)
@@ -222,8 +225,12 @@ class Meters:
             memory["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in memory.items():
             sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISES))
-            if not sizes or sizes[-1] > 0:  # 0 marks an owner that this has warned of
+            # After a warning, the last size is 0. It stays so, and 0 is not above the size before
+            # it, so there is no second warning.
+            if not sizes or sizes[-1] > 0:
                 sizes.append(size)
+            # The `RISES` oldest sizes are left out. At the beginning, they are from the time in
+            # which libraries fill their caches.
             sentence = rising_sentence(owner, [*sizes][RISES:])
             if sentence:
                 sizes.append(0.0)
@@ -250,8 +257,12 @@ class Meters:
         self.clock.load_state_dict(state.get("clock", {}))
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
-        """Restore the sums of a run with another number of ranks, but not their times."""
+        """Restore the sums of a run with another number of ranks, but not their times.
+
+        The speed of another number of ranks would distort this run's figures.
+        """
         self.clock.load_state_dict(states[0].get("clock", {}))
+        # One rank takes all sums, because a log line adds them up over the ranks.
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])
 

@@ -14,8 +14,9 @@ from common.measure.stopwatch import synchronize
 from common.system.devices import device_name, is_accelerator
 
 # TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
-# if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers. The
-# first name that occurs in the device's name as whole words counts.
+# if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers.
+# Names are regular expressions. The first one that occurs in the device's name as whole words
+# counts.
 PEAK_TFLOPS = {
     "GB200": (2500.0, 1250.0, 80.0),
     "B200": (2250.0, 1125.0, 75.0),
@@ -82,6 +83,7 @@ def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
     while is_accelerator(device) and size < LARGEST_PRODUCT and seconds < LONG_PRODUCT_SECONDS:
         size *= 2
         seconds = product_seconds(size, device, dtype)
+    # A product takes size³ multiplications, and about as many additions.
     return 2 * size**3 / seconds / 1e12
 
 
@@ -94,7 +96,8 @@ def product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> floa
         left @ right
         synchronize(device)
 
-    return min(timeit.repeat(multiply, number=1, repeat=6))  # the first one chooses its kernel
+    # The first product also chooses its kernel, so it takes longer.
+    return min(timeit.repeat(multiply, number=1, repeat=6))
 
 
 class PowerMeter:
@@ -120,13 +123,16 @@ class PowerMeter:
         self.utilization()  # drops the samples from before the run
 
     def ask(self, function: str, *arguments: int) -> Any:
-        """Return the result of one of NVML's functions for this GPU; None if the call fails."""
+        """Return the result of one of NVML's functions for this GPU; None if it can't be called."""
         with suppress(Exception):
             return getattr(self.nvml, function)(self.handle, *arguments)
         return None
 
     def joules(self) -> float:
-        """Return the joules that the GPU has drawn since its driver was loaded; 0 without a GPU."""
+        """Return the joules that the GPU has drawn since its driver was loaded.
+
+        It is 0 without a GPU, and NaN if the GPU does not report it.
+        """
         millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption") if self.is_gpu else 0
         return math.nan if millijoules is None else millijoules / 1000
 

@@ -101,13 +101,15 @@ class Stopwatch:
         total.wait_seconds += wait_seconds
         total.updates += is_update
         if is_update and total.updates == FIRST_UPDATES:
+            # Stopping adds the time until now to `total`.
             with self.stopped():
                 self.first = replace(total)
 
     def lap(self) -> Interval:
         """Return the time and work since the last lap.
 
-        If the first updates ended within the lap, they are left out.
+        If the first updates ended within the lap, they are left out. A lap of first updates alone
+        counts them.
         """
         with self.stopped():
             first_ended = self.marked.updates < FIRST_UPDATES < self.total.updates
@@ -130,6 +132,7 @@ class Stopwatch:
         steady = self.whole_run
         if steady is self.marked:  # the first updates alone
             return steady.seconds
+        # The first updates would have taken as long as others, but no longer than they took.
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
         return steady.seconds + min(first_seconds, self.first.seconds)
 
@@ -177,6 +180,7 @@ class RunClock:
         boot = boot_id()
         seconds = float(state.get("seconds", 0.0))  # an older version saved another clock
         if boot is not None and state.get("boot") == boot:
+            # The clock went on between the attempts, so this includes the time between them.
             seconds = max(seconds, now - float(state["began"]))
         self.began = now - max(seconds, 0.0)
 
@@ -201,12 +205,14 @@ def throughput(
     """
     total = Interval(*intervals.sum(0).tolist())
     devices = len(intervals)
+    # The columns are in the order of `Interval`: 0 is the time, and 1 the time spent waiting.
     time_of_each = intervals[:, 0].clamp(min=1e-9)
     seconds = float(time_of_each.max())
     rate = total.samples / seconds
     metrics = {
         "perf/samples_per_second": rate,
         "perf/samples_per_second_per_device": rate / devices,
+        # `total.updates` has each update once for each device.
         "perf/step_milliseconds": 1000 * seconds * devices / max(total.updates, devices),
         "perf/data_wait_fraction": float((intervals[:, 1] / time_of_each).max()),
     }

@@ -173,9 +173,10 @@ class Sums:
 
         Args:
             loss: one number, or a loss for each sample, of which the mean is taken.
-            size: samples of the batch; a tensor makes the weighted loss one, too.
+            size: samples of the batch.
         """
         mean_loss = mean_of(loss) if isinstance(loss, torch.Tensor) else loss
+        # A tensor if the loss or the size is one.
         batch_loss = mean_loss * size
         if isinstance(batch_loss, torch.Tensor):
             self.add_recorded("loss", as_total(batch_loss), size)
@@ -216,6 +217,7 @@ class Sums:
         for name, elements in self.elements.items():
             local_sums["elements", name] = elements
         sums = sum_over_ranks(self.accelerator, local_sums)
+        # Where a recipe called both `add` and `record`, each of them counted all samples.
         count = sums["count", "added"] or sums["count", "recorded"]
         totals = {"count": count}
         means = {}
@@ -227,7 +229,10 @@ class Sums:
         return Reduced(totals, means)
 
     def reduced(self) -> Totals:
-        """Return the totals of all ranks, float64, on the host; called on all ranks."""
+        """Return the totals alone, by name, for a recipe that computes something else from them.
+
+        They are those of all ranks, float64 on the host, with ``count``. Called on all ranks.
+        """
         return self.reduce().totals
 
     def result(self) -> Evaluation:
@@ -263,6 +268,7 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     total = as_total(value) if isinstance(value, torch.Tensor) else value
     if before is None:
         return total
+    # A plain number has no shape, and counts as a tensor without dimensions.
     shape_before = tuple(getattr(before, "shape", ()))
     shape = tuple(getattr(value, "shape", ()))
     if shape_before != shape:

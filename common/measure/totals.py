@@ -23,12 +23,17 @@ class PairTotal:
     """A total of any shape, as the sum of two fp32 tensors of that shape."""
 
     def __init__(self, high: torch.Tensor, low: torch.Tensor) -> None:
-        self.high = high
-        self.low = low
+        self.high = high  # the total, rounded to fp32
+        self.low = low  # what the rounding cut off, so `high + low` is the total
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "PairTotal":
-        """Return the totals that are equal to `values`, element by element, of any real dtype."""
+        """Return `values` as totals, one for each element.
+
+        Args:
+            values: of any shape and any real dtype. A float64 or int64 value is split in two, and
+                narrower floats fit into the first part.
+        """
         high = values.float()
         if values.is_floating_point():
             low = (values - high).float() if values.dtype == torch.float64 else high.new_zeros(())
@@ -41,6 +46,7 @@ class PairTotal:
         return self.high.shape
 
     def __add__(self, other: "PairTotal | torch.Tensor | float") -> "PairTotal":
+        """Return the sum, with the rounding error of the addition in its second part."""
         if not isinstance(other, PairTotal):  # a plain number, or a tensor on the host
             wide = torch.as_tensor(other, dtype=torch.float64)
             other = PairTotal.of(wide).to(self.high.device)
@@ -53,7 +59,10 @@ class PairTotal:
         return PairTotal(self.high.to(device), self.low.to(device))
 
     def elements_total(self) -> "PairTotal":
-        """Return the sum of all elements, a total without dimensions."""
+        """Return the sum of all elements, a total without dimensions.
+
+        Each pass adds the second half of the elements to the first, until one element is left.
+        """
         high = self.high.flatten()
         low = self.low.flatten()
         if not len(high):
@@ -115,9 +124,11 @@ def mean_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def parts_on_host(totals: Sequence[Total]) -> list[list[float]]:
-    """Return totals without dimensions as lists of numbers, exactly; waits for the device.
+    """Return each total, which must have no dimensions, as its parts; waits for the device.
 
-    A float64 total has one part, and a `PairTotal` has two, whose sum it is.
+    A float64 total has one part: the total itself. A `PairTotal` has two: `high` and `low`. In both
+    cases the parts add up to the total exactly. A checkpoint saves them, and `from_parts` makes a
+    total of them again.
     """
     rows = []
     for total in totals:
@@ -128,7 +139,11 @@ def parts_on_host(totals: Sequence[Total]) -> list[list[float]]:
 
 
 def from_parts(parts: Sequence[float], device: torch.device) -> Total:
-    """Return the total with these parts on a device; they may come from another kind of device."""
+    """Return the sum of these parts as a total on a device.
+
+    The parts come from `parts_on_host`. A checkpoint of another type of device may have more or
+    fewer parts than a total on this one.
+    """
     if devices.has_float64(device):
         return torch.tensor(sum(parts), dtype=torch.float64, device=device)
     total = PairTotal.of(torch.tensor(0.0))
@@ -142,6 +157,7 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
     values: dict[Key, torch.Tensor] = {}
     pairs: dict[Key, PairTotal] = {}
     for key, total in totals.items():
+        # Such a tensor travels to the host with the pairs, so that there is only one wait.
         if isinstance(total, torch.Tensor) and not devices.has_float64(total.device):
             total = PairTotal.of(total)
         if isinstance(total, PairTotal):
@@ -153,6 +169,7 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
         flat = [torch.stack([pair.high.flatten(), pair.low.flatten()]) for pair in pairs.values()]
         high, low = torch.cat(flat, dim=1).cpu()
         wide = high.double() + low.double()
+        # Of a total that is infinite or NaN, `low` may be NaN and means nothing.
         wide = torch.where(high.isfinite(), wide, high.double())
         for (key, pair), value in zip(pairs.items(), wide.split(sizes), strict=True):
             values[key] = value.view(pair.shape)

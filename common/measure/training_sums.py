@@ -27,7 +27,8 @@ SumsAndCounts = dict[str, tuple[float, float]]  # by metric: the sum and number 
 class TrainingSumsState(TypedDict):
     """The sums' part of a checkpoint."""
 
-    # By metric: the first part of the sum, the number of elements, and the sum's further parts.
+    # By metric: the first part of the sum, the number of elements, and the sum's further parts (see
+    # `parts_on_host`). These come last, because a sum in float64 has none.
     metrics: dict[str, list[float]]
     numbers: NotRequired[dict[str, list[float]]]  # sum and count; older versions had none
     last_update: list[float]  # losses of micro-batches
@@ -208,4 +209,5 @@ class TrainingSums:
                     count_before + float(count),
                 )
             losses = [float(loss) for loss in state["last_update"]]
+            # This adds one tensor without dimensions for each loss.
             self.last_update.extend(torch.tensor(losses, device=self.device))

@@ -69,7 +69,7 @@ def figure(name: str, value: Measured) -> float:
         try:
             return float(value)
         except (TypeError, ValueError):
-            pass
+            pass  # such as a string, which the error below names
     shape_text = "" if shape is None else f" of shape {shape}"
     raise UserError(
         f"the evaluation's {name!r} is a {type(value).__name__}{shape_text}, and not one number",

@@ -62,9 +62,14 @@ def write_profile(
 
 
 def slowest_operations(rows: "list[FunctionEventAvg]", sort_key: str, by_shape: bool) -> list[str]:
-    """Return the names, shapes (if known) and shares of time of the first three operations.
+    """Return the names, shapes (if known) and shares of time of the three slowest operations.
 
     Kernels are not listed: the operations that launched them have their time.
+
+    Args:
+        rows: of the profiler's table, the slowest first.
+        sort_key: the attribute of a row with its time.
+        by_shape: whether rows have shapes.
     """
     operations = [
         row for row in rows if row.device_type.name == "CPU" and not row.is_user_annotation
@@ -80,9 +85,11 @@ def slowest_operations(rows: "list[FunctionEventAvg]", sort_key: str, by_shape: 
 
 
 def memory_changes(profile: TorchProfile, device: torch.device) -> list[tuple[float, int]]:
-    """Return when tensors on a device took or freed memory, in milliseconds, and by how many bytes.
+    """Return each change of the memory that tensors on a device take, for a picture of it.
 
-    Times count from the start of the trace. Bytes that are freed are negative.
+    Returns:
+        The time of each change, in milliseconds from the start of the trace, and the bytes that
+        were taken. Bytes that were freed are negative.
     """
     on_accelerator = is_accelerator(device)
     # Torch's types do not know `nbytes` of an event.
@@ -119,7 +126,7 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     milliseconds = [time for time, _ in changes]
     added_bytes = torch.tensor([size for _, size in changes]).cumsum(0)
     # The bytes that tensors on a CPU took before are not known. The curve shows what was added to
-    # its lowest point.
+    # its lowest point, which becomes 0.
     is_total_known = has_own_memory_figures(device)
     base = before if is_total_known else -min(0, int(added_bytes.min()))
     mebibytes = ((base + added_bytes) / MEBIBYTE).tolist()

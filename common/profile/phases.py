@@ -76,6 +76,7 @@ class Phases:
         The device must have finished its work, or its events have no times yet.
         """
         totals = dict.fromkeys(PHASES, 0.0)
+        # A phase ends where the next entry begins. An entry of None only ends the phase before it.
         for (phase, start), (_, end) in pairwise(self.starts):
             if phase is None:
                 continue

@@ -53,18 +53,25 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
     for size in (10, 5, 2, 1):  # so many updates are timed, and then so many are profiled
         warm_up_size = 2 if size > 1 else 1
         earliest = FIRST_UPDATES + size
+        # The window must end with the run. A search over more updates would take too long.
         latest = min(total - first - warm_up_size - size, earliest + 10_000)
         for start in range(earliest, latest + 1):
             window = Window(start, start + warm_up_size, start + warm_up_size + size)
             if not any(interrupts(first + n) for n in range(start + 1, window.end)):
                 return window
+    # No window is free of evaluations and saves. The shortest one is taken with them.
     window = Window(FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
     return window if first + window.end <= total else None
 
 
 @dataclass
 class Profiler:
-    """Profiles some updates on rank 0. All ranks leave these updates out of ``perf/``."""
+    """Profiles some updates on rank 0. All ranks leave these updates out of ``perf/``.
+
+    The loop belongs to the recipe, so the profiler can't run it. Instead, `measure` is a generator
+    that reads like a loop of its own: it sets something up, yields while an update runs, and goes
+    on afterwards. `watch` starts it, and `step` resumes it after each update.
+    """
 
     config: TrainingConfig
     folder: Path  # where the files go
@@ -73,7 +80,7 @@ class Profiler:
     plan: Plan
     attach: Callable[..., None]  # calls a function with the W&B run, if there is one
 
-    # The procedure of `measure`, which continues at the end of each update.
+    # The generator that `measure` returned, which `step` resumes; None until it is started.
     procedure: Generator[None, None, None] | None = None
     is_over: bool = False
     is_timing: bool = False
@@ -88,6 +95,8 @@ class Profiler:
 
     def watch(self, batches: Batches, loader: Loader, global_step: int) -> Batches:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.
+
+        The first call chooses the updates, and starts `measure`.
 
         Args:
             batches: an iterator over the rest of the epoch.
@@ -110,7 +119,7 @@ class Profiler:
                 warn(f"--profile needs {least} updates; this run has fewer, and is not profiled")
                 return batches
             self.procedure = self.measure(window, global_step)
-            next(self.procedure)
+            next(self.procedure)  # up to its first `yield`, where it waits for the first update
         updates_left = plan.updates_per_epoch - global_step % plan.updates_per_epoch
         batches_left = updates_left * self.config.gradient_accumulation_steps
         return self.watched(batches, batches_left, loader.batches_per_gather)
@@ -144,22 +153,24 @@ class Profiler:
                 if position % batches_at_once == 0:
                     self.batches_made += min(batches_at_once, batches_left - position)
             yield batch
-        yield from batches
+        yield from batches  # the profile is over, so nothing is timed any more
 
     def step(self) -> None:
-        """Continue the procedure; called after each update."""
+        """Resume the generator of `measure` until its next `yield`; called after each update."""
         if self.procedure is not None:
-            next(self.procedure, None)
+            next(self.procedure, None)  # does nothing once it has ended
 
     def measure(self, window: Window, first: int) -> Generator[None, None, None]:
         """Time some updates, then profile some. Each `yield` waits for the end of an update.
+
+        So ``yield from [None] * n`` waits for n updates.
 
         Args:
             window: the updates to profile.
             first: the update at which this process starts or resumes the run.
         """
         yield from [None] * FIRST_UPDATES
-        with self.stopwatch.stopped():
+        with self.stopwatch.stopped():  # only stopping adds the time until now to the total
             seconds_before = self.stopwatch.total.seconds
         timed_updates = window.warm_up - FIRST_UPDATES
         self.is_timing = True
@@ -171,6 +182,7 @@ class Profiler:
             self.phase_milliseconds = self.phases.milliseconds()
             timed_seconds = self.stopwatch.total.seconds - seconds_before
             busy_seconds = (timed_seconds - self.waited) / timed_updates
+            # Of this iterator, `profile` takes one item for each update that it waits for.
             updates = iter([None] * (window.end - window.warm_up))
             if self.accelerator.is_main_process:
                 try:
@@ -217,7 +229,7 @@ class Profiler:
             for _ in islice(updates, recorded_updates - 1):
                 yield
                 profile.step()
-            yield from updates
+            yield from updates  # waits for the last update, whose time ends with the device's work
             synchronize(device)
             # Profiled updates are slower, unless other programs slowed the timed updates down.
             profiled_seconds = (time.perf_counter() - start) / recorded_updates
@@ -310,7 +322,12 @@ class Profiler:
         self.attach(media.profile, self.folder, judgement["verdict"])
 
     def stop(self) -> None:
-        """End the profile early: the run ends, and its procedure must let go of the profiler."""
+        """End the profile, because the run ends; called in any case.
+
+        If `measure` has not finished, its generator is closed. That leaves its `with` blocks, which
+        turn torch's profiler off and restore what they changed. An error in doing so must not hide
+        how the run ended.
+        """
         self.is_over = True
         if self.procedure is not None:
             with suppress(Exception):

@@ -83,6 +83,7 @@ def launching() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
+        # A process that did not find the others may find them if the job is started again.
         is_resumable = outcome_of(problem).resumable
         details = f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_WORDS]}"
         problem_text = f"the processes that were launched can't begin ({details})"
@@ -110,6 +111,7 @@ def build_accelerator(
     refuse_wrong_rank()
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
+    # Whether Accelerate knows the type of the device; it always knows the CPU.
     is_known = use_cpu or name_device_for_accelerate()
     if not use_cpu:
         refuse_missing_devices()
@@ -126,6 +128,8 @@ def build_accelerator(
     )
     accelerator = ShardingAccelerator(
         cpu=use_cpu,
+        # Accelerate refuses 16 bits on a device that it does not know (see `enable_precision`), and
+        # TF32 is no precision of Accelerate's (see `set_kernels`).
         mixed_precision=precision if is_known and precision != "tf32" else "no",
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
@@ -148,7 +152,7 @@ def build_accelerator(
 
 
 def refuse_wrong_rank() -> None:
-    """Raise a `UserError` if this process's rank is none of those of the job."""
+    """Raise a `UserError` if RANK is not between 0 and WORLD_SIZE - 1."""
     if not 0 <= rank() < world_size():
         position = f"this is process {rank()} of {world_size()}, numbered from 0"
         raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
@@ -169,6 +173,7 @@ def enable_precision(accelerator: Accelerator, precision: str, is_known: bool) -
     """Turn on 16-bit precisions where Accelerate does not.
 
     Args:
+        precision: the one that runs; see `choose_precision`.
         is_known: whether Accelerate knows the type of the device.
     """
     if precision in ("fp16", "bf16") and not is_known:
@@ -184,12 +189,15 @@ def enable_precision(accelerator: Accelerator, precision: str, is_known: bool) -
 def prepare_cpu(config: TrainingConfig, precision: str) -> None:
     """Set the threads and the memory limit of a training on a CPU.
 
+    A warning says if bf16 is slow on this processor.
+
     Raises:
         UserError: gradients are to be compressed to bf16, which gloo can't sum.
     """
     if config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16"
         raise UserError("gradients can't travel as bf16 between processes on a CPU", advice=advice)
+    # A resumed run can't change its precision, so it gets no such advice.
     if precision == "bf16" and not (cpu_has_bf16() or config.resume):
         problem = "this processor emulates bf16, which takes many times as long as fp32"
         warn(f"{problem}: pass --mixed-precision no")
@@ -200,11 +208,13 @@ def prepare_cpu(config: TrainingConfig, precision: str) -> None:
 def quicken_updates() -> None:
     """Cache two things that Accelerate looks up in each update, which takes 120 µs.
 
-    They are whether a package is installed (90 µs), and a signature that never changes (30 µs).
+    One is whether the package of the optimizer Lomo is installed (90 µs). The other is the
+    signature of `zero_grad` (30 µs), which never changes.
     """
     optimizer_module: Any = accelerate.optimizer
     optimizer_module.is_lomo_available = functools.cache(utils.is_lomo_available)
     zero_grad: Any = torch.optim.Optimizer.zero_grad
+    # `inspect.signature` works the signature out only if a function has no such attribute.
     zero_grad.__signature__ = inspect.signature(zero_grad)
 
 
@@ -235,7 +245,10 @@ def name_device_for_accelerate() -> bool:
 
 
 def note_ranks_of_debug_launcher() -> None:
-    """Set the variables of a launcher, such as RANK: `debug_launcher` only tells torch the rank."""
+    """Set RANK and similar variables under Accelerate's `debug_launcher`.
+
+    It tells only torch the rank, but recipes read the rank from these variables.
+    """
     if "RANK" not in os.environ and torch.distributed.is_initialized():
         own_rank = str(torch.distributed.get_rank())
         processes = str(torch.distributed.get_world_size())
@@ -244,19 +257,22 @@ def note_ranks_of_debug_launcher() -> None:
 
 
 def is_called_by_a_program(recipe_file: str) -> bool:
-    """Whether another program, such as a notebook, imported the recipe and outlives its run."""
+    """Whether another program, such as a notebook, imported the recipe and outlives its run.
+
+    Such a program gets back what a run has changed in the process, such as signal handlers.
+    """
     script = getattr(sys.modules["__main__"], "__file__", None)
     return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)
 
 
 def forget_accelerator() -> None:
-    """Let another run in this process have an Accelerator of its own."""
+    """Reset Accelerate's global state, so that another run in this process can build its own."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
 def refuse_malformed_variables() -> None:
-    """Raise a `UserError` that names a variable of Accelerate's with neither yes nor no in it."""
+    """Raise a `UserError` if a variable of `YES_OR_NO` is set to neither yes nor no."""
     for variable in YES_OR_NO:
         value = os.environ.get(variable)
         if value is not None and value.lower() not in TRUE_WORDS + FALSE_WORDS:
@@ -318,17 +334,22 @@ class SharedScaler(torch.amp.GradScaler):
     """
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Change the scale, but only in the call that follows the last optimizer's step.
+
+        `new_scale` is ignored, because Accelerate never passes one.
+        """
         stages = [state["stage"] for state in self._per_optimizer_states.values()]
         if all(stage is OptState.STEPPED for stage in stages):
             super().update(new_scale)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, as torch does on devices with float64.
+        """Divide the gradients by the scale, also on a device without float64.
 
         Torch inverts the scale in float64. In fp32 the result is the same, because the scale is a
         power of two.
         """
         scale = self._scale
+        # Without a tensor, no loss was scaled yet, which torch's method handles.
         if not isinstance(scale, torch.Tensor) or has_float64(scale.device):
             super().unscale_(optimizer)
             return
@@ -343,7 +364,7 @@ class SharedScaler(torch.amp.GradScaler):
 
 
 def compute_dtype(accelerator: Accelerator) -> torch.dtype:
-    """Return the type that matrix products run in."""
+    """Return the dtype that matrix products run in; for TF32 it is float32, as of its tensors."""
     types = {"fp16": torch.float16, "bf16": torch.bfloat16}
     return types.get(accelerator.mixed_precision, torch.float32)
 
@@ -362,6 +383,7 @@ def left_out(accelerator: Accelerator, named: Iterable[object]) -> str | None:
 
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
     """
+    # DDP's wrapper has the network as `module`. Accelerate's has the optimizer as `optimizer`.
     bare = {id(getattr(part, "module", part)) for part in named}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
         if id(getattr(part, "module", part)) not in bare:
@@ -376,7 +398,7 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
         requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
             best of this device if the launcher names none.
         use_cpu: whether the CPU trains.
-        resumes: whether a run is resumed, whose precision can't change.
+        resumes: whether a run is resumed. Its precision can't change, so an error has other advice.
 
     Raises:
         UserError: the device can't run this precision.
@@ -384,8 +406,8 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     best = best_precision(use_cpu)
     precision = requested
     if requested == "auto":
-        asked_for = launchers_precision()
-        precision = best if asked_for == "no" else asked_for
+        launcher_precision = launchers_precision()
+        precision = best if launcher_precision == "no" else launcher_precision
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (
@@ -408,7 +430,8 @@ def best_precision(use_cpu: bool) -> str:
 def is_offered(precision: str, use_cpu: bool) -> bool:
     """Whether a precision can be chosen on this device.
 
-    Torch could run fp16 on a CPU, but slower than fp32, so it is not offered there.
+    Torch could run fp16 on a CPU, but slower than fp32, so it is not offered there. Any CPU can run
+    bf16; `prepare_cpu` warns if it is slow.
     """
     if precision == "no":
         return True
@@ -440,5 +463,6 @@ def set_kernels(precision: str, deterministic: bool) -> None:
     # and length, half a second each, and texts come in many. It also rounds the dropout rate.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if deterministic:
+        # cuBLAS repeats its results only with workspaces of a fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

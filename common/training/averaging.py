@@ -21,6 +21,7 @@ OPTIONS = {
 }
 UNFINISHED_REDUCTION = "Expected to have finished reduction"
 NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+# Each forward pass reads this of all parameters. `map` runs an attrgetter in C.
 read_requires_grad = attrgetter("requires_grad")
 
 
@@ -49,7 +50,7 @@ def ddp_options(
 
 
 def refuse_unfit_option(name: str, value: object) -> None:
-    """Raise a `UserError` if DDP lacks an option, or the value has not the type of its default."""
+    """Raise a `UserError` if DDP lacks an option, or if the value's type is not the default's."""
     if name not in OPTIONS:
         advice = f"state one of {', '.join(sorted(OPTIONS))}"
         if name.startswith("comm_"):
@@ -97,6 +98,14 @@ class FreezableDDP(DistributedDataParallel):
         self.has_accumulated = False
 
     def forward(self, *inputs: object, **named_inputs: object) -> object:
+        """Run the network, after registering layers that were frozen or unfrozen since.
+
+        Under accumulation, layers are registered before the last micro-batch of an update. DDP
+        averages gradients only in that one.
+
+        Raises:
+            TrainingError: the last update's loss did not depend on a registered parameter.
+        """
         if torch.is_grad_enabled():
             trainable = self.registered
             if self.require_backward_grad_sync:
@@ -119,7 +128,8 @@ class FreezableDDP(DistributedDataParallel):
         """
         trainable = [*map(read_requires_grad, self.all_parameters)]
         if self.has_accumulated:
-            # A layer may have got gradients in this update before it was frozen.
+            # A layer may have got gradients in this update before it was frozen. DDP would no
+            # longer average them.
             states = zip(self.all_parameters, trainable, strict=True)
             average_gradients([parameter for parameter, is_trainable in states if not is_trainable])
             self.has_accumulated = False
@@ -137,11 +147,14 @@ class FreezableDDP(DistributedDataParallel):
         self._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
         if self.static_graph:
             self.reducer._set_static_graph()
+        # The new reducer has no hook yet. The list is of the old reducer's.
         self._comm_hooks = []
         self.handler.register_comm_hook(self)
 
     def unused_error(self, problem: str) -> TrainingError:
-        """Return the error for a loss that does not depend on a parameter; it names the first.
+        """Return the error for a loss that does not depend on all registered parameters.
+
+        The message names the first parameter without a gradient.
 
         Args:
             problem: torch's own message, with the indices of the parameters without gradients.
@@ -162,7 +175,10 @@ class FreezableDDP(DistributedDataParallel):
 
 
 def average_gradients(parameters: list[nn.Parameter]) -> None:
-    """Average the parameters' gradients over all ranks, in one collective for each dtype."""
+    """Average the parameters' gradients over all ranks, in one collective for each dtype.
+
+    It is for the parameters that DDP does not average: those that it has not registered.
+    """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:

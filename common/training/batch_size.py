@@ -48,8 +48,9 @@ class Trial(NamedTuple):
     has_room: bool = False  # whether twice the size may fit
 
 
-# What a rank assumes of sizes that it did not try. Smaller sizes than those that fit may fit, at an
-# unknown speed. Of larger sizes than those that it tried, nothing is known.
+# What a rank reports of sizes that it did not try. For each size, the lowest rate of all ranks
+# counts. A smaller size than those that this rank tried surely fits here, so an infinite rate
+# leaves the judgement to the ranks that tried it. A larger size may not fit, so -1 rules it out.
 UNTRIED_SMALLER = Trial(math.inf, 0)
 UNTRIED_LARGER = Trial(-1, 0)
 
@@ -89,14 +90,17 @@ def fit_batch_size(
     trials = search(sizes, requested, try_size)
     memory.forget_peaks(loader.device)
     rates, peaks = combine_over_ranks(trials, sizes, accelerator)
+    # A rate is 0 if the size does not fit, -1 if a rank did not try it, and infinite if none did.
     fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     show_trials(rates, peaks)
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
         advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
         raise TrainingError("out of memory with one sample a batch", advice=advice)
+    # If the requested size does not fit, begin with the largest one that fits.
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
+    # The user is also told of a faster size that would change the updates.
     say_fastest(fastest(fitting, fitting, chosen), per_update)
     accumulation = per_update // chosen
     if chosen == requested:
@@ -112,21 +116,24 @@ def fit_batch_size(
 def combine_over_ranks(
     trials: Mapping[int, Trial], sizes: list[int], accelerator: Accelerator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Return, by size, the lowest rate (samples/s) and the highest peak (MiB) of all ranks."""
+    """Return, by size, the lowest rate (samples/s) and the highest peak (MiB) of all ranks.
+
+    For a size that a rank did not try, `UNTRIED_SMALLER` or `UNTRIED_LARGER` counts.
+    """
     own_trials: list[tuple[float, float]] = []
     for size in sizes:
         untried = UNTRIED_SMALLER if size < min(trials) else UNTRIED_LARGER
         trial = trials.get(size, untried)
         own_trials.append((trial.rate, trial.peak_mib))
     own_numbers = torch.tensor(own_trials, dtype=torch.float64)
-    ranks = gather_numbers(accelerator, own_numbers)  # [ranks, sizes, 2]
-    rates = ranks[..., 0].amin(0).tolist()
-    peaks = ranks[..., 1].amax(0).tolist()
+    numbers = gather_numbers(accelerator, own_numbers)  # [ranks, sizes, 2]: rate, then peak
+    rates = numbers[..., 0].amin(0).tolist()
+    peaks = numbers[..., 1].amax(0).tolist()
     return dict(zip(sizes, rates, strict=True)), dict(zip(sizes, peaks, strict=True))
 
 
 def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
-    """Print a table of the sizes that a rank has tried; 0 samples/s: it does not fit."""
+    """Print a table of the sizes that were tried, with their speed if they fit into memory."""
     rows = [["batch", "peak, MiB", "samples/s"]]
     for size, rate in rates.items():
         if 0 <= rate < math.inf:
@@ -137,7 +144,12 @@ def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
 
 
 def say_fastest(size: int, per_update: int) -> None:
-    """Print the flags that are fastest, and whether they change the samples of an update."""
+    """Print the flags that are fastest, and whether they change the samples of an update.
+
+    Args:
+        size: the fastest micro-batch.
+        per_update: the samples of an update on this rank, by the present flags.
+    """
     accumulation = max(1, per_update // size)
     samples = size * accumulation
     change = ""
@@ -160,6 +172,7 @@ class CollectiveFinder(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        """Run an operation of torch's; torch calls this for each one within the block."""
         namespace = operation.namespace
         if self.name is None and namespace in ("c10d", "_c10d_functional"):
             self.name = str(operation).removesuffix(".default")
@@ -189,6 +202,7 @@ def refuse_unfit_loss(
         )
     if processes == 1:
         return
+    # The call below changes buffers, such as batch norm's statistics.
     buffers = [buffer.clone() for buffer in model.buffers()]
     batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
     model.train()
@@ -229,8 +243,10 @@ def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
 def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
     """Return the micro-batch sizes to try, in ascending order.
 
-    They are the requested size; below it divisors of the update, each at most half of the next; and
-    above it doublings up to `largest`.
+    - Below the requested size are divisors of `per_update`, so that the updates stay the same. Each
+      is at most half of the next.
+    - Above it are its doublings up to `largest`. Some may change the updates. The user is told if
+      such a size is the fastest, but it is not chosen.
     """
     sizes = [requested]
     while sizes[0] > 1:
@@ -250,6 +266,7 @@ def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -
             trials[size] = try_size(size)
             if trials[size].rate:
                 break
+    # A requested size that does not fit has no room either, so no larger one is tried.
     for size, larger in zip(sizes[index:], sizes[index + 1 :], strict=False):
         if not trials[size].has_room:
             break
@@ -297,11 +314,12 @@ def attempt(
     model.train()
     try:
         with tracker, as_written(model):
+            # Held while the passes run, because training will take as much memory besides.
             reserved = memory_of_states(model, optimizer)
             reserved.append(torch.empty(int(spare_bytes), dtype=torch.uint8, device=device))
             seconds = time_passes(model, loader, compute_loss, size)
             del reserved
-        rate = size / min(seconds[1:])
+        rate = size / min(seconds[1:])  # the first pass also warms up
     except Exception as problem:
         if not is_out_of_memory(problem):
             raise
@@ -312,13 +330,18 @@ def attempt(
             buffer.copy_(before)
         gc.collect()
         empty_cache(device)
+    # The second figure is what the limit of a container leaves.
     free_bytes = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
+    # Twice the size may take twice the memory.
     needed_bytes = 2 * tracker.delta_mib * memory.MEBIBYTE
     return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
 
 
 def memory_of_states(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
-    """Take as much memory as the optimizer's state will need, which does not exist yet."""
+    """Return tensors as large as Adam's state will be, which does not exist yet.
+
+    SGD gets none, because its momentum exists already (see `start_momentum`).
+    """
     states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
     tensors = []
     for parameter in model.parameters():

@@ -20,7 +20,10 @@ ADVICE = (
 
 
 def networks_of(parts: Mapping[str, object]) -> dict[str, nn.Module]:
-    """Return the networks among the parts of a checkpoint, by name."""
+    """Return the networks among the parts of a checkpoint, by name.
+
+    A part of a checkpoint may wrap its network, which it then has as `module`.
+    """
     modules = {name: getattr(part, "module", part) for name, part in parts.items()}
     return {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
 
@@ -49,6 +52,8 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
 
 def whole_parameters(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the name and the value of each parameter that is not sharded.
+
+    Ranks have different rows of a sharded parameter, so there is nothing to compare.
 
     A name begins with that of the network, as in ``model.head.weight``.
     """

@@ -15,14 +15,20 @@ class EarlyStopping:
     """
 
     def __init__(self, config: TrainingConfig, best: Best, validation_split: str) -> None:
-        """Refuse to choose by test data.
+        """Prepare to decide, by validation data only.
+
+        Args:
+            config: the flags.
+            best: the best evaluation so far, which the run keeps up to date.
+            validation_split: the split of the evaluations during training. It is "test" if the data
+                have no validation split.
 
         Raises:
             UserError: the flag is set, and the data have no validation split.
         """
         self.config = config
         self.best = best
-        self.is_told = False
+        self.is_told = False  # whether the user has been told that the run stops early
         if config.early_stopping is not None and validation_split != "validation":
             raise UserError(
                 "--early-stopping would choose by test data, because there are no validation data",
@@ -30,7 +36,7 @@ class EarlyStopping:
             )
 
     def is_due(self, global_step: int) -> bool:
-        """Whether the run ends after this update. The first time, a line says so."""
+        """Whether the run ends after update `global_step`. If so, the first call prints a line."""
         mark_read(self.config, "early_stopping")  # the flag has an effect where a recipe asks this
         patience = self.config.early_stopping
         if patience is None or self.best.later < patience:

@@ -32,11 +32,12 @@ def evaluation_mode(
 ) -> Iterator[Callable[[], None]]:
     """Put a bare model into evaluation mode, with its buffers averaged over ranks.
 
-    Each evaluation uses the same random numbers. At the end, the random generators and the mode of
-    each module are restored. The buffers stay averaged.
+    Each evaluation uses the same random numbers, so that figures can be compared. At the end, the
+    random generators and the mode of each module are restored. The buffers stay averaged.
 
     Yields:
-        A function that gives the buffers this rank's own values back.
+        A function that restores this rank's own buffers. An evaluation that is abandoned calls it,
+        so that the checkpoint has the buffers of an uninterrupted run.
     """
     random_states = generators.state_dict()
     training_modes = {module: module.training for module in model.modules()}
@@ -57,13 +58,16 @@ def evaluation_mode(
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed the generators that `RandomState` restores: torch's, NumPy's, Python's, the device's."""
     torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # NumPy takes no larger seed
     random.seed(seed)
     seed_generator(device, seed)
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
-    """Return a function that restores all buffers of `model` to their present values."""
+    """Return a function that restores all buffers of `model` to their present values.
+
+    The rehearsal needs it. It must leave no trace, but an evaluation averages buffers.
+    """
     buffers = [*model.buffers()]
     values = [buffer.clone() for buffer in buffers]
 
@@ -82,7 +86,7 @@ class Rehearsal:
     batch, and then one with the same samples twice. Their figures are checked and discarded.
     """
 
-    is_wanted: bool
+    is_wanted: bool  # whether it still has to begin
     is_due: bool = False  # whether the loop should evaluate now
     is_on: bool = False  # whether an evaluation made now is a rehearsal
     is_reading: bool = False  # whether loaders should stop after the first batches
@@ -97,10 +101,12 @@ class Rehearsal:
         self.is_wanted = False
 
     def enter(self) -> None:
+        """Note that the recipe evaluates now."""
         self.is_due = False
         self.is_reading = self.is_unchecked = True
 
     def leave(self) -> None:
+        """Note that the evaluation has read its batches. Its figures come later, to `run.log`."""
         self.is_reading = False
 
     def passed(self) -> None:
@@ -108,6 +114,7 @@ class Rehearsal:
         self.is_due = self.is_unchecked = False
 
     def end(self) -> None:
+        """Make all further evaluations real ones, even if the recipe has not rehearsed."""
         self.is_due = self.is_on = self.is_unchecked = False
 
     def explain(self, error: BaseException) -> None:
@@ -121,7 +128,10 @@ class Rehearsal:
 
 
 def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:
-    """Average a model's buffers over ranks; return a function that restores this rank's own."""
+    """Average a model's buffers over ranks; return a function that restores this rank's own.
+
+    Buffers of integers, such as counters, stay as they are.
+    """
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:
         return lambda: None
@@ -156,21 +166,28 @@ class Best:
     objective: Objective
     is_kept: bool = True  # whether `--keep best` saves its model, which checkpoints then name
     value: float | None = None
-    step: int = -1
+    step: int = -1  # the update after which the kept model was evaluated; -1 if there is none
     later: int = 0  # evaluations since the first one with this value
     loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
     def improves(self, value: float, step: int, loss: float | None = None) -> bool:
-        """Record an evaluation; return whether its model is the one to keep."""
+        """Record an evaluation; return whether its model is the one to keep.
+
+        Args:
+            value: the value of the objective; NaN never improves.
+            step: the update after which it was evaluated.
+            loss: the loss of the same evaluation, which decides between equal values.
+        """
         values = [value] if self.value is None else [self.value, value]
         best = self.objective.best(values)
-        if best != self.value:
+        if best != self.value:  # the new value is better than all before
             self.value = best
             self.step = step
             self.later = 0
             self.loss = loss
             return True
         self.later += 1
+        # Only an equal value with a loss that is not higher replaces the kept model.
         if value != self.value or sorting_loss(loss) > sorting_loss(self.loss):
             return False
         self.step = step

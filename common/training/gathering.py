@@ -10,7 +10,7 @@ from common.errors import UserError
 
 
 class OwnRows(FunctionCtx):
-    """What the forward pass leaves for the backward pass: where this rank's own rows are."""
+    """Tells the backward pass which of the gathered rows are this rank's own."""
 
     rank: int
     row_count: int  # the same on all ranks
@@ -36,18 +36,22 @@ class GatherRows(torch.autograd.Function):
 
         The sum is made in fp32 or a wider type, because gloo can't add bf16, and fp16 overflows.
         """
-        (gradient,) = gradients
+        (gradient,) = gradients  # one, as `forward` returns one tensor
         sum_dtype = torch.promote_types(gradient.dtype, torch.float32)
         total = gradient.to(sum_dtype).contiguous()
         if total is gradient:
             total = total.clone()  # autograd does not allow a change of the gradient itself
         distributed.all_reduce(total)
         start = ctx.rank * ctx.row_count
+        # The two integers that `forward` takes have no gradients.
         return total[start : start + ctx.row_count].to(gradient.dtype), None, None
 
 
 def all_gathered(rows: torch.Tensor, world_size: int) -> list[torch.Tensor]:
-    """Return the rows of each rank. They travel as bytes, which any backend supports."""
+    """Return the rows of each rank, without gradients.
+
+    They travel as bytes, because not every backend supports every dtype.
+    """
     own_bytes = rows.detach().contiguous().flatten().view(torch.uint8)
     bytes_of_ranks = [torch.empty_like(own_bytes) for _ in range(world_size)]
     distributed.all_gather(bytes_of_ranks, own_bytes)
@@ -63,10 +67,16 @@ class Gatherer:
         self.known_equal: set[tuple[tuple[int, ...], str]] = set()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all ranks, with gradients: [world_size × rows, …].
+
+        Raises:
+            UserError: two ranks' rows differ in shape or dtype.
+        """
         world_size = self.accelerator.num_processes
         if world_size == 1:
             return rows
-        if rows.device.type == "meta":  # the floating-point operations are being counted
+        # `training_flops` counts operations on the meta device, where only the shape matters.
+        if rows.device.type == "meta":
             return torch.cat([rows] * world_size)
         self.insist_on_equal_shapes(rows)
         gathered: torch.Tensor = GatherRows.apply(rows, world_size, self.accelerator.process_index)
@@ -82,6 +92,7 @@ class Gatherer:
         if shape_and_dtype in self.known_equal and rows.device.type != "cpu":
             return
         shapes_of_ranks = gather_from_ranks(self.accelerator, shape_and_dtype)
+        # A single number (ndim 0) has no rows to gather.
         if len(set(shapes_of_ranks)) > 1 or not rows.ndim:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (

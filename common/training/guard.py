@@ -88,9 +88,10 @@ class GradientGuard:
                 trained.append(parameter)
                 gradients.append(gradient)
         self.watch_unfreezing(model, optimizer, trained)
-        # If the gradients are sharded, each rank knows only the norm of its shards until now.
+        # Of sharded gradients, each rank knows only the norm of its shards. `whole` combines them.
         norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
         self.unchecked.append(norm)
+        # The log has the norm of the network that was clipped first.
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
         bare = cast("FusedOptimizer", getattr(optimizer, "optimizer", optimizer))
@@ -104,7 +105,11 @@ class GradientGuard:
     def watch_unfreezing(
         self, model: nn.Module, optimizer: Optimizer, trained: list[nn.Parameter]
     ) -> None:
-        """Raise a `UserError` if a parameter was unfrozen that no optimizer updates."""
+        """Raise a `UserError` if a parameter was unfrozen that no optimizer updates.
+
+        Each update calls this. It looks at the optimizers only if other parameters than in the last
+        update have gradients.
+        """
         trained_ids = [*map(id, trained)]
         if model not in self.trained:
             self.frozen_at_first[model] = {
@@ -116,7 +121,7 @@ class GradientGuard:
         self.trained[model] = trained_ids
 
     def insist_on_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
-        """Raise a `UserError` if no optimizer has a parameter whose id is `unfrozen`."""
+        """Raise a `UserError` if no optimizer has one of the parameters with the ids `unfrozen`."""
         optimizers = [*getattr(self.accelerator, "_optimizers", []), optimizer]
         updated: set[int] = set()
         for wrapper in optimizers:
@@ -152,7 +157,8 @@ class GradientGuard:
     ) -> None:
         """Clip without waiting for the device; a fused optimizer reads the mark on the device."""
         if not self.is_fp16:  # in fp16, `GradScaler` finds non-finite gradients itself
-            # A norm is never negative, so one comparison replaces the four of `isfinite`.
+            # A norm is never negative, so one comparison replaces the four of `isfinite`. NaN is
+            # not less than infinity, so it is marked as well.
             self.mark(optimizer, norm.lt(math.inf).logical_not_().float())
         if self.max_grad_norm:
             # The factor is exactly 1 for a small norm, so such gradients keep their bits.
@@ -195,19 +201,24 @@ class GradientGuard:
         return len(self.unchecked) >= MOST_UNCHECKED
 
     def count_skipped(self) -> None:
+        """Read the norms that are still on the device, and count the skipped updates among them."""
         norms = torch.stack(self.unchecked).tolist() if self.unchecked else []
         self.unchecked.clear()
         for norm in norms:
-            skips = not math.isfinite(norm)
-            self.skipped += skips
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skips else 0
+            is_skipped = not math.isfinite(norm)
+            self.skipped += is_skipped
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
 
     def check(self, global_step: int, loss: float = 0.0) -> None:
-        """Read the norms since the last check.
+        """Read the norms since the last check, and end the run if an update was skipped.
+
+        Args:
+            global_step: updates made.
+            loss: the mean training loss since the last log line; 0 if it is not known here.
 
         Raises:
-            TrainingError: an update was skipped. In fp16, whose loss scale has to settle, only if
-                many updates in a row were skipped.
+            TrainingError: an update was skipped, or the loss is NaN. In fp16, whose loss scale has
+                to settle, only many skipped updates in a row are an error.
         """
         self.count_skipped()
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
@@ -281,6 +292,7 @@ def multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> Non
 
 
 def remove_mark(optimizer: Optimizer, *unused: object) -> None:
+    """Let the optimizer's next step update again; torch calls this after each step."""
     cast("FusedOptimizer", optimizer).found_inf = None
 
 

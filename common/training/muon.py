@@ -71,17 +71,26 @@ class Muon(Optimizer):
     def update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
     ) -> None:
+        """Update one parameter and its momentum, unless `found_inf` forbids it.
+
+        Args:
+            parameter: of any shape; of an orthogonal group, with at least two dimensions.
+            gradient: of the same shape.
+            group: the settings of its group; see `ParameterGroup`.
+        """
         buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if group["weight_decay"]:
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         momentum = buffer.mul(group["momentum"]).add_(gradient)
+        # Nesterov's momentum looks one step ahead.
         direction = gradient.add(momentum, alpha=group["momentum"])
         start = parameter
         if group["orthogonal"]:
             direction = orthogonalized(direction.flatten(1), group["newton_schulz_steps"])
             direction = direction.view_as(gradient)
+            # A matrix whose rows have length 1 has the norm √rows.
             start = parameter * (math.sqrt(len(parameter)) / parameter.norm())
         updated = start.add(direction, alpha=-group["lr"])
         if self.found_inf is not None:
@@ -93,17 +102,18 @@ class Muon(Optimizer):
 
 
 def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return about the nearest matrix whose singular values are 1, by Newton and Schulz.
+    """Return approximately the nearest matrix whose singular values are 1, by Newton and Schulz.
 
     Args:
         matrix: [rows, columns].
-        steps: of the iteration; after three, singular values lie between about 0.3 and 1.2.
+        steps: how often to iterate; after three, singular values lie between about 0.3 and 1.2.
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
     result = matrix.T if is_tall else matrix
     result = result / (result.norm() + 1e-7)  # no singular value is above 1
     for _ in range(steps):
+        # It maps each singular value s to a·s + b·s³ + c·s⁵.
         gram = result @ result.T
         result = a * result + (b * gram + c * (gram @ gram)) @ result
     return result.T if is_tall else result

@@ -45,10 +45,12 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def warmup_decay(
     optimizer: Optimizer, total_steps: int, warmup_steps: int, schedule: str
 ) -> LambdaLR:
-    """Raise the rate linearly over `warmup_steps`, then follow one of `SCHEDULES`."""
+    """Return a scheduler: a linear warm-up over `warmup_steps`, then one of `SCHEDULES`."""
 
     def factor(step: int) -> float:
+        """Return the factor of the peak rate for the update that follows `step`."""
         if step < warmup_steps:
+            # Neither 0 in the first update nor 1 before the warm-up is over.
             return (step + 1) / (warmup_steps + 1)
         left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
         return SCHEDULES[schedule](left)
@@ -71,7 +73,8 @@ def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
     """Turn an optimizer's fused kernel off if the kernel can't skip an update on this device.
 
     Such a kernel would apply updates with non-finite gradients. Without it, the host decides
-    whether to skip, and waits for the device in each update.
+    whether to skip, and waits for the device in each update. `run.keep` passes all its parts here,
+    so other objects than optimizers are left alone.
     """
     if not isinstance(optimizer, Optimizer):
         return
@@ -93,7 +96,8 @@ def start_momentum(optimizer: object) -> None:
     """Give SGD zeroed momentum buffers, so that its first update can be skipped.
 
     SGD's fused kernel allocates the buffers uninitialised and fills them in the first update. If an
-    fp16 overflow skips that update, the second one would read uninitialised memory.
+    fp16 overflow skips that update, the second one would read uninitialised memory. Other objects
+    are left alone, as in `leave_unfit_fused_path`.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

@@ -29,7 +29,7 @@ class EpochSize(Protocol):
     def updates_per_epoch(self) -> int: ...
 
     @property
-    def global_batch(self) -> int: ...
+    def global_batch(self) -> int: ...  # samples of an update over all ranks
 
 
 class Plan:
@@ -55,9 +55,10 @@ class Plan:
         total_steps = self.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.log_every = config.log_every or log_interval_by_default(self.total_steps)
-        # Epochs between two evaluations. If a run has many short epochs, not each has one.
-        epochs = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
-        self.eval_every = config.eval_every or epochs * self.updates_per_epoch
+        # If a run has many short epochs, not each is followed by an evaluation.
+        epochs_apart = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
+        self.eval_every = config.eval_every or epochs_apart * self.updates_per_epoch
+        # Whether the first interval has more rows; see `logs`.
         self.logs_first = config.log_every is None
         # Without the flag, only the ends of epochs and of the run have checkpoints.
         self.save_every = config.checkpoint_every or self.total_steps
@@ -94,24 +95,32 @@ class Plan:
         return max(0, min(step, self.total_steps - 1)) // self.updates_per_epoch
 
     def ends(self, step: int) -> bool:
+        """Whether update `step` is the run's last."""
         return step == self.total_steps
 
     def logs(self, step: int) -> bool:
-        """Whether a row is due: at intervals, at the run's end, and early at powers of two.
+        """Whether a row is due after update `step`: at each interval, and at the run's end.
 
-        Powers of two count in the first interval, unless `--log-every` is given.
+        Without `--log-every`, the first interval also has rows after updates 1, 2, 4, 8 and so on,
+        because the loss changes most there.
         """
+        # A power of two has one bit, so `step & (step - 1)` is 0.
         is_first = self.logs_first and step < self.log_every and step & (step - 1) == 0
         return step % self.log_every == 0 or is_first or self.ends(step)
 
     def evaluates(self, step: int) -> bool:
+        """Whether an evaluation is due after update `step`, by the interval alone."""
         return step > 0 and step % self.eval_every == 0
 
     def saves(self, step: int, is_checkpoint_old: bool = True) -> bool:
-        """Whether a checkpoint is due: by updates, at the end of an epoch, or of the run.
+        """Whether a checkpoint is due after update `step`.
+
+        It is due every `--checkpoint-every` updates, at the run's end, and at the end of an epoch.
 
         Args:
-            is_checkpoint_old: whether the last one is old enough for another at an epoch's end.
+            step: updates made.
+            is_checkpoint_old: whether the last checkpoint is old. If not, the end of an epoch has
+                none, because short epochs would spend most of their time on checkpoints.
         """
         if self.ends(step) or step % self.save_every == 0:
             return True
@@ -130,6 +139,7 @@ class Plan:
         )
 
     def position(self, step: int) -> dict[str, float]:
+        """Return the ``progress/`` metrics after update `step`."""
         return {
             "progress/global_step": step,
             "progress/epoch": step / self.updates_per_epoch,
@@ -138,10 +148,11 @@ class Plan:
 
 
 def log_interval_by_default(total_steps: int) -> int:
-    """Return the updates between two rows: a short run has a curve, and a long one few rows.
+    """Return the updates between two rows, for a run without `--log-every`.
 
-    The number of updates alone decides. If time did as well, a resumed run would have other rows
-    than one that was never interrupted.
+    A short run gets about 50 rows, enough for a curve. A long one gets at most `MOST_ROWS`. The
+    number of updates alone decides. If time did as well, a resumed run would have other rows than
+    one that was never interrupted.
     """
     if total_steps > MOST_ROWS * LONGEST_LOG_INTERVAL:
         return math.ceil(total_steps / MOST_ROWS)
@@ -149,7 +160,11 @@ def log_interval_by_default(total_steps: int) -> int:
 
 
 def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
-    """Return the epochs that a recipe states for a data set, or for any other one."""
+    """Return the epochs that a recipe states for this data set, or else for ``"other"``.
+
+    Raises:
+        UserError: it states neither.
+    """
     epochs = default_epochs.get(dataset, default_epochs.get("other"))
     if epochs is None:
         named = ", ".join(default_epochs) or "nothing"
@@ -177,6 +192,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
+        """The seconds that all attempts of the run have taken so far."""
         return time.perf_counter() - self.began
 
     def state_dict(self) -> ProgressState:

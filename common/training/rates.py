@@ -29,6 +29,9 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
         if first is not None:
             rates[prefix] = first[0]
         for group, rate in further_rates(optimizer.param_groups).items():
+            # A name may be taken, as by a group that is named like another optimizer. The log has
+            # room for one of the two rates, and nothing else reads them. So the first one stays
+            # here, and an optimizer's first group (above) takes precedence over other groups.
             rates.setdefault(f"{prefix}/{group}", rate)
     return rates
 
@@ -36,7 +39,8 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
 def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
     """Return the rates of the groups whose rate differs from the first one's, by name or number.
 
-    Two groups differ if their present rates do, or their rates before any schedule.
+    Two groups differ if their present rates do, or their rates before any schedule. Otherwise a
+    group would be missing from the log wherever a schedule takes all rates to 0.
     """
     rates: dict[str, float] = {}
     first = both_rates(groups[0])
@@ -45,14 +49,14 @@ def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
         if own_rates is None or own_rates == first:
             continue
         name = str(group.get("name", number))
-        if name in rates:
+        if name in rates:  # another group has the same name
             name = f"{name}-{number}"
         rates[name] = own_rates[0]
     return rates
 
 
 def both_rates(group: ParameterGroup) -> tuple[float, float] | None:
-    """Return a group's rate, and the one that its schedule starts from; None without a rate."""
+    """Return a group's present rate, and its rate before any schedule; None without a rate."""
     rate: float | Tensor | None = group.get("lr")
     if rate is None:
         return None

@@ -1,4 +1,9 @@
-"""How processes that torchrun started again find each other."""
+"""Lets the processes of a job find each other after torchrun has restarted them.
+
+Processes find each other through a store, in which each writes its address and reads those of the
+others. torch calls this a rendezvous. It opens the store by a URL, for whose scheme a handler is
+registered. Here the scheme ``attempt://`` gives each restart of the job keys of its own.
+"""
 
 import functools
 import os
@@ -11,16 +16,16 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from common.system.machine import count_of
 
-SCHEME = "attempt"
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+SCHEME = "attempt"  # of the URL; also begins the keys in the store
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has restarted the processes
 
 
 def rendezvous_url() -> str | None:
-    """Return the URL at which the processes of this attempt meet; None for torch's default.
+    """Return the URL by which the processes of this attempt meet; None for torch's default.
 
     The first attempt uses torch's default. torchrun (``--max-restarts``) keeps one store for all
-    attempts. In it, a later attempt would find the addresses of the first processes, which have
-    ended, and wait for them.
+    attempts. With the same keys, a later attempt would find the addresses of the first processes,
+    which have ended, and wait for them.
     """
     if count_of(RESTARTS, 0) == 0:
         return None
@@ -30,10 +35,15 @@ def rendezvous_url() -> str | None:
 
 @functools.cache  # torch refuses to register a scheme twice
 def register() -> None:
+    """Have torch call `meet` for URLs of this scheme."""
     register_rendezvous_handler(SCHEME, meet)
 
 
 def meet(url: str, timeout: timedelta, **options: Any) -> Iterator[tuple[Store, int, int]]:
-    """Yield (store, rank, world_size) as ``env://`` does, with keys of this attempt alone."""
+    """Yield (store, rank, world_size), as torch requires of a handler.
+
+    All come from torch's default ``env://``. `PrefixStore` begins each key with the number of this
+    attempt.
+    """
     for store, rank, world_size in rendezvous("env://", timeout=timeout, **options):
         yield PrefixStore(f"{SCHEME}-{os.environ[RESTARTS]}", store), rank, world_size

@@ -90,7 +90,7 @@ class ShardingAccelerator(Accelerator):
         super().__init__(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Compute gradients, and average those that DDP does not average."""
+        """Compute gradients, and average those of `frozen_networks`, which DDP does not average."""
         super().backward(loss, **kwargs)
         if self.sync_gradients:
             for parameters in self.frozen_networks.values():
@@ -119,7 +119,10 @@ class ShardingAccelerator(Accelerator):
         self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any:
-        """Prepare objects as Accelerate does, and give optimizers the sharded parameters."""
+        """Prepare objects as Accelerate does, and give optimizers the sharded parameters.
+
+        Optimizers are made before, with the parameters that sharding replaces.
+        """
         prepared = super().prepare(*args, device_placement=device_placement)
         if self.mesh is None:
             return prepared
@@ -128,7 +131,8 @@ class ShardingAccelerator(Accelerator):
             for group in optimizer.param_groups:
                 group["params"] = [self.sharded_parameters.get(p, p) for p in group["params"]]
                 if group.get("fused") and not isinstance(optimizer, torch.optim.Adam):
-                    # torch 2.13 has fused kernels for shards only for Adam and AdamW.
+                    # torch 2.13 has fused kernels for shards only for Adam and AdamW. Without one,
+                    # the host decides whether an update is skipped.
                     group |= {"fused": False, "foreach": True}
                     optimizer._step_supports_amp_scaling = False
         return prepared
@@ -142,7 +146,7 @@ class ShardingAccelerator(Accelerator):
         # Accelerate must neither move the whole model, which may be larger than the device, nor
         # wrap it in DDP.
         model = super().prepare_model(model, device_placement=False, evaluation_mode=True)
-        if model not in self.skeletons:
+        if model not in self.skeletons:  # an earlier call has not sharded it
             self.broadcast_from_rank_zero(model)
             self.shard(model)
         return model
@@ -173,14 +177,16 @@ class ShardingAccelerator(Accelerator):
         if isinstance(prepared, DistributedDataParallel):
             FreezableDDP.adopt(prepared, self.ddp_handler)
         elif self.num_processes > 1 and not evaluation_mode:
+            # Accelerate left it without DDP because it is frozen. `backward` averages its gradients
+            # once it is unfrozen.
             self.frozen_networks[prepared] = [*prepared.parameters()]
         return prepared
 
     def shard(self, model: nn.Module) -> None:
         """Shard each layer by itself, then the rest of the network, in place.
 
-        Parameters of a copied network may be sharded already (see `copy_sharded`). They stay as
-        they are: while `fully_shard` works, parameters on the meta device take their places.
+        Parameters of a copied network may be sharded already (see `copy_sharded`). `fully_shard`
+        must not see them. So parameters on the meta device take their places until it is done.
         """
         from torch.distributed.fsdp import fully_shard
 
@@ -209,9 +215,11 @@ class ShardingAccelerator(Accelerator):
             )
         for place in sharded_places:
             place.dictionary[place.name] = place.parameter
+        # `prepare` gives these to the optimizers.
         for name, parameter in model.named_parameters():
             self.sharded_parameters[original_parameters[name]] = parameter
-        # `fully_shard` gave the network a class whose instances refuse to be copied.
+        # `fully_shard` gave the network a class whose instances refuse to be copied. The method
+        # below is what `copy.deepcopy` calls.
         model_class: Any = type(model)
         model_class.__deepcopy__ = lambda module, memo: self.copy_sharded(module)
         refuse_other_weights(model)
@@ -253,7 +261,10 @@ class ShardingAccelerator(Accelerator):
             cast("FSDPModule", model).set_requires_gradient_sync(True)
 
     def bare(self, model: nn.Module) -> nn.Module:
-        """Return a network for shapes and counts, not values: if sharded, its meta-device copy."""
+        """Return a network whose shapes and counts may be read, but not its values.
+
+        For a sharded network, it is the copy on the meta device. Otherwise it is `model` itself.
+        """
         return self.skeletons[model] if self.mesh is not None else model
 
 
@@ -302,6 +313,7 @@ class ParameterPlace(NamedTuple):
 
 
 def parameter_places(model: nn.Module) -> list[ParameterPlace]:
+    """Return all places in a model that hold a parameter, in the order of its modules."""
     return [
         ParameterPlace(module._parameters, name, parameter)
         for module in model.modules()
@@ -311,6 +323,7 @@ def parameter_places(model: nn.Module) -> list[ParameterPlace]:
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return a model's parameters and then its buffers, each once."""
     return [*model.parameters(), *model.buffers()]
 
 

@@ -58,6 +58,7 @@ class StopRequest:
         self.is_by_ctrl_c = False
         self.since = 0.0
         self.at_once = False  # whether a request ends the process where it stands, saving nothing
+        # Standard output and error, as far as they are a terminal.
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.handlers_before: dict[int, Handler] = {}
         if threading.current_thread() is not threading.main_thread():
@@ -71,7 +72,7 @@ class StopRequest:
         if heeded and SET_BY_LAUNCHERS & {*os.environ}:
             signal.signal(PARENT_ENDED, self.receive)
             signal_when_parent_ends()
-            if is_orphan():
+            if is_orphan():  # the launcher ended before this process asked for the signal
                 self.receive(PARENT_ENDED, None)
 
     def release(self) -> None:
@@ -81,7 +82,10 @@ class StopRequest:
         self.handlers_before.clear()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Remember a request to stop; obey a second one by ending the process."""
+        """Handle a signal: remember the first request to stop, and end the process at a second one.
+
+        The end of the launcher is no second request: after a signal, launchers end by themselves.
+        """
         now = time.monotonic()
         launcher_died = number == PARENT_ENDED
         if number == HANGUP:  # the terminal is gone, and printing to it would fail
@@ -101,7 +105,9 @@ class StopRequest:
             os.kill(os.getpid(), number)
 
     def obey_at_once(self, at_once: bool) -> None:
-        """Choose whether requests are obeyed at once; this includes an earlier request.
+        """Choose whether requests end the process at once; an earlier request does so here.
+
+        The run chooses this while data are prepared and nothing has to be saved.
 
         Raises:
             Preempted: at once, if a signal has asked the process to stop.
@@ -166,6 +172,7 @@ class StopAgreement:
         failures = [each for each in failures_by_rank if each is not None]
         # Rank 0 only reports that another rank failed. That rank knows the cause.
         own_failures = [each for each in failures if not each.is_of_other_rank]
+        # If that rank is gone, rank 0's report is all that is known.
         cause = (own_failures or failures)[0]
         if cause.is_replaced:  # there is no checkpoint before this one to go on from
             raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
@@ -193,9 +200,12 @@ class StopAgreement:
         return [value > 0 for value in flag_sums]
 
     def is_announced(self) -> bool:
-        """Whether any rank was asked to stop; may be called by some ranks only, except with FSDP.
+        """Whether any rank was asked to stop, as far as this rank knows.
 
-        A rank that was asked announces it in the process group's store.
+        Loaders call this before each batch of an evaluation, to end it early. Ranks may have
+        different numbers of batches, so there is no collective: a rank that was asked to stop
+        announces it in the process group's store, and the others look there about once a second.
+        With FSDP there is one, so all ranks must call this equally often.
         """
         is_requested = self.request.reason is not None
         if getattr(self.accelerator, "mesh", None) is not None:
@@ -220,7 +230,7 @@ class StopAgreement:
 
     def stop(self, global_step: int) -> None:
         """End this process by `Preempted`, with everything saved; called on all ranks."""
-        self.check(global_step)
+        self.check(global_step)  # raises if a rank could not write the checkpoint
         wait_for_ranks(self.accelerator)
         reason = self.request.reason or "a signal to another rank"
         raise Preempted(
