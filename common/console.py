@@ -308,7 +308,7 @@ def without_native_messages() -> Iterator[None]:
 
 
 def quiet_transformers() -> None:
-    """Silence reports of Transformers that a user can do nothing about, as of a head's new weights."""
+    """Silence Transformers' reports that a user can do nothing about, such as a new head's."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
