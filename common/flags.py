@@ -253,7 +253,7 @@ def from_values(config_class: type, values: Mapping[str, object]) -> object:
 def set_class(config: object, config_class: type) -> None:
     """Change an object's class, also of an object from `record_reads`, which hides its real class.
 
-    A plain assignment to ``__class__`` would meet the property by which it hides it.
+    A plain assignment to ``__class__`` would meet the property that hides the real class.
     """
     vars(object)["__class__"].__set__(config, config_class)
 
