@@ -118,6 +118,7 @@ def differing_positions(accelerator: "Accelerator", numbers: list[int]) -> list[
     if accelerator.num_processes == 1 or not numbers:
         return []
     row = torch.tensor(numbers, device=accelerator.device)
+    # One reduction gives the maximum over ranks and, as the negated maximum of -x, the minimum.
     bounds = torch.cat([row, -row])
     torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX)
     largest = bounds[: len(numbers)]
@@ -134,5 +135,5 @@ def wait_for_ranks(accelerator: "Accelerator") -> None:
     """
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()
-        if accelerator.device.type == "cpu":
+        if accelerator.device.type == "cpu":  # then the ranks talk through gloo
             time.sleep(LETTING_GO)

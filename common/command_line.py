@@ -85,6 +85,7 @@ def config_from_words(
     saved = saved_config(config_class, early)
 
     def parse(defaults: ConfigType | None) -> ConfigType:
+        """Read the command line over the flags of the run to resume; None where there is none."""
         return parse_words(config_class, description, defaults or saved or config_class())
 
     if early.resume is None:
@@ -129,7 +130,10 @@ def parse_words(
 
 
 def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
-    """Note in the directory of the run to resume that this command line was refused."""
+    """Note in the directory of the run to resume that this command line was refused.
+
+    Otherwise a supervisor would repeat the command for ever: see `refuse_to_resume`.
+    """
     directory = early.output_dir
     if early.resume not in (None, "auto"):
         is_checkpoint = Path(early.resume).parent.name == "checkpoints"
@@ -144,8 +148,9 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
 def groups_of(config_class: type) -> list[type]:
     """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
     types = get_type_hints(config_class)
-    shared_flags = config_class.__mro__[-2].__annotations__
+    shared_flags = config_class.__mro__[-2].__annotations__  # of `TrainingConfig`, below `object`
     comments: dict[str, str] = {}
+    # From the base class to the recipe's, whose comment on an inherited flag replaces the other.
     for owner in reversed(config_class.__mro__[:-1]):
         comments |= comments_of(owner)
     groups: dict[str, list[tuple[str, object]]] = {name: [] for name in (*GROUPS, "recipe")}
@@ -153,6 +158,7 @@ def groups_of(config_class: type) -> list[type]:
     group = "recipe"
     for field in fields(config_class):
         name = field.name
+        # A shared flag belongs to the latest group that has begun.
         group = group_of_first_flag.get(name, group)
         # A recipe's own flags have a group of their own, except those that name its data.
         own_group = "data" if stated(config_class, name)["role"] == "data" else "recipe"
@@ -163,7 +169,10 @@ def groups_of(config_class: type) -> list[type]:
 
 
 def argument_of(flag_type: object, comment: str) -> object:
-    """Return a flag's type as tyro takes it, with its help."""
+    """Return a flag's type as tyro takes it, with its help.
+
+    The help shows the default, except where the default is None or empty.
+    """
     import tyro
 
     metavar = None
@@ -183,7 +192,8 @@ def argument_of(flag_type: object, comment: str) -> object:
 def comments_of(owner: type) -> dict[str, str]:
     """Return the comment above or beside each field of a class, by the field's name.
 
-    A class that was typed into an interpreter has no file, and so no comments.
+    These comments are the help of the flags. A class that was typed into an interpreter has no
+    file, and so no comments.
     """
     source = ""
     with contextlib.suppress(OSError):
@@ -199,7 +209,7 @@ def read_early() -> argparse.Namespace:
     """Return the flags that choose the defaults of all others; None for a flag that is not set."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("config", "init_from", "resume", "output_dir"):
-        parser.add_argument(spelled(name), f"--{name}")
+        parser.add_argument(spelled(name), f"--{name}")  # tyro accepts both spellings
     parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
         return parser.parse_known_args()[0]
@@ -210,6 +220,7 @@ def read_early() -> argparse.Namespace:
 def refuse_credentials(words: list[str]) -> None:
     """Refuse a command line that holds a secret, before any message or file can repeat it."""
     for word_before, word in zip(["", *words], words, strict=False):
+        # The message names the flag alone: of --dataset=VALUE, or in the word before VALUE.
         if CREDENTIALS.search(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
@@ -252,6 +263,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
         )
     recipe = saved.get("recipe")
     missing_flags = sorted(names - values.keys())
+    # A file of an older version of this recipe may lack flags, which get their defaults.
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
         raise UserError(
             f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}",

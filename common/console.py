@@ -54,10 +54,12 @@ class ToolOutput(io.TextIOWrapper):
 
     @contextmanager
     def ending(self) -> Iterator[None]:
+        """End the tool if the output can't be written: silently if its reader left, else told."""
         try:
             yield
         except OSError as error:
-            # What is still to be written would be an error once more at the end of Python.
+            # Python writes what is left when it exits, which would fail once more. The null device
+            # takes it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(error, BrokenPipeError):  # of `| head`, which has read what it wanted
                 raise SystemExit(1) from None
@@ -67,13 +69,19 @@ class ToolOutput(io.TextIOWrapper):
 
 
 def spare_output() -> None:
-    """Have a run outlive its terminal, and replace symbols that the terminal can't show."""
+    """Prepare standard output so that a run outlives its terminal.
+
+    Output that can't be written is dropped, and symbols that the terminal can't show are replaced.
+    """
     open_closed_streams()
     replace_output(Output, by_line=False)
 
 
 def spare_tool_output() -> None:
-    """Have a tool end without a traceback where its output can't be written."""
+    """Prepare standard output so that a tool ends without a traceback if it can't be written.
+
+    A run goes on without its output (`spare_output`). A tool has nothing else to give, so it ends.
+    """
     is_closed = sys.stdout is None
     open_closed_streams()
     if is_closed:
@@ -84,6 +92,13 @@ def spare_tool_output() -> None:
 
 
 def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:
+    """Put an object of another class in place of standard output, unless a program has done so.
+
+    Both standard streams then write lookalikes for symbols that they don't have.
+
+    Args:
+        by_line: whether to write each line at once, also into a pipe or a file.
+    """
     stdout = sys.stdout
     if type(stdout) is io.TextIOWrapper:
         encoding = stdout.encoding
@@ -96,7 +111,8 @@ def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> No
 def open_closed_streams() -> None:
     """Open the null device in place of each standard stream that is closed.
 
-    The next file that is opened would take its number, and be read or written as the stream.
+    Otherwise the next file that is opened would take the stream's number, and prints would go into
+    that file.
     """
     for descriptor in range(3):
         try:
@@ -170,7 +186,11 @@ class Display:
         self.limit = LineLimit()
 
     def begin(self, doing: str = "") -> None:
-        """Show the line, where it is not shown yet; the end of the process takes it away."""
+        """Show the bar on a terminal, if it is not shown yet, until `close` or the process's end.
+
+        Args:
+            doing: the present activity; empty shows which library is being loaded.
+        """
         self.doing = doing
         if self.live is None and is_main_rank() and CONSOLE.is_terminal:
             text = partial(progress.TextColumn, markup=False)
@@ -225,12 +245,13 @@ class Display:
         is_last = self.position is not None and self.position()[0] == self.total_steps
         if not (self.limit.allows() or is_last):
             return
-        print_line = say if self.live is None else tell
+        print_line = say if self.live is None else tell  # the bar shows it already
         print_line(f"{self.place()}  {text}")
 
     def place(self) -> str:
         """Return the epoch and the update, or before training the present activity."""
         if self.position is None:
+            # The library that was imported last, or is being imported.
             loaded = [name for name in list(sys.modules) if name in LIBRARIES]
             return self.doing or f"loading {(loaded or ['Python'])[-1]}"
         step, epoch = self.position()
@@ -270,7 +291,10 @@ def begin() -> None:
 
 @contextmanager
 def without_native_messages() -> Iterator[None]:
-    """Keep C++ from writing to the terminal, as torch's profiler does about its own doings."""
+    """Keep C++ code, such as torch's profiler, from writing messages to the terminal.
+
+    It writes to the descriptor of standard error, so that is turned to the null device.
+    """
     sys.stderr.flush()
     terminal = os.dup(2)
     with open(os.devnull, "wb") as nothing:
@@ -284,7 +308,7 @@ def without_native_messages() -> Iterator[None]:
 
 
 def quiet_transformers() -> None:
-    """Keep Transformers from reports that a user can do nothing about, such as a new head's."""
+    """Silence Transformers' reports that a user can do nothing about, such as a new head's."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

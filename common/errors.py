@@ -66,6 +66,7 @@ class UserError(SystemExit):
         self.advice = printable(advice)
         self.message = f"{self.problem}: {self.advice}" if advice else self.problem
         self.resumable = resumable
+        # Python prints a text and exits with status 1. The number 1 exits without a word.
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
     def speak(self) -> None:
@@ -161,7 +162,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def says(error: BaseException, words: tuple[str, ...]) -> bool:
-    """Whether a RuntimeError, which most libraries raise, has one of these words in its text."""
+    """Whether an error is a RuntimeError with one of these words in its text, in any case.
+
+    Libraries raise a RuntimeError for most causes, and only its text tells them apart.
+    """
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(word.lower() in text for word in words)
 

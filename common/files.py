@@ -42,7 +42,8 @@ def writing(subject: str, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError, RecursionError) as error:  # recursion: a thousand folders
+    # Folders that are nested a thousand deep lead to a RecursionError.
+    except (OSError, SafetensorError, RecursionError) as error:
         problem = f"{subject} can't be made or written ({error})"
         advice = advice or advice_for(str(error))
         raise UserError(problem, advice=advice, resumable=is_of_disk(error)) from None
@@ -75,7 +76,7 @@ def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[N
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, or replace it; a reader never sees half of the text."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # no other process writes this one
     with writing(str(path)):
         try:
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -95,7 +96,7 @@ def json_safe(value: object) -> Any:
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
-    is_not_finite = isinstance(value, float) and value - value != 0
+    is_not_finite = isinstance(value, float) and value - value != 0  # the difference is NaN then
     return None if is_not_finite else value
 
 
@@ -113,9 +114,10 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def has_moved(before: object, now: object) -> bool:
-    """Whether a user has moved a file or folder: an absolute path before is gone, one now exists.
+    """Whether a user has moved a data set, so that a resume may read it from another path.
 
-    Values that are no paths have not moved.
+    The old path, which is absolute, no longer exists, and the new one does. Values that are no
+    paths, such as the names of data sets, have not moved.
     """
     is_gone = isinstance(before, str) and os.path.isabs(before) and not os.path.exists(before)
     return is_gone and isinstance(now, str) and os.path.exists(now)
@@ -177,7 +179,7 @@ def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -
             row = parse(line)
         if isinstance(row, dict) and isinstance(row.get(key), int | float):
             rows.append(row)
-        elif row is not None or number < len(lines):
+        elif row is not None or number < len(lines):  # else the last line, which is half written
             damage = f"{path}, line {number}, is damaged"
             if say is None:
                 raise UserError(damage, advice="remove that line")
@@ -218,7 +220,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
         advice = "wait for its end, or name another --output-dir"
         raise UserError(f"another job writes to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
-        pass
+        pass  # there are no locks here, or this user may not lock: go on without
     try:
         yield
     finally:
@@ -267,6 +269,7 @@ class FileReceipt(TypedDict):
 
 
 def receipt_of(path: Path) -> FileReceipt:
+    """Return the size and SHA-256 of a file, which is read whole; an OSError if it can't be."""
     with plain(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}

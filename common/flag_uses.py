@@ -28,7 +28,7 @@ class FlagUses:
         """Return where a flag may be used, or None where the source uses it nowhere."""
         if not self.is_known:
             return "the recipe"
-        call = CALLS_IN_THE_LOOP.get(flag)
+        call = CALLS_IN_THE_LOOP.get(flag)  # None for most flags, and nothing is named run.None
         return self.lines.get(flag) or self.lines.get(f"run.{call}") or self.copies
 
 
@@ -64,6 +64,7 @@ def look_into(path: Path, uses: FlagUses) -> bool:
     for node in ast.walk(tree):
         place = f"{path.name}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            # Any attribute of this name counts, because the config may have any name.
             uses.lines.setdefault(node.attr, place)
             owner = ast.unparse(node.value).rpartition(".")[2]
             if owner == "run":

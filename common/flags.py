@@ -85,7 +85,8 @@ def flag(
 def stated(config_class: type, name: str) -> FlagFacts:
     """Return the ``limits`` and ``role`` of a flag.
 
-    A class that only overrides a default keeps what the class it inherits from states.
+    If a recipe's class only overrides a default, as in ``epochs: int = 5``, the flag keeps the
+    limits and the role that the base class states.
     """
     for owner in config_class.__mro__:
         field = vars(owner).get("__dataclass_fields__", {}).get(name)
@@ -143,7 +144,7 @@ def is_text(value: str) -> bool:
     Under an ASCII locale, Python turns each byte of a letter that is not ASCII into a surrogate
     character. Such a value is allowed if it can name a file.
     """
-    try:
+    try:  # this puts the letters together again, and fails for bytes that are no UTF-8
         words = value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         return False
@@ -151,6 +152,7 @@ def is_text(value: str) -> bool:
 
 
 def is_name(value: str) -> bool:
+    """Whether the system can have a file of this name."""
     try:
         return bool(os.fsencode(value))
     except UnicodeEncodeError:
@@ -205,7 +207,9 @@ def outside_limits(config_class: type, name: str, value: object) -> str | None:
 def record_reads(config: "DataclassInstance") -> None:
     """Note from now on which flags code looks at, until `stop_recording`.
 
-    The object gets a class of its own, derived from its class, which it seems to be still.
+    `unread_flags` needs this, to find flags that were set and have no effect. The object gets a
+    new class that notes each reading. The new class is derived from the object's own, and to other
+    code the object still seems to be of its own class.
     """
     config_class = type(config)
     if hasattr(config_class, "flags_read"):
@@ -214,13 +218,15 @@ def record_reads(config: "DataclassInstance") -> None:
     flags_read: set[str] = set()
 
     def look_up(self: "DataclassInstance", name: str) -> object:
+        """Return an attribute, and note it if it is a flag that the calling module uses."""
         if name in names and is_use(sys._getframe(1).f_globals.get("__name__", ""), name):
             flags_read.add(name)
         return config_class.__getattribute__(self, name)
 
     body = {
         "__getattribute__": look_up,
-        "__class__": property(lambda self: config_class),
+        "__class__": property(lambda self: config_class),  # for `isinstance`
+        # To pickle it for a loader's worker: there it is an object of its own class.
         "__reduce__": lambda self: (from_values, (config_class, dict(vars(self)))),
         "__module__": config_class.__module__,
         "__qualname__": config_class.__qualname__,
@@ -230,28 +236,42 @@ def record_reads(config: "DataclassInstance") -> None:
 
 
 def is_use(module: str, name: str) -> bool:
-    """Whether a module that reads a flag does something by its value."""
+    """Whether a module that reads a flag does something by its value.
+
+    A recipe and other code of the user's always does. Modules of the core do, except for those that
+    only copy flags, and for flags that need a call in the recipe to take effect.
+    """
     is_core = module.startswith("common.")
     return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
 
 
 def from_values(config_class: type, values: Mapping[str, object]) -> object:
+    """Return the config that a pickle of it stands for; pickle needs a named function."""
     return config_class(**values)
 
 
 def set_class(config: object, config_class: type) -> None:
-    """Change an object's class, also where it hides that it has another one."""
+    """Change an object's class, also of an object from `record_reads`, which hides its real class.
+
+    A plain assignment to ``__class__`` would meet the property that hides the real class.
+    """
     vars(object)["__class__"].__set__(config, config_class)
 
 
 def mark_read(config: object, *names: str) -> None:
-    """Note that flags have taken effect."""
+    """Note that flags have taken effect, for the calls in `TAKES_EFFECT_IN`.
+
+    Nothing happens to a config whose reads are not recorded.
+    """
     flags_read: set[str] = getattr(type(config), "flags_read", set())
     flags_read.update(names)
 
 
 def stop_recording(config: "DataclassInstance") -> set[str]:
-    """Return the flags that were read, and give the object its own class back."""
+    """Return the flags that were read, and give the object its own class back.
+
+    If nothing was recorded, all flags count as read, so that none is reported as unused.
+    """
     flags_read = getattr(type(config), "flags_read", None)
     if flags_read is None:
         return {field.name for field in dataclasses.fields(config)}
@@ -260,7 +280,9 @@ def stop_recording(config: "DataclassInstance") -> set[str]:
 
 
 def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object]) -> list[str]:
-    """Return the flags that were stated, change what is learned, and were not read; in their order.
+    """Return the flags that a user set, that change what is learned, and that nothing has read.
+
+    They are in the order of the fields. A flag at its default counts as not set.
 
     Args:
         config: the flags; `record_reads` was called on them, and this stops the recording.
@@ -279,10 +301,10 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
 
 
 def refuse_flag(config: object, name: str, recipe: str) -> None:
-    """Raise a `UserError` for a flag that has no effect though it was stated.
+    """Raise a `UserError` for a flag that was set and has no effect.
 
     Args:
-        recipe: the name of its file.
+        recipe: the name of the recipe's file.
     """
     call = TAKES_EFFECT_IN.get(name)
     needs = f"it takes effect in {call}" if call else f"use config.{name} before the loop"

@@ -20,10 +20,12 @@ MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file
 def find_initial(name: str) -> str:
     """Return the path of the folder or file that `--init-from` names.
 
-    If it is the id of a model of the Hub, rank 0 downloads the model for all ranks.
+    If it is the id of a model of the Hub, rank 0 downloads the model for all ranks. A name that is
+    neither is returned unchanged, and the caller tells the user.
     """
 
     def find() -> str:
+        # "runs/NAME" looks like an id too, but "runs" is a folder here.
         looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
         is_id = looks_like_id and not os.path.isdir(Path(name).parent)
         if os.path.exists(name) or not is_id:
@@ -51,13 +53,14 @@ def weights_file(path: str | Path) -> Path:
     """
     local_path = Path(find_initial(str(path)))
     if os.path.isfile(local_path):
+        # The file of weights in a finished model's folder.
         if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(FACTS)):
             insist_on_written_weights(local_path.parent)
         return local_path
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
     if PUBLISHED in names and WEIGHTS in names:
         return local_path / WEIGHTS
-    return model_folder(path) / WEIGHTS
+    return model_folder(path) / WEIGHTS  # with `path`, the user's own words, for the message
 
 
 def initial_facts(path: str | None) -> JsonObject:
@@ -73,9 +76,9 @@ def initial_facts(path: str | None) -> JsonObject:
     if facts_of_run is not None:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
-    settings = published.get("pretrained_cfg", published)
+    settings = published.get("pretrained_cfg", published)  # some files have no such level
     with reading(str(folder / PUBLISHED), "pass the safetensors file alone"):
-        channels, size, _ = settings["input_size"]
+        channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")
         return {

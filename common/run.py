@@ -142,6 +142,7 @@ class Run:
         return loaders["train"], loaders[validation_split], loaders[test_split]
 
     def is_asked_to_stop(self) -> bool:
+        """Whether this process got a request to stop; the ranks may not have agreed on it yet."""
         return self.context.agreement.request.reason is not None
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
@@ -235,6 +236,7 @@ class Run:
         return reached(self.started, "run.start(description, compute_loss)")
 
     def position(self) -> dict[str, float]:
+        """Return the figures of the present position: update, epoch, samples, training time."""
         seconds = self.context.meters.stopwatch.total.seconds
         return self.plan.position(self.progress.global_step) | {"time/train_seconds": seconds}
 
@@ -277,6 +279,7 @@ class Run:
         self.context.agreement.stop(self.progress.global_step)
 
     def save_and_leave(self) -> None:
+        """Save and end this process, as `Evaluations` does for a request to stop."""
         self.save()
         self.leave()
 
@@ -470,11 +473,12 @@ class Run:
             let_main_rank_exit_first()
             if request.reason is None:  # else rank 0 ended first, and told the user
                 error.speak()
+        # After any other error, other ranks may still wait in a collective that this one has left.
         all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and all_ranks_end:
             torch.distributed.destroy_process_group()
         self.directory.release()
-        if self.is_called_by_a_program:
+        if self.is_called_by_a_program:  # it may start another run in this process
             request.release()
             lift_limit()
             forget_accelerator()

@@ -54,7 +54,8 @@ def console() -> Console:
 def cell(text: str) -> Text:
     """Return the text of a cell, in characters that the output has.
 
-    Columns are as wide as what is printed: an ASCII terminal shows two characters for an arrow.
+    They are replaced before the width of the columns is measured, because a lookalike may be
+    longer: an ASCII terminal shows two characters for an arrow.
     """
     return Text(for_output(printable(text), CONSOLE.encoding))
 

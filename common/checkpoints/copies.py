@@ -46,18 +46,22 @@ class PinnedMemory:
         self.offset = 0
 
     def empty_like(self, value: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialised tensor with the shape, dtype and strides of `value`."""
+        """Return an uninitialised tensor with the shape, dtype and strides of `value`.
+
+        It takes the next free bytes of the piece in use, or of the next piece that has room.
+        """
         size = value.nbytes
         while self.position < len(self.pieces):
             if self.offset + size <= self.pieces[self.position].nbytes:
                 break
             self.position += 1
             self.offset = 0
-        else:
+        else:  # no piece has room
             piece_size = max(size, PIECE_BYTES)
             self.pieces.append(torch.empty(piece_size, dtype=torch.uint8, pin_memory=True))
         memory = self.pieces[self.position][self.offset : self.offset + size]
-        self.offset += -(-size // ALIGNMENT) * ALIGNMENT
+        self.offset += -(-size // ALIGNMENT) * ALIGNMENT  # rounded up
+        # The strides that torch gives a copy: those of a value without gaps, else contiguous ones.
         strides = torch.empty_like(value, device="meta").stride()
         return memory.view(value.dtype).as_strided(value.shape, strides)
 
@@ -84,10 +88,10 @@ class HostCopies:
         """
         if not self.is_asynchronous:
             return {name: copied(tensors) for name, tensors in files.items()}, lambda: None
-        sources = changed(files, torch.detach)
+        sources = changed(files, torch.detach)  # a dict of its own, which `fetch` empties
         size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
         room = memory_room(self.device)
-        has_room = room is not None and size < room[0]
+        has_room = room is not None and size < room[0]  # not if the free memory is unknown
         if has_room:
             sources = changed(sources, torch.clone)
         is_made = current_stream(self.device).record_event()
@@ -99,7 +103,7 @@ class HostCopies:
 
         if has_room:
             return copies, fetch
-        fetch()
+        fetch()  # now, because the sources are the tensors that training changes
         return copies, lambda: None
 
     def fetch(self, sources: Files, targets: Files, is_made: torch.Event) -> None:

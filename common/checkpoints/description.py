@@ -44,10 +44,12 @@ PartDescription = TypedDict(
 
 
 def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
-    """Return a description of each part by its name, ready for JSON; networks come first.
+    """Return a description of each part by its name, ready for JSON.
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
     """
+    # By the id() of a parameter. The networks come first, because the description of an optimizer
+    # needs these names. A parameter of two networks keeps its name in the first.
     names: dict[int, str] = {}
     described: dict[str, PartDescription] = {}
     for name, part in parts.items():
@@ -67,6 +69,7 @@ def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
 
 def class_of_network(module: nn.Module) -> str:
     """Return the name of a module's class in the recipe, not of the subclass that FSDP2 makes."""
+    # FSDP2 gives a module a new class, whose bases are `FSDPModule` and the module's own class.
     bases = [base for base in type(module).__mro__ if base.__name__ != "FSDPModule"]
     is_sharded = len(bases) < len(type(module).__mro__)
     return bases[1 if is_sharded else 0].__qualname__
@@ -75,7 +78,12 @@ def class_of_network(module: nn.Module) -> str:
 def describe_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str]
 ) -> PartDescription:
-    """Return the description of an optimizer; `names` are those of parameters by their id()."""
+    """Return the description of an optimizer.
+
+    Args:
+        names: the names of the networks' parameters by id(). A parameter of no network that the run
+            keeps is described by its shape.
+    """
     groups: list[GroupDescription] = []
     for group in optimizer.param_groups:
         parameters = [
@@ -142,7 +150,13 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
 
 
 def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:
-    """Yield a phrase for each difference between the descriptions of a part of one class."""
+    """Yield a phrase for each difference between the descriptions of a part of one class.
+
+    Args:
+        before: the saved description. It is JSON that another version may have written, so entries
+            of an unexpected type are not compared.
+        now: the present description.
+    """
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
         if key in before and before[key] != now.get(key):
             yield f"the {words} of {name} are {now.get(key)!s:.200} and were {before[key]!s:.200}"
@@ -154,6 +168,11 @@ def differences(name: str, before: Mapping[str, object], now: PartDescription) -
 def differences_of_groups(
     name: str, before: Sequence[Mapping[str, object]], now: list[GroupDescription]
 ) -> Iterator[str]:
+    """Yield a phrase for each difference between the parameter groups of an optimizer.
+
+    The differences are in the number of groups, in their parameters, and in options that both
+    versions know. As in `differences`, saved entries of an unexpected type are not compared.
+    """
     if len(before) != len(now):
         counts = f"{len(now)} parameter groups (of {sizes_of(now)} parameters)"
         yield f"{name} has {counts} and had {len(before)} (of {sizes_of(before)})"
@@ -173,13 +192,16 @@ def differences_of_groups(
 
 
 def sizes_of(groups: Sequence[Mapping[str, object]]) -> str:
-    """Return the numbers of parameters in parameter groups, such as "4+2"."""
+    """Return the numbers of parameters in parameter groups, such as "4+2", for a message.
+
+    A group whose saved parameters are no list counts as empty.
+    """
     names_by_group = [group.get("parameters") for group in groups]
     return "+".join(str(len(names) if isinstance(names, list) else 0) for names in names_by_group)
 
 
 def difference_of_names(before: list[object], now: list[str]) -> str:
-    """Return a phrase for the first difference between two lists of parameter names."""
+    """Return a phrase for the first difference between two lists of names that are not equal."""
     for position, (name_before, name) in enumerate(zip(before, now, strict=False)):
         if name_before != name:
             return f"has {name!s:.100} at place {position}, where {name_before!s:.100} was"

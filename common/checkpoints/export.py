@@ -49,7 +49,7 @@ def save_model(
         UserError: the folder can't be written.
     """
     weights = weights_of(model)
-    if bare is not None and not is_main_rank():
+    if bare is not None and not is_main_rank():  # `bare` is given for a sharded model alone
         take_part_in_gathering(weights)
         return
     with writing(str(folder)), replacing(folder) as unfinished:
@@ -78,7 +78,10 @@ def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
 
 
 def take_part_in_gathering(weights: Tensors) -> None:
-    """Take this rank's part in `whole_tensors` on rank 0, without keeping the tensors."""
+    """Take this rank's part in `whole_tensors` on rank 0, without keeping the tensors.
+
+    To put a sharded tensor together is a collective operation, so all ranks must go through them.
+    """
     for _ in whole_tensors(weights):
         pass
 
@@ -89,7 +92,8 @@ def write_sharded_weights(path: Path, weights: Tensors) -> None:
     try:
         write_in_turn(path, weights, tensors)
     finally:
-        # After an error, too, because the other ranks wait for rank 0 at each tensor.
+        # Go through the tensors that are left after an error: the other ranks wait for rank 0 at
+        # each of them.
         for _ in tensors:
             pass
 
@@ -112,13 +116,14 @@ def load_initial(
     weights = read_rows([source])
     initial_class_names = initial_facts(initial_model).get("class_names")
     refuse_other_kind(model.state_dict(), weights, initial_model)
-    if not config.evaluate_only:
+    if not config.evaluate_only:  # an evaluation must not use a head with random values
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
             say(
                 f"--init-from {initial_model} has other classes than these data, or none: {name} "
                 "starts with random values"
             )
+            # `put_weights` then gives the head the random values that it has already.
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, initial_model)
@@ -161,7 +166,7 @@ def heads_to_begin_anew(
         class_names: those of the run's data; None if the data have no classes.
     """
     if class_names is None:
-        return {}
+        return {}  # without classes, no head is for other ones
     linear_layers = [
         (name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     ]
@@ -169,6 +174,7 @@ def heads_to_begin_anew(
     heads: dict[str, nn.Linear] = {}
     for position, (name, layer) in enumerate(linear_layers):
         later_layers = [other for _, other in linear_layers[position + 1 :]]
+        # A hidden layer may have as many outputs as there are classes, by chance.
         is_hidden = any(other.in_features == layer.out_features for other in later_layers)
         is_for_classes = layer.out_features == len(class_names) and not is_hidden
         is_head = is_for_classes or not later_layers
@@ -206,7 +212,8 @@ def put_weights(
     """Copy weights into a model, in place; a `UserError` if they don't fit.
 
     Args:
-        weights: by name. Tied weights need only one of their names; the others are added.
+        weights: by name. Tied weights need only one of their names; this adds the others to the
+            dict.
         path: of the weights, for a message.
     """
     state = model.state_dict()
@@ -244,7 +251,11 @@ def refuse_other_model(
 def refuse_other_kind(
     state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
 ) -> None:
-    """Raise a `UserError` if weights and a model's state have no name in common."""
+    """Raise a `UserError` if weights and a model's state have no name in common.
+
+    `load_initial` calls this before it looks for heads. Otherwise every head would be missing from
+    such weights, and would seem to begin anew.
+    """
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
             (

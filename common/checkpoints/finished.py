@@ -69,7 +69,10 @@ def owner_of(checkpoint: Path) -> str | None:
 
 
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run wrote a checkpoint; False if its manifest is old and names no run."""
+    """Whether another run wrote a checkpoint; False if its manifest is damaged or names no run.
+
+    Older versions did not name the run. A `run_id` of None means that the question does not matter.
+    """
     return run_id is not None and owner_of(checkpoint) not in (None, run_id)
 
 
@@ -109,7 +112,7 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
         receipts: by the file's path relative to the checkpoint.
     """
     for name, receipt in receipts.items():
-        path = Path(os.path.normpath(checkpoint / name))
+        path = Path(os.path.normpath(checkpoint / name))  # without "..", for the message
         try:
             actual = Receipt(**receipt_of(path))
         except OSError as problem:
@@ -147,6 +150,8 @@ def newest_whole(
 
 def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path | None:
     """Return the newest whole checkpoint, up to the `named` one if given, and clean up the folder.
+
+    A resume calls this on rank 0, before anything is written.
 
     A warning names each checkpoint that is passed over, because it is damaged or because a run
     other than `run_id` wrote it. The folder changes as follows:
@@ -195,7 +200,11 @@ def no_checkpoint_up_to(
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:
-    """Mark the checkpoints newer than the `chosen` one as superseded."""
+    """Mark the checkpoints newer than the `chosen` one as superseded.
+
+    They are damaged, or the user goes back to before them. `remove_old` removes them once the
+    resumed run has written a checkpoint of its own.
+    """
     for checkpoint in step_folders(folder):
         if step_of(checkpoint) > step_of(chosen):
             aside = checkpoint.with_name(checkpoint.name + SUPERSEDED)
@@ -205,7 +214,10 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
 
 
 def undo_renaming(folder: Path) -> None:
-    """Give each checkpoint that a user renamed its original name, if no other file has it."""
+    """Give each checkpoint that a user renamed its original name, if no other file has it.
+
+    The manifest states the update. A damaged manifest can't, and its checkpoint keeps its name.
+    """
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError, OSError):
             step = read_manifest(checkpoint).global_step
@@ -218,7 +230,10 @@ def undo_renaming(folder: Path) -> None:
 
 
 def put_all_aside(folder: Path) -> None:
-    """Rename a folder whose checkpoints are all unusable, but leave other runs' files in place."""
+    """Rename a folder whose checkpoints are all unusable, but leave other runs' files in place.
+
+    Other runs' files were moved to folders of their own before: see `put_other_runs_aside`.
+    """
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
     say(f"no checkpoint in {folder} is whole: moved all of them to {aside}")
     rename_path(folder, aside)
@@ -230,6 +245,7 @@ def put_all_aside(folder: Path) -> None:
 def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
     """Move another run's files to a folder of their own, where they stay as usable as before."""
     foreign = [path for path in step_folders(folder) if is_of_another_run(path, run_id)]
+    # The files beside the checkpoints: best models and frozen weights.
     for path in folder.glob("*.safetensors"):
         if run_id is not None and read_metadata(path).get("run_id") not in (None, run_id):
             foreign.append(path)
@@ -266,7 +282,7 @@ def remove_old(folder: Path, keep: int, newest: Path, run_id: str | None = None)
         for path in step_folders(folder)
         if step_of(path) < last_step and not is_of_another_run(path, run_id)
     ]
-    count_to_remove = max(0, len(earlier) - (keep - 1))
+    count_to_remove = max(0, len(earlier) - (keep - 1))  # `newest` is one of those that stay
     for old in [*earlier[:count_to_remove], *folder.glob(f"*{SUPERSEDED}")]:
         remove(old)
     remove_old_best_models(folder, last_step, run_id)
@@ -280,6 +296,7 @@ def remove_old_best_models(folder: Path, last_step: int, run_id: str | None) -> 
             named_files |= {Path(name).name for name in read_manifest(checkpoint).files}
     for path in folder.iterdir():
         best = BEST.match(path.name)
+        # A best model of this update or a later one may be named by the next checkpoint.
         if best is None or path.name in named_files or int(best[1]) >= last_step:
             continue
         if run_id is None or read_metadata(path).get("run_id") in (None, run_id):

@@ -57,8 +57,9 @@ class Network:
     def take(self) -> tuple[Tensors, Tensors]:
         """Return the parameters that may have changed, and those that are still frozen.
 
-        A parameter can change without a gradient, as averaged weights do. The sum of its bits shows
-        such a change.
+        Frozen parameters are written once for all checkpoints. A parameter can change without a
+        gradient, as averaged weights do. The sum of its bits shows such a change, and the parameter
+        counts as changing from then on.
         """
         parameters: Tensors = dict(self.module.named_parameters())
         candidates = {}
@@ -67,7 +68,7 @@ class Network:
                 candidates[name] = parameters[name]
         still_frozen: dict[str, int | None] = {}
         for name, bits in sums_of_bits(candidates).items():
-            if self.frozen[name] in (None, bits):
+            if self.frozen[name] in (None, bits):  # None: this is the first time
                 still_frozen[name] = bits
         self.frozen = still_frozen
         frozen_parameters = {name: parameters.pop(name) for name in self.frozen}
@@ -102,6 +103,7 @@ class Network:
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
+        # Frozen in this run and when the checkpoint was written, and in no checkpoint as changed.
         still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
 
@@ -109,6 +111,7 @@ class Network:
 def shape_and_dtype(
     tensors: Mapping[str, torch.Tensor | Rows], name: str
 ) -> tuple[torch.Size, torch.dtype] | None:
+    """Return the shape and dtype of a named tensor, to compare; None if there is no such tensor."""
     tensor = tensors.get(name)
     return None if tensor is None else (tensor.shape, tensor.dtype)
 
@@ -163,6 +166,8 @@ class OptimizerState:
 
     def lay_out_as_parameters(self, saved_states: Mapping[int, Mapping[str, object]]) -> None:
         """Replace the restored tensors by copies with the strides of their parameters.
+
+        A step counter has another shape than its parameter, and stays as it is.
 
         Fused kernels walk through a parameter and its state side by side, so both need the same
         strides. `load_state_dict` gave the tensors the dtype of the parameter; the copies get their

@@ -56,10 +56,12 @@ class Packer:
             return value
         if isinstance(value, torch.Tensor):
             return {"!tensor": self.store(value, place)}
+        # Subclasses of ndarray, such as masked arrays, hold more than their bytes and are refused.
+        # NumPy's scalars come before floats, because np.float64 is a float too.
         if type(value) is np.ndarray or isinstance(value, np.generic):
             return self.pack_array(value, place)
         if isinstance(value, float):
-            is_finite = value - value == 0
+            is_finite = value - value == 0  # the difference is NaN for infinities and NaN
             return value if is_finite else {"!float": str(value)}
         if isinstance(value, (list, tuple)):
             items = [
@@ -75,6 +77,7 @@ class Packer:
         """Store the bytes of a NumPy array or scalar as a tensor; return its dtype and shape."""
         if value.dtype.kind not in ARRAY_KINDS:
             raise unfit(value, place)
+        # A bytearray is writable, as torch expects of memory that it shares.
         raw_bytes = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
         tag = "!array" if isinstance(value, np.ndarray) else "!scalar"
         return {tag: [self.store(raw_bytes, place), value.dtype.str, [*value.shape]]}
@@ -89,7 +92,8 @@ class Packer:
         pairs: list[JsonValue] = [[key, item] for key, item in packed.items()]
         if isinstance(value, Counter):
             return {"!Counter": pairs}
-        # Keys in JSON are strings, and those that begin with "!" have a meaning here.
+        # Keys in JSON are strings, and those that begin with "!" are tags here. A dict with other
+        # keys is stored as pairs.
         names = [key for key in packed if isinstance(key, str) and not key.startswith("!")]
         if len(names) == len(packed):
             return {name: packed[name] for name in names}
@@ -101,6 +105,7 @@ class Packer:
             raise unfit(tensor, place)
         tensor = tensor.detach()
         if not is_sharded(tensor):
+            # A conjugate or negative view only notes the operation, and files have no such notes.
             tensor = tensor.resolve_conj().resolve_neg()
         key = identity(tensor)
         if key not in self.names:
@@ -134,12 +139,13 @@ def unpack(
         copies[name] = value.read(mesh) if isinstance(value, Rows) else value.clone()
 
     def array(name: str, dtype: str, shape: list[int]) -> np.ndarray:
+        """Return the array whose bytes `Packer.pack_array` stored."""
         return copies[name].numpy().view(dtype).reshape(shape)
 
     unpack_tagged: dict[str, Callable[[Any], object]] = {
         "!tensor": lambda name: copies[name],
         "!array": lambda value: array(*value),
-        "!scalar": lambda value: array(*value)[()],
+        "!scalar": lambda value: array(*value)[()],  # an array without dimensions as a scalar
         "!float": float,
         "!tuple": lambda items: tuple(map(unpack_value, items)),
         "!dict": lambda pairs: dict(map(unpack_value, pairs)),
@@ -151,7 +157,7 @@ def unpack(
             return [unpack_value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        tag = next(iter(value), "")
+        tag = next(iter(value), "")  # the only key of a tagged value; other keys are no tags
         if tag in unpack_tagged:
             return unpack_tagged[tag](value[tag])
         return {key: unpack_value(item) for key, item in value.items()}
@@ -169,13 +175,13 @@ def identity(tensor: torch.Tensor) -> Hashable:
     """Return a key that two tensors share if they are views of the same elements (tied weights)."""
     tensor = local(tensor)
     if tensor.numel() == 0:
-        return object()  # empty tensors have no address by which to tell them apart
+        return object()  # a key of its own: empty tensors have no address to tell them apart by
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 @functools.cache
 def can_hold(dtype: torch.dtype) -> bool:
-    """Whether safetensors can store tensors of a dtype."""
+    """Whether safetensors can store tensors of a dtype, found by trying it once."""
     try:
         return bool(safetensors.torch.save({"": torch.empty(1, dtype=dtype)}))
     except Exception:  # safetensors refuses dtypes with errors of different classes

@@ -44,7 +44,7 @@ def rows_here(mesh: "DeviceMesh", length: int) -> slice:
 
     FSDP2 shares rows out as `torch.chunk` does: equally, except that the last ranks may have fewer.
     """
-    rows_per_rank = -(-length // mesh.size())
+    rows_per_rank = -(-length // mesh.size())  # rounded up
     first = min(rows_per_rank * mesh.get_local_rank(), length)
     last = min(rows_per_rank * (mesh.get_local_rank() + 1), length)
     return slice(first, last)
@@ -107,7 +107,7 @@ def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, to
     """
     pattern = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
     ranks = 0
-    for file in files:
+    for file in files:  # all names that match state the same number
         match = pattern.fullmatch(file)
         if match is not None:
             ranks = max(ranks, int(match[1]))
@@ -128,7 +128,7 @@ def read_rows(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
     """
     opened_files = [open_tensors(path) for path in files]
     tensors: dict[str, torch.Tensor | Rows] = {}
-    for key in opened_files[0].keys():  # noqa: SIM118
+    for key in opened_files[0].keys():  # noqa: SIM118 (an open file is no dict)
         slices = [file.get_slice(key) for file in opened_files]
         has_rows = bool(slices[0].get_shape())
         tensors[key] = Rows(slices) if has_rows else opened_files[0].get_tensor(key)
@@ -147,13 +147,15 @@ class Rows:
         lengths = [part.get_shape()[0] for part in self.parts]
         self.starts = [*accumulate(lengths, initial=0)]  # of each part, then the whole length
         self.shape = torch.Size([self.starts[-1], *self.parts[0].get_shape()[1:]])
-        self.dtype: torch.dtype = self.parts[0][:0].dtype
+        self.dtype: torch.dtype = self.parts[0][:0].dtype  # of no rows, which reads no values
 
     def __getitem__(self, rows: slice | EllipsisType) -> torch.Tensor:
         """Read the rows of a slice, or all of them for an ellipsis."""
         requested_rows = slice(None) if isinstance(rows, EllipsisType) else rows
         first, last, _ = requested_rows.indices(self.shape[0])
         pieces = []
+        # Of each part, the rows between `first` and `last`, which may be none. A slice may end
+        # beyond the part. `starts` has one item more: the whole length.
         for part, start in zip(self.parts, self.starts, strict=False):
             pieces.append(part[max(first - start, 0) : max(last - start, 0)])
         return torch.cat(pieces)

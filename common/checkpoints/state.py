@@ -137,9 +137,10 @@ class Parts:
     def collect(self) -> Contents:
         """Return this rank's present state for a checkpoint; its tensors are not copied."""
         contents = Contents()
-        if self.rank == 0 or self.mesh:
+        if self.rank == 0 or self.mesh:  # of an unsharded part, the other ranks have the same
             self.collect_shared(contents)
         states = {name: part.state_dict() for name, part in self.of_rank.items()}
+        # The tensors go into a file. The rest is JSON, which goes into the manifest.
         tensors, contents.of_rank = pack(states)
         contents.files[f"rank-{self.rank}.safetensors"] = tensors
         return contents
@@ -150,6 +151,7 @@ class Parts:
         for name, part in self.shared.items():
             if isinstance(part, Network):
                 tensors, frozen = part.take()
+                # It has tensors alone, but a resume looks for its name.
                 contents.shared[name] = None
                 contents.once |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
             else:
@@ -168,6 +170,7 @@ class Parts:
         """
         self.insist_on_same_names(path, manifest)
         has_same_ranks = len(manifest.ranks) == world_size
+        # With another number of ranks, a part of a rank may need the states of all of them.
         ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.ranks))
         states = self.read_states(path, manifest, ranks_to_read)
         for name, part in self.shared.items():
@@ -175,11 +178,12 @@ class Parts:
                 frozen = read_parts(path, f"../frozen-{name}", manifest.files)
                 trained = read_parts(path, name, manifest.files)
                 part.put(path, name, frozen, trained)
+        # A network is in both dicts: its parameters were restored above, and its buffers are now.
         for name, part in {**self.shared, **self.of_rank}.items():
             has_other_ranks = name not in self.shared and not has_same_ranks
             if has_other_ranks and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, [state[name] for state in states], path, name)
-            else:
+            else:  # the first state is this rank's own, or that of rank 0 if the ranks differ
                 load(part, states[0][name], path, name)
 
     def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
@@ -192,6 +196,7 @@ class Parts:
             for rank in ranks:
                 tensors = read_parts(path, f"rank-{rank}", manifest.files)
                 states.append(unpack(tensors, manifest.ranks[rank]))
+            # Networks are in both; `restore` reads their parameters itself.
             for name in self.shared.keys() - self.of_rank.keys():
                 tensors = read_parts(path, name, manifest.files)
                 states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)
@@ -256,7 +261,10 @@ def is_of_recipe(part: object) -> bool:
 
 
 def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
-    """Raise a TypeError if a value in `state` has another type than in the part's own state."""
+    """Raise a TypeError if a value in `state` has another type than in the part's own state.
+
+    Many `load_state_dict` methods accept any value, and the error would come during the training.
+    """
     if not isinstance(part, RandomState):  # it checks its state itself
         check_types(state, part.state_dict())
 
@@ -387,7 +395,7 @@ def insist_on_flags(
     recognised by its fingerprint, not by its path.
     """
     if not isinstance(saved_flags, dict) or not isinstance(present_flags, dict):
-        return
+        return  # older versions did not save their flags
     values = json_safe(present_flags)
     changes = []
     for name in sorted(saved_flags.keys() & values.keys()):

@@ -71,7 +71,8 @@ class SaveFailure:
 
     @classmethod
     def of(cls, problem: BaseException, rank: int) -> Self:
-        # `Stopper.raise_failure` adds the action.
+        """Return the failure that an error in the writing thread of a rank caused."""
+        # Of a `UserError`, without its advice: `Stopper.raise_failure` adds some.
         text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(
             f"rank {rank}: {text}",
@@ -143,7 +144,7 @@ class Checkpoints:
             file_names.add(path.name)
         tensors = read_parts(self.folder, path.stem, file_names)
         if not tensors:
-            tensors |= read_tensors(path)  # says that the file is missing
+            tensors |= read_tensors(path)  # raises the `UserError` that the file is missing
         return path, tensors
 
     def begin(self, step: int, contents: Contents, facts: Mapping[str, object] | None) -> None:
@@ -201,7 +202,8 @@ class Checkpoints:
                 self.write(unfinished, contents, facts)
         except LostProcessError as lost:
             self.lost = lost
-        except (Exception, UserError) as problem:  # the training thread must hear of any error
+        # The training thread must hear of any error. A `UserError` is a SystemExit, no Exception.
+        except (Exception, UserError) as problem:
             self.failure = SaveFailure.of(problem, self.rank)
             self.tell_other_ranks_of_failure(unfinished, contents)
 
@@ -216,7 +218,10 @@ class Checkpoints:
             (unfinished / f"failed-{self.rank}").touch()
 
     def write_once(self, files: Mapping[str, Tensors]) -> None:
-        """Write files beside the checkpoints, and keep their receipts for later manifests."""
+        """Write files beside the checkpoints, and keep their receipts for later manifests.
+
+        The metadata of each file name the run, because no manifest may name the file yet.
+        """
         metadata = None if self.run_id is None else {"run_id": self.run_id}
         for name, tensors in files.items():
             unfinished = self.folder / f"{name}{UNFINISHED}"
@@ -227,7 +232,8 @@ class Checkpoints:
     def write(self, unfinished: Path, contents: Contents, facts: dict[str, JsonValue]) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
 
-        The other ranks wait until rank 0 has renamed the folder.
+        The other ranks wait until rank 0 has renamed the folder. So the save of every rank fails if
+        that of one does.
         """
         unfinished.mkdir(parents=True, exist_ok=True)
         self.write_once(contents.once)

@@ -45,7 +45,9 @@ class HeaderEntry(TypedDict):
 def write_in_turn(
     path: Path, like: Mapping[str, torch.Tensor], tensors: Iterable[torch.Tensor]
 ) -> None:
-    """Write a file of tensors that need not be in memory at once.
+    """Write a file of tensors of which only one at a time is in memory.
+
+    A sharded model is exported this way, because all of it may not fit into one rank's memory.
 
     Args:
         like: by name, tensors with the shapes and dtypes of those to write; their values are
@@ -64,6 +66,7 @@ def write_in_turn(
         }
     encoded_header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     encoded_header += b" " * (-len(encoded_header) % 8)  # the format aligns the values to 8 bytes
+    # The format: the length of the header in 8 bytes, the header, and the values one after another.
     with path.open("wb") as file:
         file.write(len(encoded_header).to_bytes(8, "little") + encoded_header)
         for tensor in tensors:
@@ -72,9 +75,12 @@ def write_in_turn(
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the name of a tensor's dtype in safetensors' headers, such as "F32"."""
+    """Return the name of a tensor's dtype in safetensors' headers, such as "F32".
+
+    The name is read from a file with an empty tensor, because the library has no function for it.
+    """
     empty_file = safetensors.torch.save({"": tensor.new_empty(0, device="cpu")})
-    header = json.loads(empty_file[8:])
+    header = json.loads(empty_file[8:])  # the first 8 bytes are the header's length
     return header[""]["dtype"]
 
 
@@ -85,7 +91,10 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata that a file of tensors was written with; empty if it can't be read."""
+    """Return the metadata that a file of tensors was written with; empty if it can't be read.
+
+    The metadata of the files beside the checkpoints name the run that wrote them.
+    """
     with suppress(UserError, OSError), open_tensors(plain(path)) as file:
         return file.metadata() or {}
     return {}

@@ -102,10 +102,10 @@ class RunDirectory:
             if several_machines() and not taken.is_finished:
                 insist_on_sight(taken.mark, min(patience, PATIENCE))
         except UserError:
-            if hasattr(self, "path"):
+            if hasattr(self, "path"):  # not if rank 0 could not make the directory
                 self.remove_if_unused()
             self.release()
-            time.sleep(LETTING_GO)
+            time.sleep(LETTING_GO)  # or gloo may abort this process when it exits
             let_main_rank_exit_first()
             raise
         if taken.is_finished:
@@ -121,19 +121,25 @@ class RunDirectory:
         patience: float,
         is_finished: Callable[[], bool],
     ) -> Taken:
-        """Create and lock the directory on rank 0; see `__init__` for arguments and errors."""
+        """Create and lock the directory on rank 0; see `__init__` for arguments and errors.
+
+        All ranks get the returned value, through `ask_rank_zero`.
+        """
         self.path = make_directory(output_dir, recipe, resume)
         self.lock.enter_context(locked(self.path / LOCK, patience))
         # Another job may have used the directory while this one waited for the lock.
         if not resume:
             refuse_to_write_over(self.path)
         elif is_finished():
+            # All ranks exit then, so they need neither the run's id nor a mark.
             return Taken(self.path, "", self.path, True)
         earlier_run_id = saved_run_id(self.path) if resume else None
         self.run_id = earlier_run_id or secrets.token_hex(8)
         # Replace the status of an earlier attempt at once: it says nothing about this one.
         self.write_status("running", None if resume else 0)
-        # The name is new, because a machine with a folder of its own may have any older file.
+        # All machines must see this file: see `insist_on_sight`. Its name is random. A machine that
+        # does not share this file system may have a folder at the same path, with files of an
+        # earlier run, and would take an old mark of the same name for this one.
         mark = self.path / f".seen-{secrets.token_hex(4)}"
         if several_machines():
             mark.touch()
@@ -161,6 +167,7 @@ class RunDirectory:
         Args:
             max_age: an earlier check that is not older than this, in seconds, is enough.
         """
+        # Before `config.json` is written, there is nothing by which to recognise the directory.
         if not self.has_config or time.monotonic() - self.seen_at < max_age:
             return
         self.seen_at = time.monotonic()
@@ -209,6 +216,7 @@ class RunDirectory:
     def remove_if_unused(self) -> None:
         """Remove a directory that the user did not name, if training never began in it."""
         names = {path.name for path in self.path.glob("*")}
+        # The status and the lock are there from the beginning. Any other file is worth keeping.
         if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
             self.release()  # Windows can't remove an open file
             shutil.rmtree(self.path, ignore_errors=True)
@@ -221,14 +229,17 @@ class RunDirectory:
 def insist_on_sight(mark: Path, patience: float) -> None:
     """Raise a `UserError` on all ranks if one does not see a file that rank 0 has made.
 
+    Called on all ranks. It finds machines that do not share the run's file system, before training.
+
     Args:
+        mark: the file, which rank 0 then removes.
         patience: the seconds to wait for the file.
     """
     deadline = time.monotonic() + patience  # NFS caches for some time that a folder is missing
     while not mark.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     own_name = [] if mark.exists() else [f"rank {rank()} on {platform.node()}"]
-    blind_ranks = gather_lists(own_name)
+    blind_ranks = gather_lists(own_name)  # after this, all ranks have looked for the file
     if is_main_rank():
         mark.unlink(missing_ok=True)
     if blind_ranks:
@@ -255,12 +266,12 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
             refuse_to_write_over(path)
         with writing(f"--output-dir {path}"):
             path.mkdir(parents=True, exist_ok=True)
-            (path / LOCK).touch()
+            (path / LOCK).touch()  # an error here says that the directory can't be written
         return path
     name = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     with writing("runs"):
         Path("runs").mkdir(exist_ok=True)
-        for number in itertools.count(1):
+        for number in itertools.count(1):  # another run may have started in the same second
             path = Path("runs", f"{name}-{number}" if number > 1 else name)
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
@@ -375,7 +386,12 @@ def digest_of_file(path: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def cached_digest(path: Path, stamps: tuple[int, ...]) -> str:
-    """Return a file's SHA-256; its times and size are part of the cache's key."""
+    """Return a file's SHA-256.
+
+    Args:
+        stamps: the file's times and size. They are part of the cache's key alone, so that a changed
+            file is read again.
+    """
     return receipt_of(path)["sha256"]
 
 
@@ -394,6 +410,7 @@ def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bo
     is_of_another_command = not resume and os.path.exists(path / CONFIG)
     if not is_main_rank() or output_dir is None or is_of_another_command:
         return
+    # There is no run, or it needs no resume.
     if read_status(path).status in ("unknown", "finished"):
         return
     # The lock is not free if another command is running; the reason is printed in any case.

@@ -66,6 +66,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     run_id = saved.get("run_id")
     if not isinstance(run_id, str) or not witnesses:
         return
+    # One file of the same run is enough: another run's checkpoint may lie among this run's.
     if all(witness.run_id != run_id for witness in witnesses):
         witness = witnesses[0]
         raise EditedConfigError(
@@ -88,6 +89,7 @@ def find_witnesses(directory: Path) -> list[Witness]:
             continue
         run_id = contents.get("run_id")
         flags = contents.get("flags")
+        # `status.json` has no digest that would show damage.
         is_whole = path.name == "status.json" or contents == signed(contents)
         if is_whole and isinstance(run_id, str) and run_id:
             witnesses.append(Witness(path, run_id, flags if isinstance(flags, dict) else {}))
@@ -95,7 +97,10 @@ def find_witnesses(directory: Path) -> list[Witness]:
 
 
 def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
-    """Return a phrase for how an edited `config.json` differs from the files beside it."""
+    """Return a phrase for how an edited `config.json` differs from the files beside it.
+
+    If no witness shows the difference, only the digest does.
+    """
     run_id = saved.get("run_id")
     config = saved.get("config")
     for witness in witnesses:

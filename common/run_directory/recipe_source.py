@@ -26,13 +26,14 @@ class RecipeSource:
     """The recipe's source in this process, to keep in the run directory or compare with it."""
 
     def __init__(self, recipe_file: Path) -> None:
-        """Read the file; where it can't be read, nothing is kept and compared."""
+        """Read the file; if it can't be read, nothing is kept or compared."""
         self.text: str | None = None
         self.sha256: str | None = None
         try:
             content = recipe_file.read_bytes()
         except OSError:
-            return  # typed in
+            return  # the recipe was typed into an interpreter
+        # The digest is of the file itself. The text that is kept has no tokens.
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.text = TOKEN.sub("***", content.decode("utf-8", "replace"))
 
@@ -55,6 +56,7 @@ class RecipeSource:
         changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
             say(f"the recipe was changed at update {change.global_step} of this run")
+        # Compare with the source that the run used last: of its last change, or of its start.
         last_sha256 = changes[-1].sha256 if changes else saved.sha256
         last_file = directory.path / (changes[-1].file if changes else KEPT)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
@@ -70,7 +72,10 @@ class RecipeSource:
         return Source(sha256=saved.sha256, changes=changes)
 
     def is_same_code(self, path: Path) -> bool:
-        """Whether the text at `path` differs in comments, docstrings and line ends alone."""
+        """Whether the text at `path` differs in comments, docstrings and line ends alone.
+
+        False if either text can't be read or parsed, because then nothing shows that they agree.
+        """
         try:
             before = path.read_text(encoding="utf-8", errors="replace")
             return code_of(before) == code_of(self.text or "")
@@ -78,7 +83,7 @@ class RecipeSource:
             return False
 
     def changed_lines(self, path: Path) -> list[str]:
-        """Return a unified difference from the text at `path`, of not too many lines."""
+        """Return the lines to print: a unified difference from the text at `path`, cut if long."""
         try:
             before = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -113,5 +118,6 @@ def code_of(text: str) -> str:
 
 
 def keep(directory: RunDirectory, name: str, text: str) -> None:
+    """Write a text into the run's directory, on rank 0 alone."""
     if is_main_rank():
         write_text(directory.path / name, text)

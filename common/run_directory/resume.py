@@ -64,7 +64,7 @@ def resumed_config(
     if directory is None:
         if output_dir is None:
             say(f"--resume auto: runs/ has no unfinished run of {recipe}: a new one begins")
-        return replace(parse(None), resume=None)
+        return replace(parse(None), resume=None)  # a new run, which resumes nothing
     run = read_run(directory, config_class, recipe)
     if is_finished(directory, run):
         say_finished(directory)
@@ -72,6 +72,7 @@ def resumed_config(
     insist_on_written_config(directory, run.contents)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
+    # The flags that a resume can't change: they get their saved values back.
     fixed_flags = {
         name: value for name, value in run.resolved.items() if not role_of(config_class, name).free
     }
@@ -79,6 +80,7 @@ def resumed_config(
         fixed_flags["dataset"] = os.path.abspath(config.dataset)
         config = replace(config, dataset=fixed_flags["dataset"])
     refuse_contradictions(config, fixed_flags, run, directory)
+    # The found run in place of "auto"; else the run or checkpoint that the user named.
     fixed_flags["resume"] = str(directory if resume == "auto" else Path(resume))
     config = replace(config, **fixed_flags, output_dir=str(directory))
     return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
@@ -87,7 +89,11 @@ def resumed_config(
 def directory_to_resume(
     parse: Callable[[Config | None], Config], resume: str, output_dir: str | None, recipe: str
 ) -> Path | None:
-    """Return the directory of the run to go on with; None if `--resume auto` finds no run."""
+    """Return the directory of the run to go on with; None if `--resume auto` finds no run.
+
+    With `--output-dir`, `--resume auto` means the run in that directory. Without it, it means the
+    newest unfinished run in `runs/`. See `resumed_config` for the arguments.
+    """
     if resume != "auto":
         return run_of(Path(resume), output_dir)
     if output_dir is None:
@@ -99,7 +105,11 @@ def directory_to_resume(
 def refuse_contradictions(
     config: ResumableConfig, fixed_flags: dict[str, object], run: SavedRun, directory: Path
 ) -> None:
-    """Raise a `UserError` if the command line changes flags that a resume can't change."""
+    """Raise a `UserError` if the command line changes flags that a resume can't change.
+
+    A flag may have its resolved value, the value that the first command gave it, as when that
+    command is repeated, or `auto`, which leaves the choice to the run.
+    """
     contradictions = [
         f"{spelled(name)} {getattr(config, name)} (the run has {value})"
         for name, value in sorted(fixed_flags.items())
@@ -119,7 +129,9 @@ def say_finished(directory: Path) -> None:
 def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     """Return whether another job finished the run since `resumed_config` read it.
 
-    Call it while the run's lock is held, so that no other job can change the answer.
+    `resumed_config` reads the run without its lock. While this command waited for the lock, the job
+    that held it may have finished the run, or a user may have put another run in its place. Call
+    this while the lock is held, so that no other job can change the answer.
 
     Raises:
         UserError: another run lies in its place.
@@ -131,6 +143,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         say_finished(directory)
         return True
     insist_on_written_config(directory, run.contents)
+    # The same comparison as `resumed_config` made, of what is saved now with what it was.
     changed = [
         f"{spelled(name)} {value}, which was {getattr(config, name)}"
         for name, value in sorted(run.resolved.items())
@@ -155,7 +168,13 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
 
 
 def run_of(named: Path, output_dir: str | None) -> Path:
-    """Return the directory of a run that is named, or one of whose checkpoints is."""
+    """Return the directory of a run that is named, or one of whose checkpoints is.
+
+    A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
+
+    Raises:
+        UserError: the name is of no run; the message says what it is instead.
+    """
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isfile(directory / "config.json"):
             here = os.path.realpath(directory)
@@ -185,10 +204,13 @@ def run_of(named: Path, output_dir: str | None) -> Path:
 def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     """Return the newest run in `runs/` that is not finished and was started with such flags.
 
+    None if there is no unfinished run that the user could mean: the command then begins a new one.
+
     Raises:
         UserError: when unfinished runs were all started with other flags, or the `config.json` of
             one was edited. The command would otherwise begin at update 0 unnoticed.
     """
+    # Unfinished runs with other flags, and those whose `config.json` was edited.
     others: list[tuple[Path, list[str]]] = []
     edited: list[tuple[Path, EditedConfigError]] = []
     for path in sorted(Path("runs").glob("*/config.json"), key=os.path.getmtime, reverse=True):
@@ -233,9 +255,14 @@ def differing_flags(config: ResumableConfig, given: dict[str, object]) -> list[s
 
 
 def can_be_resumed(directory: Path) -> bool:
-    """Return whether an unfinished run stopped early: it does not run now and missed no target."""
+    """Return whether a user may mean this unfinished run by `--resume auto`.
+
+    `newest_unfinished` then refuses to begin a new run silently, even though the flags don't fit.
+    A run that another job is writing, or that was trained to its end, is no reason to refuse.
+    """
     if read_status(directory).status == "failed" and (directory / "summary.json").exists():
         return False  # it was trained to its end and missed its --target
+    # `locked` raises a `UserError` if another job has the lock, and so writes to the run now.
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
         return True
     return False
@@ -266,11 +293,15 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)
     given = known_flags(config_class, record.given, path)
+    # `given` may lack flags. Their resolved values take their place.
     return SavedRun(resolved, resolved | given, record, contents)
 
 
 def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, object]:
-    """Return the saved flags that a recipe has, as its `Config` takes them."""
+    """Return the saved flags that a recipe has, as its `Config` takes them.
+
+    Another version of the recipe may have saved flags that this one no longer has.
+    """
     names = {field.name for field in fields(config_class)}
     known = {name: value for name, value in flags.items() if name in names}
     return from_json(config_class, known, str(path))
@@ -302,6 +333,7 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
     saved_sizes = (defaults.batch_size, defaults.gradient_accumulation_steps)
+    # Unless the flags choose other sizes by themselves, the accumulation follows from the batch.
     if config.effective_batch_size or (batch_size, accumulation) == saved_sizes:
         return with_effective_batch(config, effective_batch)
     processes = world_size()
@@ -346,6 +378,9 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
 
 
 def nearest_divisor(number: int, size: int) -> int:
-    """Return the divisor of `number` whose ratio to `size` is closest to 1, up to twice `size`."""
+    """Return the divisor of `number` whose ratio to `size` is closest to 1, up to twice `size`.
+
+    It is the batch size to advise in place of `size`. Larger ones may not fit into memory.
+    """
     divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)
     return min(divisors, key=lambda divisor: abs(math.log(divisor / size)), default=1)

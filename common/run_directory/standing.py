@@ -20,7 +20,10 @@ def present_status(directory: Path) -> Status:
 
 
 def advice_to_go_on(directory: Path) -> str:
-    """Return the advice for a user whose run is unfinished: resume it, or start another."""
+    """Return the advice for a user whose run is unfinished: resume it, or start another.
+
+    A tool that needs a finished run gives it.
+    """
     status = present_status(directory)
     if not (directory / "config.json").is_file():
         return "it ended before training began: start it again"

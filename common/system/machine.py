@@ -55,7 +55,7 @@ def name_interface() -> None:
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ.get("MASTER_ADDR", ""), 1))  # chooses a route, sends nothing
         own_address = probe.getsockname()[0]
-        if own_address.startswith("127."):
+        if own_address.startswith("127."):  # this is the first machine, reached by its own name
             return
         for name, addresses in psutil.net_if_addrs().items():
             if any(address.address == own_address for address in addresses):

@@ -59,7 +59,10 @@ PARENT_LOOK_SECONDS = 1.0
 
 
 def signal_when_parent_ends(number: int = PARENT_ENDED) -> None:
-    """Send this process a signal when its parent has ended, even if the parent was killed."""
+    """Have this process get a signal when its parent has ended, even if the parent was killed.
+
+    The kernel sends it on Linux. Elsewhere a thread watches the parent.
+    """
     if IS_LINUX:
         import ctypes
 
@@ -101,7 +104,7 @@ def starting_process() -> "psutil.Process":
 
 
 def is_orphan() -> bool:
-    """Whether the launcher has ended.
+    """Whether the launcher that started this process has ended.
 
     The launcher is a Python process. The process that adopts an orphan is not.
     """
@@ -109,10 +112,11 @@ def is_orphan() -> bool:
 
     parent = starting_process()
     try:
+        # `starting_process` returns this process itself if the other has ended.
         has_ended = parent.pid == os.getpid()
         return has_ended or "python" not in " ".join(parent.cmdline()).lower()
     except psutil.AccessDenied:
-        return False
+        return False  # there is a parent, but its command can't be read
     except (OSError, psutil.Error):
         return True
 
@@ -192,8 +196,9 @@ def worker_start_method() -> str:
 def stop_signals_held_back() -> Iterator[None]:
     """Delay signals that ask this process to stop; processes started meanwhile never get any.
 
-    A spawned process takes seconds until it can ignore a Ctrl-C by itself. Before that, a Ctrl-C
-    would end it with a traceback. A fork has its parent's handlers and needs no delay.
+    Use it while worker processes are started: they inherit the block, and keep it. A spawned
+    process takes seconds until it can ignore a Ctrl-C by itself. Before that, a Ctrl-C would end it
+    with a traceback. A fork has its parent's handlers and needs no delay.
     """
     if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
         yield
@@ -210,7 +215,7 @@ def raise_descriptor_limit(few: int, enough: int) -> None:
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard or soft >= few:
+    if soft == hard or soft >= few:  # it can't be raised, or it need not be
         return
     raised = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
@@ -267,6 +272,7 @@ def sync(path: Path) -> None:
 
 
 def sync_descriptor(descriptor: int) -> None:
+    """Wait until the contents of an open file are on the disk."""
     if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):
         # Apple's fsync does not wait for the drive's own cache. Only some file systems have a full
         # sync, which does.
@@ -316,6 +322,7 @@ def is_lock_free(lock_file: Path) -> bool:
     except OSError:
         return False
     try:
+        # A shared lock is refused while a job holds an exclusive one. Closing releases it.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -325,6 +332,7 @@ def is_lock_free(lock_file: Path) -> bool:
 
 
 def is_lock_free_by_taking_it(lock_file: Path) -> bool:
+    """Do as `is_lock_free` on Windows, which can't be asked without taking the lock."""
     from filelock import FileLock, Timeout
 
     if not lock_file.is_file():
@@ -340,6 +348,7 @@ def is_lock_free_by_taking_it(lock_file: Path) -> bool:
 def words_for(*numbers: int) -> tuple[str, ...]:
     """Return the system's messages for error numbers, without those that it has no message for.
 
+    They help to recognise an error by its text, where a library raises it without its number.
     Windows calls every network error "Unknown error".
     """
     return tuple(
@@ -383,7 +392,7 @@ def split_words(text: str) -> list[str]:
     """
     words = shlex.shlex(text, posix=True, punctuation_chars=False)
     words.whitespace_split = True
-    words.commenters = ""
+    words.commenters = ""  # "#" is a character like any other
     if IS_WINDOWS:
         words.escape = ""
     return [*words]

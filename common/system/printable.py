@@ -52,7 +52,10 @@ def printable(text: str) -> str:
 
 
 def with_letters(text: str) -> str:
-    """Restore letters that Python decoded to surrogate escapes in a locale limited to ASCII."""
+    """Restore letters that Python decoded to surrogate escapes in a locale limited to ASCII.
+
+    Bytes that are no UTF-8 stay escapes, and so does any other surrogate.
+    """
     if text.isascii():
         return text
     try:
@@ -62,10 +65,13 @@ def with_letters(text: str) -> str:
 
 
 def look_alike(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that an output does not have: the handler of errors named `PLAIN`.
+    """Replace characters that an output does not have: the error handler registered as `PLAIN`.
+
+    Returns:
+        The text to write instead, and the position at which the encoder goes on.
 
     Raises:
-        UnicodeError: the one given, if it is not of writing.
+        UnicodeError: the one given, if it is from reading. There is nothing to replace then.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -74,6 +80,7 @@ def look_alike(error: UnicodeError) -> tuple[str, int]:
 
 
 def look_alike_of(character: str) -> str:
+    """Return ASCII text that looks like a character; its escape if nothing does."""
     if FIRST_BRAILLE <= character <= LAST_BRAILLE:
         return "*"
     escaped = character.encode("ascii", "backslashreplace").decode("ascii")
@@ -89,17 +96,19 @@ def for_output(text: str, encoding: str) -> str:
 
 
 def escape(match: re.Match[str]) -> str:
+    r"""Return the escape of a matched character, such as "\x1b"."""
     return match[0].encode("unicode_escape").decode("ascii")
 
 
 def shorten(match: re.Match[str]) -> str:
+    """Return a matched line without its middle."""
     line = match[0]
     half = LONGEST_LINE // 2
     return f"{line[:half]} … ({len(line) - 2 * half:,} characters left out) … {line[-half:]}"
 
 
 def listed(items: Sequence[str]) -> str:
-    """Return items in one phrase, which is not longer than a person reads."""
+    """Return items as a phrase for a message: the first few, cut if long, and the number left."""
     shown = [
         text if len(text) <= LONGEST_ITEM else f"{text[:LONGEST_ITEM]}…"
         for text in items[:MOST_ITEMS]

@@ -99,6 +99,7 @@ def card_metadata(
         eval_results=results or None,
         datasets=[dataset_id] if "/" in dataset_id else None,
         pipeline_tag=task,
+        # Only a model of Transformers comes with files, such as its tokenizer's.
         library_name="transformers" if "files" in description else None,
         tags=["accelerate", run.recipe],
     )
@@ -146,5 +147,6 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
 
 def without_folder(text: str) -> str:
     """Return the last name of a local path; any other text, such as a Hub id, stays whole."""
+    # The path of another machine, or one that is gone by now, shows by how it begins.
     is_local_path = text.startswith((".", "~", "/", "runs")) or Path(text).exists()
     return Path(text).name if is_local_path and "/" in text else text

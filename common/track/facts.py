@@ -57,7 +57,7 @@ def collect(
 
     The other arguments are fields of `RunConfig`.
     """
-    if saved is not None:
+    if saved is not None:  # what the first attempt stated, without flags that the recipe lost
         flags_stated = {name: saved.given[name] for name in saved.given if name in flags_stated}
         wandb_run_id = saved.wandb_run_id
     else:
@@ -97,7 +97,10 @@ def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
 
 
 def flags_of(data: Data) -> Flags:
-    """Return the flags that name the data set which `--dataset auto` chose, for `--config`."""
+    """Return the flags that name the data set which `--dataset auto` chose.
+
+    `config.json` keeps them, so that a run which repeats it by `--config` reads the same data.
+    """
     source = data.source
     if source is None:
         return {}
@@ -147,7 +150,7 @@ def package_versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that holds this module, or None outside of one."""
+    """Return the git commit of the checkout that this module is in; None if it is in none."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5)

@@ -64,7 +64,10 @@ class Log:
         run_config: RunConfig,
         position: Callable[[], Mapping[str, float]],
     ) -> None:
-        """Open the tracker and `metrics.jsonl`, without rows of the present step or later ones.
+        """Open the tracker and `metrics.jsonl`, and print the plan of the run.
+
+        A resumed run repeats the present step and later ones, so their rows are removed from the
+        file.
 
         Args:
             position: returns the figures of the present step's position, such as its epoch.
@@ -90,7 +93,7 @@ class Log:
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
-        """Go on without the tracker if it fails, with whatever error."""
+        """Run a block that uses the tracker, and go on without the tracker if it fails."""
         try:
             yield
         except TrackerSettingsError as problem:
@@ -101,10 +104,12 @@ class Log:
             warn(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
 
     def interval(self, values: Mapping[str, float]) -> None:
+        """Add the training figures of a log interval to the row, and show them."""
         self.add(values)
         DISPLAY.interval(report.interval_text(self.pending))
 
     def place(self) -> tuple[int, float]:
+        """Return the update and the epoch, for the display."""
         position = self.position()
         return int(position[STEP]), position["progress/epoch"]
 
@@ -158,10 +163,14 @@ class Log:
         return values
 
     def refuse_means(self, figures: Facts) -> None:
-        """Raise a `UserError` if a rehearsed evaluation added up means; called on all ranks."""
+        """Raise a `UserError` if a rehearsed evaluation added up means; called on all ranks.
+
+        `sums.add` takes totals over a batch. With a mean instead, the logged figure would be too
+        small. All ranks raise the error, even if only one of them saw such a mean.
+        """
         own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
         means_of_ranks = gather_from_ranks(self.accelerator, own_means)
-        name = next((name for names in means_of_ranks for name in names), None)
+        name = next((name for names in means_of_ranks for name in names), None)  # the first one
         if name is not None:
             raise UserError(
                 f"sums.add got the mean of {name!r} over a batch instead of its total, so it would "
@@ -171,6 +180,7 @@ class Log:
             )
 
     def add(self, values: Mapping[str, float]) -> None:
+        """Add figures, and the present position, to the row and to the latest values."""
         self.pending |= {**values, **self.position()}
         self.latest |= self.pending
 
@@ -206,7 +216,10 @@ class Log:
                 self.tracker.log(row)
 
     def attach(self, send: Callable[..., None], *arguments: object) -> None:
-        """Call `send` with the W&B run, if there is one, and `arguments`; warn if that fails."""
+        """Call `send` with the W&B run, if there is one, and `arguments`; warn if that fails.
+
+        This sends what is no row: the model, the profile, and tables of the final evaluation.
+        """
         if self.tracker is not None and self.tracker.run is not None:
             try:
                 with self.tracker.limited():
@@ -215,7 +228,10 @@ class Log:
                 warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
     def keep_line(self, line: str) -> None:
-        """Copy a line of the terminal, without the bar, to `output.log` and the tracker."""
+        """Copy a line of the terminal, without the bar, to `output.log` and the tracker.
+
+        Any failure is ignored: a warning about it would be another line to keep.
+        """
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
             if self.tracker is not None and self.tracker.run is not None:

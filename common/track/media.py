@@ -62,6 +62,7 @@ def results(
         if evaluation.confusion is not None:
             chart = confusion(evaluation.confusion, evaluation.class_names)
             define_chart(wandb_run, chart, f"{prefix}/confusion")
+            # The table of a chart, or the plain table that `confusion` returned in place of one.
             panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
@@ -163,7 +164,8 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
 
     columns = "Actual Predicted nPredictions"
     size = len(class_names)
-    cells = list(range(size**2))  # cell = true class × size + predicted class
+    # The cells to show, by their number: true class × size + predicted class.
+    cells = list(range(size**2))
     if size > MOST_CLASSES:
         errors = counts.clone().fill_diagonal_(0).flatten()
         cells = [cell for cell in errors.topk(MOST_PAIRS).indices.tolist() if errors[cell]]
@@ -184,6 +186,7 @@ def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake
 
     The most probable comes first. The list is empty if the samples are neither images nor text.
     """
+    # The loader's samples in the order in which the evaluation read them.
     batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
     show = content_reader(loader.samples, data)
     if not batches or show is None:
@@ -209,7 +212,10 @@ def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake
 
 
 def content_reader(samples: Samples, data: Data) -> "Callable[[int], wandb.Image | str] | None":
-    """Return a function from a sample's number to W&B's image or to text; None for other data."""
+    """Return a function from a sample's number to W&B's image or to text; None for other data.
+
+    Images are read as they are stored. Text is decoded from its tokens.
+    """
     if hasattr(samples, "images"):
         return lambda number: image_panel(samples.images[number])
     if not hasattr(data, "tokenizer_folder") or not hasattr(samples, "tensors"):

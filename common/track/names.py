@@ -49,6 +49,7 @@ class Metric:
         return self.label if self.unit in ("", "s") else f"{self.label}, {self.unit}"
 
     def text(self, value: float | None) -> str:
+        """Return a value in the metric's form; a dash for None, which is an unknown value."""
         if value is None:
             return UNKNOWN
         return duration(value) if self.unit == "s" else format(value, self.form)
@@ -96,7 +97,11 @@ METRICS = {
 
 
 def describe(name: str) -> Metric:
-    """Return how to show a metric, also one that only a recipe knows: its name is the label."""
+    """Return how to show a metric, by its full name, such as "val/accuracy".
+
+    A metric that is not in `METRICS` is the recipe's own. Its name is its label, and it has a chart
+    if it belongs to a split.
+    """
     prefix, _, bare = name.rpartition("/")
     if name.startswith(f"{RATE}/"):
         group = name.removeprefix(f"{RATE}/")
@@ -117,6 +122,7 @@ def duration(seconds: float) -> str:
 
 
 def precision_name(mixed_precision: str) -> str:
+    """Return the name of a precision for people: Accelerate calls fp32 "no" mixed precision."""
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 
@@ -151,6 +157,7 @@ def unflat(config: Facts) -> dict[str, Any]:
     facts: dict[str, Any] = {"config": {}}
     for column, value in config.items():
         *groups, name = column.split("/")
+        # A column without a group is a single fact of `config.json`, or else a flag.
         parent = facts if groups or name in GROUPS else facts["config"]
         for group in groups:
             parent = parent.setdefault(group, {})

@@ -113,7 +113,11 @@ class RecordedMedia:
         captions: Sequence[str] | None,
         step: int,
     ) -> None:
-        """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images."""
+        """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images.
+
+        Args:
+            captions: one for each image that is kept, which are the first `MOST_IMAGES`.
+        """
 
         def make_entry() -> Entry:
             copies = copy_images(images)
@@ -153,8 +157,14 @@ class RecordedMedia:
     def queue(self, name: str, make_entry: Callable[[], Entry], advice: str) -> None:
         """Queue an entry on rank 0, or warn that it can't be made.
 
+        The entry is made in here, so that other ranks do no work for it, and errors of the making
+        become warnings.
+
         Args:
-            advice: what to do about an error of a library, for values of another type.
+            name: the entry's name, for a warning.
+            make_entry: makes the entry from copies of the recipe's values. A `UserError` that it
+                raises has advice of its own.
+            advice: what to do about any other error, which values of a wrong type cause.
         """
         if not self.is_main_rank:
             return
@@ -248,6 +258,7 @@ def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         raise UserError("it has no values", advice=HISTOGRAM_ADVICE)
     flat = flat.float()
     is_finite = flat.isfinite()
+    # Only tensor operations follow, because an `if` on a value would wait for the device.
     low = torch.where(is_finite, flat, torch.inf).min()
     high = torch.where(is_finite, flat, -torch.inf).max()
     has_finite_values = low <= high
@@ -262,6 +273,7 @@ def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def copy_cell(cell: object) -> object:
+    """Return a copy of a tensor, which the recipe may change later; any other cell as it is."""
     return cell.detach().clone() if isinstance(cell, torch.Tensor) else cell
 
 
@@ -273,6 +285,10 @@ def to_cell(cell: object) -> Cell:
 
 
 def file_name(entry: Entry) -> str:
-    """Return a relative path of the entry's name and step, safe on every file system."""
+    """Return a relative path of the entry's name and step, safe on every file system.
+
+    A slash in the name makes a folder. Other characters than letters, digits, "_", "+" and "-"
+    become "-".
+    """
     parts = [re.sub(r"[^\w+-]+", "-", part) for part in entry.name.split("/") if part]
     return f"{'/'.join(parts) or 'unnamed'}-{entry.step:08d}"

@@ -169,7 +169,7 @@ def show_summary(
     rows.append(["files", str(folder)])
     if is_main_rank():
         print_facts(rows, title=run.recipe)
-    for command in commands:
+    for command in commands:  # `wandb sync` uploads an offline run; the others show a run
         say(f"{'upload' if ' sync ' in command else 'view':8}{command}")
 
 
@@ -184,9 +184,10 @@ def summary_rows(objective: Objective, summary: Facts, split: str) -> dict[str, 
     split_metrics = [
         name for name in summary if name.startswith(prefix) and name != f"{prefix}count"
     ]
+    # The objective comes first. A name that occurs again keeps its first place.
     rows = dict.fromkeys([final_key, best_key, *split_metrics], f", {split}")
     if split == "validation" and summary.get(final_key) == summary.get(best_key):
         del rows[best_key]  # it would repeat the final value
     else:
-        rows[best_key] = ", validation"
+        rows[best_key] = ", validation"  # the best model is always chosen on validation data
     return rows | dict.fromkeys(WHOLE_RUN_METRICS, "")

@@ -84,7 +84,10 @@ class ServiceWatch(threading.Thread):
         return self.has_ended_service or not any(map(is_service, self.services))
 
     def processor_times(self) -> list[float] | None:
-        """Return the service's processor seconds, which grow while it works; None if unknown."""
+        """Return the service's processor seconds, which grow while it works.
+
+        None if they can't be read, or if there is no service. It then does not count as idle.
+        """
         seconds: list[float] = []
         try:
             for service in self.services:
@@ -107,6 +110,6 @@ def forget_service() -> None:
     """Stop W&B from waiting for the dead service when Python exits, and from reporting its loss."""
     import wandb
 
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would report the broken connection
     with suppress(Exception):
         wandb.teardown()

@@ -62,6 +62,7 @@ class TensorBoard:
         self.commands = [f"tensorboard --logdir {quoted(shown_path(directory))}"]
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
+        """Limit nothing: `WandB.limited` guards against a service, and TensorBoard has none."""
         return contextlib.nullcontext()
 
     def log(self, row: Mapping[str, float]) -> None:
@@ -69,6 +70,7 @@ class TensorBoard:
 
     @property
     def native(self) -> "SummaryWriter":
+        """TensorBoard's own object, which a recipe gets as `run.tracker`."""
         return self.accelerator.get_tracker("tensorboard", unwrap=True)
 
     def log_media(self, entry: Entry) -> None:
@@ -160,6 +162,7 @@ class WandB:
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
             self.run.define_metric(name, hidden=True)  # these make no useful charts
         objective = Objective.parse(run_config.objective)
+        # The split that is evaluated during training: validation, or else test.
         split = next(PREFIXES[name] for name in PREFIXES if name in run_config.data.sizes)
         # A metric without a slash in its name belongs to no section, and W&B shows it before all
         # sections. So the most important metrics are logged under such names as well.
@@ -171,7 +174,7 @@ class WandB:
         self.objective = objective
         self.best: float | None = None
         for row in earlier:
-            if row[STEP] >= self.run.step:
+            if row[STEP] >= self.run.step:  # the next step that W&B expects
                 self.log(row)
 
     def log(self, row: Mapping[str, float]) -> None:
@@ -195,6 +198,7 @@ class WandB:
 
     @property
     def native(self) -> "WandbRun":
+        """W&B's own object, which a recipe gets as `run.tracker`."""
         return self.run
 
     def log_media(self, entry: Entry) -> None:

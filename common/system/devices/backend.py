@@ -82,7 +82,10 @@ def call_accelerator(
 
 
 def is_current_type(device: torch.device) -> bool:
-    """Whether `device` is of the one type that the functions of ``torch.accelerator`` serve."""
+    """Whether `device` is of the one type that the functions of ``torch.accelerator`` serve.
+
+    For a device of another type, they would answer about the wrong device.
+    """
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type == device.type
 

@@ -7,7 +7,10 @@ from common.system.devices.trials import tried_once
 
 @tried_once
 def has_compiler(device: torch.device) -> bool:
-    """Whether torch.compile's Inductor generates kernels for `device`."""
+    """Whether torch.compile's Inductor generates kernels for `device`.
+
+    Torch has no public query for this. Its code generators register for the types that they serve.
+    """
     try:
         from torch._inductor.codegen import common as codegen
 

@@ -16,7 +16,7 @@ from common.system.devices.trials import UNSUPPORTED_ERRORS
 
 
 def has_own_memory_figures(device: torch.device) -> bool:
-    """Whether `device` reports how much of its memory tensors take."""
+    """Whether `device` reports how much of its memory tensors take; the CPU does not."""
     return allocated_bytes(device) is not None
 
 
@@ -29,6 +29,7 @@ def memory_room(device: torch.device) -> tuple[int, int] | None:
     """Return the free and the total bytes of the memory of `device`; None if it reports neither."""
     if not is_accelerator(device):
         return None
+    # Ask the backend's own function first, then torch's general one.
     free_and_total = call_with_device(device, "mem_get_info")
     if free_and_total is None and is_current_type(device):
         free_and_total = call_accelerator(torch.accelerator.get_memory_info, device)
@@ -47,6 +48,7 @@ def allocated_bytes(device: torch.device) -> int | None:
     """Return the bytes that tensors on `device` take; None if it does not report them."""
     if not is_accelerator(device):
         return None
+    # By the function of most backends, that of Apple's GPUs, and torch's general one.
     size = call_with_device(device, "memory_allocated")
     if size is None:
         size = call_without_device(device, "current_allocated_memory")

@@ -41,6 +41,8 @@ def has_loss_scaling(device: torch.device) -> bool:
         tracker = torch.zeros((), dtype=torch.int32, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], overflow, scale.reciprocal())
         torch._amp_update_scale_(scale, tracker, overflow, 2.0, 0.5, 1)
+        # The gradient 8 was divided by the scale 4. Then the scale was doubled, as it is after one
+        # step without an overflow.
         return float(gradient[0]) == 2.0 and float(scale) == 8.0 and float(overflow) == 0.0
     except UNSUPPORTED_ERRORS:
         return False
@@ -89,6 +91,8 @@ def fused_step_honours_scaling(
         )
     except UNSUPPORTED_ERRORS:
         return False
+    # A skipped step changed nothing, a step that is not skipped changes something, and the scaled
+    # gradients had the effect of the same unscaled ones.
     return skipped == initial_value != unscaled and math.isclose(scaled, unscaled, rel_tol=1e-5)
 
 
@@ -99,7 +103,12 @@ def after_fused_steps(
     steps: Sequence[TrialStep],
     found_inf: float,
 ) -> float:
-    """Return the value of a parameter that began as 1, after these steps."""
+    """Return the value of a parameter that began as 1, after these steps.
+
+    Args:
+        options: of the optimizer, by name.
+        found_inf: 1 if the steps must change nothing, else 0.
+    """
     parameter = torch.nn.Parameter(torch.ones(2, device=device))
     optimizer = optimizer_class([parameter], **options)
     for trial_step in steps:

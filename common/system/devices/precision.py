@@ -43,7 +43,7 @@ def has_native_bf16(device: torch.device) -> bool:
         return True
     try:
         return bool(is_supported(including_emulation=False))
-    except TypeError:
+    except TypeError:  # the function of another backend may lack this argument
         return bool(is_supported())
 
 

@@ -29,6 +29,7 @@ def generator_state(device: torch.device) -> torch.Tensor | None:
 
 
 def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Restore what `generator_state` returned, on a device that `has_generator`."""
     required_function(device, "set_rng_state")(state, device)
 
 

@@ -37,7 +37,7 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 
 def on_stream(stream: torch.Stream) -> AbstractContextManager[object]:
-    """Return a context in which work is queued on `stream`."""
+    """Return a context in which work is queued on `stream`; the stream itself is one."""
     return stream
 
 
@@ -56,7 +56,7 @@ def synchronize(device: torch.device) -> None:
     if wait is None:
         if can_be_awaited(device):
             torch.accelerator.synchronize(indexed(device))
-    elif device_count(device) > 1:
+    elif device_count(device) > 1:  # `wait` takes no device on some backends
         with current_device(device):
             wait()
     else:

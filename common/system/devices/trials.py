@@ -21,7 +21,11 @@ Arguments = ParamSpec("Arguments")
 
 
 def tried_once(function: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
-    """Call a function only once for the same positional arguments, and remember its result."""
+    """Call a function only once for the same positional arguments, and remember its result.
+
+    A trial takes time on the device. The results are kept here rather than in `functools.cache`, so
+    that tests can replace them.
+    """
 
     @functools.wraps(function)
     def remembered(*arguments: Arguments.args, **named: Arguments.kwargs) -> bool:
