@@ -205,10 +205,10 @@ def test_gradient_compression_rounds_what_processes_exchange(
         launcher="two",
     )
     losses = run.series("train/loss")
-    losses_in_fp32 = distributed_mlp.series("train/loss")
-    assert losses == pytest.approx(losses_in_fp32, rel=0.02)
-    assert losses[1] == losses_in_fp32[1]  # before any update
-    assert losses != losses_in_fp32
+    uncompressed_losses = distributed_mlp.series("train/loss")
+    assert losses == pytest.approx(uncompressed_losses, rel=0.02)
+    assert losses[1] == uncompressed_losses[1]  # before any update
+    assert losses != uncompressed_losses
 
 
 @pytest.mark.slow
