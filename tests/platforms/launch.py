@@ -3,8 +3,8 @@
 python tests/platforms/launch.py PLATFORM ENCODING SCRIPT [--FLAG VALUE ...]
 
 It is not a test. In a fresh interpreter, `site/sitecustomize.py` does the same as Python starts.
-The one difference: Python is not asked to warn of default encodings, which libraries would be told
-of as well. The warnings that `sitecustomize.py` makes errors itself are there.
+There is one difference: here Python does not warn of default encodings, because the libraries in
+the template would warn as well. The errors that `sitecustomize.py` raises itself remain.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ SITE = Path(__file__).parent / "site"
 
 
 def pretend(platform: str, encoding: str) -> None:
-    """Take away what the platform lacks, here and in the processes that this one starts."""
+    """Hide the features that the platform lacks, here and in the processes that this one starts."""
     os.environ |= {
         "PYTHONPATH": str(SITE),
         "PRETENDED_PLATFORM": platform,
@@ -35,7 +35,7 @@ def pretend(platform: str, encoding: str) -> None:
 
 
 def main() -> None:
-    """Pretend, and run the script as if it had been called by itself."""
+    """Pretend to run on the platform, and run the script as if it had been called by itself."""
     platform, encoding, script, *flags = sys.argv[1:]
     pretend(platform, encoding)
     sys.argv = [script, *flags]

@@ -1,6 +1,6 @@
 """Launches recipes in processes that pretend to run on another operating system.
 
-`site/sitecustomize.py` says what is taken away from them, and what is not simulated.
+`site/sitecustomize.py` lists the features that these processes lack, and those not simulated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SITE = Path(__file__).parent / "site"
 LAUNCH = Path(__file__).with_name("launch.py")
 Platform = Literal["windows", "macos"]
 PLATFORMS: tuple[Platform, ...] = ("windows", "macos")
-# What a redirected output is encoded in: one of Windows has no arrows and stars.
+# The encoding of a redirected output. That of Windows has no arrows and stars.
 ENCODINGS: dict[Platform, str] = {"windows": "cp1252", "macos": "utf-8"}
 PATIENCE_SECONDS = 120.0
 
@@ -47,7 +47,7 @@ def launch(
     succeeds: bool = True,
     output_directory: bool = True,
 ) -> Finished:
-    """Return what a recipe in a fresh interpreter left, which no test may change."""
+    """Return the shared run of a recipe in a fresh interpreter; tests must not change it."""
     return runner.shared(
         recipe,
         *flags,
@@ -67,7 +67,7 @@ def launch_fork(
     succeeds: bool = True,
     output_directory: bool = True,
 ) -> Finished:
-    """Return what a recipe left in a fork, which is ten times faster; see `launch.py`."""
+    """Return the run of a recipe in a fork, which is ten times faster; see `launch.py`."""
     script = REPOSITORY / "recipes" / f"{recipe}.py"
     words = (platform, encoding or ENCODINGS[platform], script, *flags)
     return runner.run(LAUNCH, *words, succeeds=succeeds, output_directory=output_directory)
@@ -84,7 +84,7 @@ class PretendedJob(Job):
         *flags: object,
         directory: Path,
     ) -> None:
-        """Start it in a fresh interpreter; the arguments are those of `Job`."""
+        """Start the recipe in a fresh interpreter; the arguments are those of `Job`."""
         super().__init__(
             *(runner, recipe, *flags),
             directory=directory,
@@ -93,7 +93,7 @@ class PretendedJob(Job):
         )
 
     def stop_after(self, line: str, number: int = signal.SIGINT) -> int:
-        """Send a signal once a line was printed; return the status of the process."""
+        """Send a signal once the job has printed a line; return its exit status."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while line not in self.said() and self.process.poll() is None:
             assert time.monotonic() < deadline, self.said()

@@ -25,7 +25,7 @@ LONG = (
     *("--dropout", 0.2, "--log-every", 3, "--checkpoint-every", 25, "--hidden-sizes", 64, 48),
     *("--data-placement", "workers", "--num-workers", 1),
 )
-# What stands for Windows's Ctrl-Break, and a Ctrl-C on macOS.
+# The signals that stand for Ctrl-Break on Windows and Ctrl-C on macOS.
 REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
     ("windows", signal.SIGUSR1, "SIGBREAK"),
     ("macos", signal.SIGINT, "SIGINT"),
@@ -34,7 +34,10 @@ REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
 
 @pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, TINY_OF)))
 def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -> None:
-    """And says in one line what the system lacks, with symbols that its output has."""
+    """A recipe trains on the platform and prints one line about the features it lacks.
+
+    Its output has only symbols of the platform's encoding.
+    """
     platform, recipe = pretended
     # A fresh interpreter once for each platform, also warned of default encodings.
     launch_recipe = launch if recipe == "mnist_mlp" else launch_fork
@@ -53,9 +56,9 @@ def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -
 def test_stopped_run_resumes_to_the_same_bits(
     platform: Platform, number: int, name: str, runner: Runner, tmp_path: Path
 ) -> None:
-    """A request during training saves; the resumed run ends as one of this platform does.
+    """A run stopped during training saves, and resumes to the bits of an unbroken run on Linux.
 
-    Nobody stopped that one, and its worker processes were forked instead of spawned.
+    The worker processes of the unbroken run are forked and not spawned.
     """
     whole = runner.shared("mnist_mlp", *LONG)
     directory = tmp_path / "run"
@@ -74,7 +77,7 @@ def test_stopped_run_resumes_to_the_same_bits(
 
 @pytest.mark.parametrize("platform", first(0, PLATFORMS))
 def test_help_is_printed_in_ascii(platform: Platform, runner: Runner) -> None:
-    """Frames and signs have lookalikes there."""
+    """`--help` replaces frames and symbols by ASCII characters where the output is ASCII."""
     run = launch_fork(
         runner, platform, "resnet", "--help", encoding="ascii", output_directory=False
     )
@@ -86,7 +89,7 @@ def test_help_is_printed_in_ascii(platform: Platform, runner: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_mistake_is_a_sentence(platform: Platform, runner: Runner) -> None:
-    """Not a traceback of what the system lacks."""
+    """A mistake ends in a sentence and not in a traceback about a feature that is missing."""
     for flags in (("--dataset", "no/such/folder"), ("--batch-size", 0), ("--resume", "nothing")):
         run = launch_fork(runner, platform, "mnist_mlp", *flags, succeeds=False)
         assert run.returncode == 1

@@ -18,5 +18,5 @@ def unbroken(runner: Runner) -> Finished:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Where a run that something stops writes."""
+    """The directory of a run that the test stops."""
     return tmp_path / "run"

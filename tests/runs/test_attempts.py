@@ -1,4 +1,4 @@
-"""Attempts at one run: what an earlier one left, who may go on, and what no attempt can mend."""
+"""Several attempts at one run: which may resume it, and which are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def status_of(directory: Path) -> dict[str, Any]:
 def test_resumed_from_an_older_checkpoint_by_name(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """Also where `status.json` is missing: the run ends as the unbroken one did."""
+    """The run ends as the unbroken one did, even if `status.json` is missing."""
     run = killed_copy(unbroken, directory)
     (run / "status.json").unlink()
     old = step_folders(run / "checkpoints")[0]
@@ -55,7 +55,7 @@ def test_resumed_from_an_older_checkpoint_by_name(
 def test_checkpoint_that_is_not_there_is_refused(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """The newest does not stand in for one that was named."""
+    """A missing checkpoint that `--resume` names is not replaced by the newest one."""
     path = killed_copy(unbroken, directory) / "checkpoints" / "step-00000999"
     refused = runner.run("mnist_mlp", "--resume", path, launcher="python",
                          output_directory=False, succeeds=False)  # fmt: skip
@@ -67,7 +67,7 @@ def test_checkpoint_that_is_not_there_is_refused(
 def test_mistake_after_a_kill_is_not_tried_again(
     runner: Runner, unbroken: Finished, directory: Path, flags: tuple[object, ...]
 ) -> None:
-    """`status.json` tells the supervisor; the right command goes on all the same."""
+    """A mistake marks the run as not resumable, but the correct command still resumes it."""
     run = killed_copy(unbroken, directory)
     again = ("--output-dir", run, "--resume", "auto")
     runner.run("mnist_mlp", *again, *flags, launcher="python", output_directory=False,
@@ -83,7 +83,7 @@ def test_mistake_after_a_kill_is_not_tried_again(
 def test_config_file_counts_where_there_is_nothing_to_resume(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """`--config` with `--resume auto`: the first start is of the file's settings."""
+    """The first start with `--config` and `--resume auto` takes its settings from the file."""
     flags = ("--config", unbroken.directory / "config.json", "--max-steps", 2)
     started = runner.run("mnist_mlp", *flags, "--resume", "auto", "--output-dir", directory,
                          launcher="python", output_directory=False)  # fmt: skip
@@ -96,7 +96,10 @@ def test_config_file_counts_where_there_is_nothing_to_resume(
 def test_not_finite_is_found_before_a_checkpoint(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
-    """However long the log interval is: no checkpoint is of a run that can't go on."""
+    """A NaN ends the run before the next checkpoint, however long the log interval is.
+
+    The last checkpoint is therefore finite, and a resumed run finishes.
+    """
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     backward = "                accelerator.backward(loss)\n"
     broken = (
@@ -114,7 +117,7 @@ def test_not_finite_is_found_before_a_checkpoint(
 
 
 def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, directory: Path) -> None:
-    """It does not wait for the part that can't come any more until the launcher kills it."""
+    """Rank 1 ends soon instead of waiting for rank 0's part of the checkpoint."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)
@@ -127,22 +130,25 @@ def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, director
 def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
     runner: Runner, directory: Path
 ) -> None:
-    """Before the recipe could ask the kernel to tell it: it looks who its parent is."""
+    """A launcher may die before the recipe can ask the kernel for a signal on its death.
+
+    The recipe then notices by its parent process.
+    """
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
               launcher="accelerate")  # fmt: skip
-    found: list[psutil.Process] = []
+    workers: list[psutil.Process] = []
 
     def started() -> bool:
-        found[:] = [one for one in job.workers() if one.pid != job.process.pid]
-        return bool(found)
+        workers[:] = [worker for worker in job.workers() if worker.pid != job.process.pid]
+        return bool(workers)
 
     job.wait_until(started)
     job.process.kill()
     job.process.wait(10)
     try:
-        assert not psutil.wait_procs(found, timeout=60)[1], job.said()[-3000:]
+        assert not psutil.wait_procs(workers, timeout=60)[1], job.said()[-3000:]
     finally:
-        for process in found:
+        for process in workers:
             if process.is_running():
                 process.kill()
     if (directory / "status.json").exists():
@@ -151,7 +157,10 @@ def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
 
 @pytest.mark.slow
 def test_plain_python_outlives_the_shell_that_started_it(runner: Runner, directory: Path) -> None:
-    """`nohup python recipe &`: only the end of a launcher is a request to stop."""
+    """A run of `nohup python recipe &` trains on after its shell has ended.
+
+    Only the end of a launcher is a request to stop.
+    """
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
     flags = map(str, (*MLP, "--epochs", 2, "--output-dir", directory))
     words = [sys.executable, str(recipe), *flags]
@@ -170,7 +179,7 @@ def test_plain_python_outlives_the_shell_that_started_it(runner: Runner, directo
 def test_mistake_with_the_directory_is_said_once_by_all_ranks(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """`runs` is a file: two processes end with one sentence and no traceback."""
+    """Two processes end with one sentence and no traceback if `runs` is a file."""
     (tmp_path / "runs").write_text("")
     refused = runner.run("mnist_mlp", *MLP, launcher="two", working_directory=tmp_path,
                          output_directory=False, succeeds=False)  # fmt: skip
@@ -183,7 +192,7 @@ def test_mistake_with_the_directory_is_said_once_by_all_ranks(
 def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
     runner: Runner, directory: Path
 ) -> None:
-    """The other ranks wait for no longer than they may, and all end with the one sentence."""
+    """Another job in the directory ends all ranks with one sentence, not with a timeout."""
     directory.mkdir()
     flags = (*MLP, "--output-dir", directory, "--collective-timeout", 4)
     with FileLock(directory / ".lock"):
@@ -198,7 +207,7 @@ def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
 def test_model_that_a_run_began_with_may_be_gone(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
-    """Two processes: a resume needs nothing but its directory."""
+    """A resumed run on two processes does not need the folder of `--init-from` any more."""
     begins = runner.run("mnist_mlp", *MLP, "--max-steps", 2, launcher="python")
     source = shutil.copytree(begins.directory / "model", tmp_path / "source")
     flags = (*MLP, *LONG, "--init-from", source, "--output-dir", directory)
@@ -216,7 +225,10 @@ def test_model_that_a_run_began_with_may_be_gone(
 def test_mistake_of_one_rank_is_said_once_and_ends_all(
     runner: Runner, distributed_mlp: Finished, directory: Path
 ) -> None:
-    """What one rank alone reads has been edited, and signed: the others hear of it."""
+    """A file that only rank 1 reads holds another model's tensors: all ranks end with one error.
+
+    The manifest is signed anew, so that the file counts as whole.
+    """
     run = killed_copy(distributed_mlp, directory)
     newest = step_folders(run / "checkpoints")[-1]
     tensors = load_file(newest / "rank-1.safetensors")
@@ -228,15 +240,15 @@ def test_mistake_of_one_rank_is_said_once_and_ends_all(
     refused = runner.run("mnist_mlp", "--resume", run, launcher="two", output_directory=False,
                          succeeds=False, timeout=60)  # fmt: skip
     assert refused.returncode != 0
-    said = refused.output + refused.errors
-    assert said.count("error: ") == said.count("of another model") == 1, said
-    assert "Traceback" not in said
+    printed = refused.output + refused.errors
+    assert printed.count("error: ") == printed.count("of another model") == 1, printed
+    assert "Traceback" not in printed
     assert f"{newest} is of another model" in status_of(run)["reason"]
     assert not status_of(run)["resumable"]
 
 
 def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path) -> None:
-    """`metrics.jsonl` can't be written: said, without a traceback."""
+    """A run whose `metrics.jsonl` can't be written fails and leaves no half-written file."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here")
@@ -266,7 +278,7 @@ def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path)
 def test_two_starts_in_one_directory(
     runner: Runner, directory: Path, resume: tuple[object, ...]
 ) -> None:
-    """The second, of another seed, changes nothing of the first run, and ends in a sentence."""
+    """The second start, with another seed, ends with one sentence and leaves the run unchanged."""
     flags = (*MLP, "--output-dir", directory)
     first = Job(runner, "mnist_mlp", *flags, directory=directory)
     time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""`--auto-batch-size`: agreed by all ranks, and the same updates as without it."""
+"""`--auto-batch-size`: all ranks agree on a batch, and the updates are the same as without it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
 def test_all_take_what_the_smallest_rank_holds(
     runner: Runner, tmp_path: Path, launcher: Launcher, rank: int
 ) -> None:
-    """The run is bit-equal to one that was given that batch and accumulation."""
+    """The run is bit-equal to one with that batch size and accumulation as flags."""
     recipe = recipe_that_holds(tmp_path, rank, most=20)
     flags = (*FLAGS, "--batch-size", 64, "--gradient-accumulation-steps", 2)
     run = runner.run(recipe, *flags, "--auto-batch-size", launcher=launcher)
@@ -43,14 +43,14 @@ def test_all_take_what_the_smallest_rank_holds(
     assert run.config["config"]["batch_size"] == 16
     assert run.config["config"]["gradient_accumulation_steps"] == 8
     assert run.output.count("16 × 8 accumulated") == 1 + run.output.count("batch   16 × 8")
-    given = ("--batch-size", 16, "--gradient-accumulation-steps", 8)
-    same = runner.run("mnist_mlp", *FLAGS, *given, launcher=launcher)
-    assert learned(run.directory) == learned(same.directory)
-    assert final_weights(run.directory) == final_weights(same.directory)
+    same_batch = ("--batch-size", 16, "--gradient-accumulation-steps", 8)
+    same_run = runner.run("mnist_mlp", *FLAGS, *same_batch, launcher=launcher)
+    assert learned(run.directory) == learned(same_run.directory)
+    assert final_weights(run.directory) == final_weights(same_run.directory)
 
 
 def test_nothing_fits(runner: Runner, tmp_path: Path) -> None:
-    """One sentence, and no run that seems to go on."""
+    """The run ends with one sentence if even a batch of one sample runs out of memory."""
     recipe = recipe_that_holds(tmp_path, 0, most=0)
     run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="python", succeeds=False)
     assert run.returncode == 1

@@ -1,4 +1,4 @@
-"""The programme for a GPU and its parts, as far as a CPU can run them."""
+"""The benchmark programme for a GPU and its parts, as far as a CPU can run them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ TINY = {"dataset": "synthetic", "image_size": 8, "batch_size": 64, "hidden_sizes
 
 
 def test_copies_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a CPU from memory to memory; each size once, the largest as asked."""
-    output, plot = tmp_path / "transfer.json", tmp_path / "transfer.svg"
+    """Each size is measured once, up to the requested largest, here between host buffers."""
+    output = tmp_path / "transfer.json"
+    plot = tmp_path / "transfer.svg"
     transfer.main(transfer.Options(largest=6, repeats=1, output=output, plot=plot))
     (rows,) = json.loads(output.read_text()).values()
     assert [row["megabytes"] for row in rows] == [1, 4, 6]
@@ -47,8 +48,12 @@ def test_copies_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
 def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the update that is named on; and no longer after the run, however it ended."""
-    modes, during = ["default"], dict[str, set[str]]()
+    """The guard makes waits errors from the update `settled` on, except in logging.
+
+    The mode is the default again after the run, also if the run failed.
+    """
+    modes = ["default"]
+    modes_during: dict[str, set[str]] = {}
     recipe = load_recipe("mnist_mlp")
     monkeypatch.setattr(guarded, "set_mode", modes.append)
 
@@ -56,7 +61,7 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
         function = getattr(owner, name)
 
         def note(*arguments: Any, **named: Any) -> Any:
-            during.setdefault(name, set()).add(modes[-1])
+            modes_during.setdefault(name, set()).add(modes[-1])
             return function(*arguments, **named)
 
         monkeypatch.setattr(owner, name, note)
@@ -70,9 +75,9 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     with isolated(1), guarded.without_waiting(recipe, settled=3):
         train_recipe(recipe, 8, **settings)
     for name in ("compute_loss", "clip_grad_norm_", "record"):
-        assert during[name] == {"default", "error"}, name
+        assert modes_during[name] == {"default", "error"}, name
     for name in ("log_training", "stop"):
-        assert during[name] == {"default"}, name
+        assert modes_during[name] == {"default"}, name
     assert modes[-1] == "default"
     monkeypatch.setattr(recipe, "compute_loss", lambda *unused: 1 / 0)
     with isolated(1), guarded.without_waiting(recipe, settled=0), pytest.raises(ZeroDivisionError):
@@ -84,12 +89,16 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
 def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a precision can't do is told too, and is no end of the step."""
+    """The table reports a wait beside the figures of a second run without the guard.
+
+    A refused precision or an unexpected error is reported as well, and the step goes on.
+    """
     wait = RuntimeError("called a synchronizing CUDA operation")
     refusal = UserError("no such arithmetic here")
     summary = {"perf/mfu": 0.4, "perf/samples_per_second": 8}
-    done = Training(2, 8, 0.5, None, summary)
-    answers: Iterator[Any] = iter([wait, done, refusal, ZeroDivisionError("broken"), done, done])
+    training = Training(2, 8, 0.5, None, summary)
+    error = ZeroDivisionError("broken")
+    answers: Iterator[Any] = iter([wait, training, refusal, error, training, training])
 
     def train(*unused: Any, **settings: Any) -> Training:
         answer = next(answers)
@@ -116,7 +125,10 @@ def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guar
 def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also what is not begun for lack of time; given again, only those are taken."""
+    """A failed or slow step is recorded, and `--resume` runs only the unfinished steps again.
+
+    A step that lacks a package or time is not started.
+    """
     scripts = {
         "tests": "raise SystemExit('broken')",
         "mnist_mlp": 'file.write_text(\'{"figures": {"mlp fp16": {"failed": "so"}}}\')\n'
@@ -167,7 +179,7 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
 
 
 def nothing(step: gpu_step.Step) -> None:
-    """Take the place of a step that a script stands in for."""
+    """Stand in for the step's function: the test replaces the whole step by a script."""
 
 
 FORKED_STEP = """
@@ -183,7 +195,7 @@ main(*sys.argv[1:])
 def test_steps_that_need_datasets_run_to_their_end(
     tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has measured something; what a CPU cannot do is noted."""
+    """Each step measures something and notes what a CPU cannot do."""
     output = tmp_path / "results"
     script = tmp_path / "step.py"
     script.write_text(FORKED_STEP)
@@ -263,14 +275,14 @@ MISSING = (*MISSING, "nvidia-ml-py")
 
 @pytest.mark.slow
 def test_programme_runs_on_a_machine_that_lacks_packages(tmp_path: Path, runner: Runner) -> None:
-    """Every step that does not need `datasets` is done; those that do are named."""
+    """Every step that does not need `datasets` runs; the table names those that need it."""
     python = make_bare_environment(tmp_path / "environment", MISSING)
     output = tmp_path / "results"
     environment = clean_environment(runner.folder)
     environment |= {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
     words = [str(python), "-c", BARE_PROGRAMME, str(REPOSITORY), str(output)]
-    status, said, errors = run_command(words, environment, REPOSITORY, 900, one_core=True)
-    assert status == 0, said + errors
+    status, printed, errors = run_command(words, environment, REPOSITORY, 900, one_core=True)
+    assert status == 0, printed + errors
     table = (output / "table.md").read_text()
     for name in STEPS:
         if name in NEEDING_DATASETS:
@@ -288,7 +300,7 @@ def test_programme_runs_on_a_machine_that_lacks_packages(tmp_path: Path, runner:
 
 
 def test_picture_shows_what_stood_in_the_terminal() -> None:
-    """Lines that rich has gone back to and written anew stand once, with their last text."""
+    """A line that rich has rewritten appears once, with its last text."""
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=40, height=10, color_system=None)
     with Live("begun", console=console, auto_refresh=False) as live:

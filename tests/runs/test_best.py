@@ -1,4 +1,4 @@
-"""The best model is kept, whatever happens to the run; and no test data choose it."""
+"""The best model is kept, whatever happens to the run. Test data never choose it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_kept(run: Finished, directory: Path, step: int) -> None:
-    """`model/` holds the weights that a checkpoint of update `step` has."""
+    """Check that `model/` holds the weights of the checkpoint of update `step`."""
     kept = load_file(directory / "model" / "model.safetensors")
     then = load_file(run.directory / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
     assert {name for name in kept if not torch.equal(kept[name], then[name])} == set()
@@ -44,7 +44,7 @@ def assert_kept(run: Finished, directory: Path, step: int) -> None:
 
 
 def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
-    """And not the last, which is evaluated like the others, at the end too."""
+    """The run keeps the model of its best evaluation and not that of the last one."""
     run = runner.shared(peaked, *CHOOSING)
     assert_kept(run, run.directory, BEST)
     assert [*run.series("val/accuracy")] == [4, 8, 12, 16, 20, 24, 28, 30]
@@ -61,8 +61,9 @@ def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
 def test_resumed_run_keeps_the_same(
     peaked: Path, runner: Runner, tmp_path: Path, last: int
 ) -> None:
-    """Killed before its best evaluation, or after it."""
-    run, directory = runner.shared(peaked, *CHOOSING), tmp_path / "run"
+    """A run killed before or after its best evaluation keeps the same model when resumed."""
+    run = runner.shared(peaked, *CHOOSING)
+    directory = tmp_path / "run"
     shutil.copytree(run.directory, directory)
     for folder in (directory / "checkpoints").glob("step-*"):
         if int(folder.name[5:]) > last:
@@ -78,7 +79,7 @@ def test_resumed_run_keeps_the_same(
 
 
 def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
-    """After so many evaluations without a better one; on two processes alike."""
+    """Two processes stop after as many evaluations without improvement as the flag says."""
     flags = (*CHOOSING, "--early-stopping", 2)
     run = runner.run(peaked, *flags, launcher="two")
     assert run.summary["progress/global_step"] == 20
@@ -88,7 +89,7 @@ def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
 
 
 def test_last_model_is_kept_if_asked_for(peaked: Path, runner: Runner) -> None:
-    """As it is where no evaluation was made before the end."""
+    """`--keep last` keeps the last model and saves no best one."""
     run = runner.run(peaked, *CHOOSING, "--keep", "last")
     assert_kept(run, run.directory, 30)
     assert run.summary["val/best_accuracy"] == 0
@@ -96,7 +97,7 @@ def test_last_model_is_kept_if_asked_for(peaked: Path, runner: Runner) -> None:
 
 
 def test_test_data_choose_nothing(peaked: Path, runner: Runner) -> None:
-    """Where there are no others, the last model is kept, and early stopping refused."""
+    """Without validation data, the last model is kept and early stopping is refused."""
     flags = (*FLAGS, *OFTEN, "--max-steps", 16)
     run = runner.run(peaked, *flags)
     assert_kept(run, run.directory, 16)

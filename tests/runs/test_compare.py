@@ -1,4 +1,4 @@
-"""`recipes compare`: what it says of real runs, and of what is no run."""
+"""`recipes compare` on real runs, and on folders that hold none."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def compare(runner: Runner, *words: object) -> tuple[int, str, str]:
 def test_figures_and_ratios_are_those_of_the_runs(
     runner: Runner, runs: dict[str, Finished], tmp_path: Path
 ) -> None:
-    """Each figure is its run's own; the unfair pair is flagged, and nothing else."""
+    """Each figure is the one of its run. Only the unfair pair is flagged."""
     picture = tmp_path / "runs.png"
     directories = [run.directory for run in runs.values()]
     status, output, errors = compare(runner, *directories, "--json", "--plot", picture)
     assert status == 0, errors
-    said: dict[str, Any] = json.loads(output)
-    assert said["baseline"] == "fp32"
+    comparison: dict[str, Any] = json.loads(output)
+    assert comparison["baseline"] == "fp32"
     summaries = [run.summary for run in runs.values()]
-    for run, summary in zip(said["runs"], summaries, strict=True):
+    for run, summary in zip(comparison["runs"], summaries, strict=True):
         speed = summary["perf/samples_per_second"]
         assert run["perf/samples_per_second"] == speed
         base = summaries[0]["perf/samples_per_second"]
@@ -61,16 +61,16 @@ def test_figures_and_ratios_are_those_of_the_runs(
         assert run["final"]["accuracy"] == summary["test/accuracy"]
         assert run["time/train_seconds"] == summary["time/train_seconds"]
         assert 0 < run["seconds_to_target"] <= run["time/train_seconds"]
-    assert [(found["run"], found["what"]) for found in said["unfair"]] == [
+    assert [(warning["run"], warning["what"]) for warning in comparison["unfair"]] == [
         ("large", "effective batch")
     ]
-    assert said["runs"][1]["differs"]["precision"] == "bf16"
+    assert comparison["runs"][1]["differs"]["precision"] == "bf16"
     with Image.open(picture) as image:
         assert image.width > 1000
 
 
 def test_table_is_for_people(runs: dict[str, Finished], capsys: pytest.CaptureFixture[str]) -> None:
-    """Names, warning and ratios stand in the table, in the terminal and in Markdown."""
+    """The table has names, ratios and the warning, both for the terminal and in Markdown."""
     directories = [str(run.directory) for run in runs.values()]
     for form in ([], ["--markdown"]):
         main([*directories, *form])
@@ -81,29 +81,30 @@ def test_table_is_for_people(runs: dict[str, Finished], capsys: pytest.CaptureFi
 
 
 def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> None:
-    """What W&B's file holds is what the run's directory holds: rows, facts and summary."""
+    """W&B's offline file has the same rows, facts and summary as the run's directory."""
     run = runs["fp32"]
     (folder,) = run.wandb_folder.glob("wandb/offline-run-*")
     ours, theirs = read_runs([str(run.directory), str(folder)])
     assert theirs.status == "finished"
-    # W&B is told neither what was on the command line, nor its own id.
-    untold = {"given": {}, "wandb_run_id": "", "sha256": None}
-    assert theirs.saved_config == ours.saved_config.model_copy(update=untold)
+    # W&B gets neither the flags of the command line nor its own id.
+    not_sent = {"given": {}, "wandb_run_id": "", "sha256": None}
+    assert theirs.saved_config == ours.saved_config.model_copy(update=not_sent)
     assert [row["progress/global_step"] for row in theirs.rows] == [
         row["progress/global_step"] for row in ours.rows
     ]
-    for own, other in zip(ours.rows, theirs.rows, strict=True):
-        assert {name: other[name] for name in own} == pytest.approx(own)
-    # W&B's summary has the best values, and what it shows as panels, besides.
+    for our_row, their_row in zip(ours.rows, theirs.rows, strict=True):
+        assert {name: their_row[name] for name in our_row} == pytest.approx(our_row)
+    # W&B's summary also has the best values and the contents of its panels.
     summary = {name: theirs.summary[name] for name in ours.summary}
     assert summary == pytest.approx(ours.summary)
 
 
 @pytest.mark.slow
 def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: Path) -> None:
-    """As a kill leaves it: the rows that it holds, or a sentence that names it."""
+    """A file that a kill cut short gives the rows it holds, or an error that names its folder."""
     (file,) = runs["fp32"].wandb_folder.glob("wandb/offline-run-*/*.wandb")
-    whole, cut = file.read_bytes(), tmp_path / "run-cut.wandb"
+    whole = file.read_bytes()
+    cut = tmp_path / "run-cut.wandb"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
     (run,) = read_runs([str(tmp_path)])
     assert (run.status, run.summary) == ("running", {})
@@ -115,7 +116,7 @@ def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: 
 
 
 def test_view_at_wandb_shows_all_that_is_logged(learned_mlp: Finished) -> None:
-    """Every metric that a run logs over its steps has a panel, but for plain counts and times."""
+    """Every metric that a run logs has a panel, except plain counts and times."""
     logged = {name for row in learned_mlp.metrics for name in row}
     shown = {name for titles in panels([]).values() for names in titles.values() for name in names}
     left = {name for name in logged - shown if not name.startswith(("progress/", "time/"))}
@@ -123,7 +124,7 @@ def test_view_at_wandb_shows_all_that_is_logged(learned_mlp: Finished) -> None:
 
 
 def test_unfinished_run_is_shown_as_one(runs: dict[str, Finished], tmp_path: Path) -> None:
-    """A run without a summary is compared by its log, and said to be unfinished."""
+    """A run without a summary is compared by its log and marked as unfinished."""
     directory = tmp_path / "stopped"
     directory.mkdir()
     for name in ("config.json", "metrics.jsonl"):

@@ -27,10 +27,10 @@ from tests.launch import REPOSITORY, Finished, Launcher, Runner
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 # By default the first ones alone: all others are slow tests.
 FIRST = pytest.mark.parametrize("copy", first(4, COPIES), ids=lambda copy: copy.name, indirect=True)
-# What a kill leaves of these is made from a whole run, and not by a kill.
+# For these, the test makes what a kill leaves from a whole run, without a kill.
 RESUMED = COPIES[:4]
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
-# What is left of the recipe's loop in each copy, in this order.
+# The parts of the recipe's loop that each copy keeps, in this order.
 KEPT = (
     *("Run(config, __file__, OBJECTIVE", "run.loaders(data)", "run.keep(model=", "run.start("),
     *("in run.batches(train_loader):", "if run.should_evaluate:", "run.log("),
@@ -41,12 +41,12 @@ KEPT = (
 
 @pytest.fixture
 def copy(request: pytest.FixtureRequest) -> Copy:
-    """A copy of the list, with the data that it is given."""
+    """One of the listed copies, with its data set added to its flags."""
     return with_data(request.param, request)
 
 
 def with_data(copy: Copy, request: pytest.FixtureRequest) -> Copy:
-    """Return a copy whose flags name the data that it is given."""
+    """Return the copy with its data set added to its flags, if a fixture provides one."""
     if copy.dataset is None:
         return copy
     return replace(copy, flags=(*copy.flags, "--dataset", request.getfixturevalue(copy.dataset)))
@@ -60,14 +60,14 @@ def whole(runner: Runner, copy: Copy, launcher: Launcher = "python") -> Finished
 
 
 def test_each_copy_is_listed() -> None:
-    """A file that nobody runs proves nothing."""
+    """Each file in `examples/` is in the list, so that the tests below run it."""
     files = {path.stem for path in (REPOSITORY / "examples").glob("[!_]*.py")}
     assert files - {"listed"} == {copy.name for copy in COPIES}
 
 
 @EACH
 def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
-    """It is read side by side with the recipe that it was copied from."""
+    """A copy keeps the recipe's loop and sections, so that people can read both side by side."""
     text = copy.path.read_text()
     assert len(text.splitlines()) <= copy.most_lines
     (main,) = [
@@ -75,7 +75,8 @@ def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef) and node.name == "main"
     ]
-    source, position = ast.unparse(main), 0
+    source = ast.unparse(main)
+    position = 0
     for call in KEPT:
         position = source.find(call, position) + len(call)
         assert position >= len(call), call
@@ -88,7 +89,7 @@ def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
 
 @EACH
 def test_copy_learns(copy: Copy, runner: Runner) -> None:
-    """Its objective reaches a threshold, is in the summary, and chose the best value."""
+    """The copy's objective reaches its target, and the summary has its best value."""
     run = whole(runner, copy)
     objective = Objective.parse(run.config["objective"])
     final = run.summary.get(f"test/{objective.metric}", run.summary.get(f"val/{objective.metric}"))
@@ -107,11 +108,12 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
 
 @pytest.mark.parametrize("copy", RESUMED, ids=lambda copy: copy.name, indirect=True)
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    """What a kill in the middle leaves, and the same command: the same rows, the same weights.
+    """The same command resumes a run that was killed halfway, to the same rows and weights.
 
     The slow tests below kill every other copy for real.
     """
-    run, directory = whole(runner, copy), tmp_path / "run"
+    run = whole(runner, copy)
+    directory = tmp_path / "run"
     shutil.copytree(run.directory, directory)
     checkpoints = step_folders(directory / "checkpoints")
     middle = len(checkpoints) * 2 // 3
@@ -135,7 +137,7 @@ def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -
     indirect=True,
 )
 def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    """And a real one, at any moment after its first checkpoint."""
+    """A run that is really killed after its first checkpoint resumes to the same rows and bits."""
     kill_and_resume(copy, runner, tmp_path / "run", "python")
 
 
@@ -147,12 +149,12 @@ def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> Non
     indirect=True,
 )
 def test_copy_survives_kill_9_on_two_processes(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    """Both processes at once, as a power cut would end them."""
+    """A run whose two processes are killed at once, as by a power cut, resumes to the same bits."""
     kill_and_resume(copy, runner, tmp_path / "run", "two")
 
 
 def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launcher) -> None:
-    """Kill a run in its middle and resume it: the rows and bits of one that nothing stopped."""
+    """Kill a run halfway, resume it, and check that it has the rows and bits of a whole run."""
     run = whole(runner, copy, launcher)
     again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
     job = Job(runner, copy.path, *again, directory=directory, launcher=launcher)
@@ -172,23 +174,23 @@ def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launc
     indirect=True,
 )
 def test_copy_on_two_processes_is_the_copy_on_one(copy: Copy, runner: Runner) -> None:
-    """Two processes make the updates of one with twice the accumulation, or twice the batch."""
+    """Two processes make the same updates as one with twice the accumulation or batch."""
     assert copy.same_on_two is not None
     flags = (*copy.flags, *copy.same_on_two, *QUIET, "--log-every", 1, "--mixed-precision", "no")
-    one = runner.run(copy.path, *flags, *copy.same_on_one)
-    two = runner.run(copy.path, *flags, launcher="two")
-    assert two.config["environment"]["world_size"] == 2
-    assert one.series("train/loss") == pytest.approx(two.series("train/loss"), rel=1e-3)
-    objective = Objective.parse(one.config["objective"])
+    on_one = runner.run(copy.path, *flags, *copy.same_on_one)
+    on_two = runner.run(copy.path, *flags, launcher="two")
+    assert on_two.config["environment"]["world_size"] == 2
+    assert on_one.series("train/loss") == pytest.approx(on_two.series("train/loss"), rel=1e-3)
+    objective = Objective.parse(on_one.config["objective"])
     for prefix in ("val", "test"):
         for name in (f"{prefix}/{objective.metric}", f"{prefix}/count"):
-            if name in one.summary and (copy.evaluated_same_on_two or name.endswith("count")):
-                assert one.summary[name] == pytest.approx(two.summary[name], rel=2e-3), name
+            if name in on_one.summary and (copy.evaluated_same_on_two or name.endswith("count")):
+                assert on_one.summary[name] == pytest.approx(on_two.summary[name], rel=2e-3), name
 
 
 @FIRST
 def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
-    """What its `model/` holds has the figures of the last evaluation, on the same data."""
+    """The exported model reproduces the figures of the run's final evaluation."""
     run = whole(runner, copy)
     again = runner.run(
         *(copy.path, *copy.flags, *QUIET, "--evaluate-only", "--init-from", run.directory)
@@ -201,7 +203,7 @@ def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
 
 @EACH
 def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """`recipes compare` shows its objective, without having heard of it."""
+    """`recipes compare` shows the final value of the copy's own objective."""
     run = whole(runner, copy)
     main([str(run.directory), str(run.directory), "--json"])
     shown = json.loads(capsys.readouterr().out)
@@ -213,24 +215,24 @@ def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixt
 def test_copies_are_compared_with_each_other(
     runner: Runner, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of all at once each has its own objective, which is said to be unlike the others'."""
+    """`recipes compare` shows each copy's objective and warns that the objectives differ."""
     runs = [whole(runner, with_data(copy, request)) for copy in COPIES]
     main([*(str(run.directory) for run in runs), "--json"])
     shown = json.loads(capsys.readouterr().out)
     objectives = [run.config["objective"] for run in runs]
-    assert [told["objective"] for told in shown["runs"]] == objectives
+    assert [compared["objective"] for compared in shown["runs"]] == objectives
     assert len(set(objectives)) > 1
     assert "objective" in json.dumps(shown["unfair"])
 
 
 @pytest.mark.parametrize("copy", first(3, COPIES), ids=lambda copy: copy.name, indirect=True)
 def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
-    """`recipes tune` reads its flags and objective; part of its data is there to choose by."""
+    """`recipes tune` can read the copy's flags, and a run gives the objective's best value."""
     recipe = load_recipe(copy.path)
     searched, shared = parse_space([copy.searched, copy.space, *map(str, copy.flags)], recipe)
     assert list(searched) == [copy.searched.removeprefix("--")]
-    given = (*shared, *QUIET, "--validation-share", 0.1, "--max-steps", 2, "--eval-every", 1)
-    assert recipe.objective.best_key in runner.run(copy.path, *given).summary
+    flags = (*shared, *QUIET, "--validation-share", 0.1, "--max-steps", 2, "--eval-every", 1)
+    assert recipe.objective.best_key in runner.run(copy.path, *flags).summary
 
 
 @pytest.mark.slow
@@ -247,14 +249,15 @@ def test_copy_is_searched(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`recipes tune` takes its objective and direction from it: less is better."""
-    study, before = tmp_path / "study", signal.getsignal(signal.SIGTERM)
+    """`recipes tune` takes the objective and its direction, here a minimum, from the copy."""
+    study = tmp_path / "study"
+    handler = signal.getsignal(signal.SIGTERM)
     words = [copy.path, copy.searched, copy.space, *copy.flags, *QUIET, "--eval-every", 10]
     monkeypatch.chdir(tmp_path)
     try:
         search([str(word) for word in (*words, "--max-steps", 20, "--trials", 2, "--study", study)])
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
     trials = sorted(study.glob("trial-*/summary.json"))
     assert len(trials) == 2
     facts = json.loads((trials[0].parent / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""The same update however it is made: micro-batches, processes, loaders."""
+"""Micro-batches, processes and loader workers do not change the updates of a run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tests.conftest import SHIFTED_UPDATES
 from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES, TEXT_SIZES
 
-# The C++ compiler leaves out its optimizations, which take most of the time.
+# Turns off the C++ compiler's optimizations, which take most of the time.
 QUICKLY_COMPILED = {"TORCHINDUCTOR_DEBUG_COMPILE": "1"}
 
 
 def assert_same_run(first: Finished, second: Finished, weights_within: float) -> None:
     """Check that two runs agree at every update, at every evaluation and in their weights."""
     for name in ("train/loss", "val/loss", "train/accuracy", "val/accuracy", "train/grad_norm"):
-        values, others = first.series(name), second.series(name)
+        values = first.series(name)
+        others = second.series(name)
         assert values.keys() == others.keys() != set()
         assert values == pytest.approx(others, rel=2e-4, abs=2e-6), name
         # The rounding of one update is far smaller than what the updates change.
@@ -83,7 +84,8 @@ def test_resnet_two_processes_equal_accumulation_in_training(
     assert losses == pytest.approx(distributed_resnet.series("train/loss"), rel=1e-3)
     rates = accumulated_resnet.series("train/learning_rate")
     assert rates == distributed_resnet.series("train/learning_rate")
-    first, second = accumulated_resnet.weights(), distributed_resnet.weights()
+    first = accumulated_resnet.weights()
+    second = distributed_resnet.weights()
     learned = [name for name in first if "running" not in name and "num_batches" not in name]
     assert len(learned) > 50
     assert_same_weights(
@@ -96,7 +98,7 @@ def test_resnet_two_processes_equal_accumulation_in_training(
 def test_learning_rate_is_stepped_once_an_update(
     recipe: str, request: pytest.FixtureRequest
 ) -> None:
-    """On one process, with accumulation and on two the rate rises and falls by optimizer update."""
+    """The rate changes once an optimizer update, also with accumulation and on two processes."""
     total = {"mlp": 9, "bert": 9}[recipe]
     # The rate is logged after the scheduler's step: it is that of the update to come.
     expected = {
@@ -113,7 +115,7 @@ def test_learning_rate_is_stepped_once_an_update(
 def test_evaluation_counts_each_sample_once(
     recipe: str, sizes: dict[str, int], request: pytest.FixtureRequest
 ) -> None:
-    """An odd split over two ranks is counted exactly: during training and at the end."""
+    """Evaluation counts each sample once, also where a split does not divide by two ranks."""
     for name in ("whole", "distributed"):
         run = request.getfixturevalue(f"{name}_{recipe}")
         assert run.config["data"]["sizes"] == sizes
@@ -127,7 +129,7 @@ def test_evaluation_counts_each_sample_once(
 def test_samples_are_counted_over_processes(
     whole_mlp: Finished, accumulated_mlp: Finished, distributed_mlp: Finished
 ) -> None:
-    """Effective batch, samples and epochs are the same however an update is made."""
+    """Effective batch, samples and epochs do not depend on how an update is divided."""
     steps = {step: 64 * step for step in range(1, 10)}
     for run in (whole_mlp, accumulated_mlp, distributed_mlp):
         assert run.config["environment"]["effective_batch_size"] == 64
@@ -142,7 +144,7 @@ def test_samples_are_counted_over_processes(
 def test_loader_workers_give_the_same_losses(
     workers: int, runner: Runner, odd_images: Path, whole_mlp: Finished
 ) -> None:
-    """Batches made by workers are those gathered from memory, to the last bit."""
+    """Batches from loader workers give the same bits as batches gathered from memory."""
     run = runner.run(
         *("mnist_mlp", "--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none"),
         *("--batch-size", 64, "--data-placement", "workers", "--num-workers", workers),
@@ -197,20 +199,21 @@ def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finishe
 def test_gradient_compression_rounds_what_processes_exchange(
     runner: Runner, distributed_mlp: Finished
 ) -> None:
-    """Gradients in 16 bits on their way: nearly the same losses, and not the same bits."""
+    """Gradients exchanged in 16 bits give nearly the same losses, but not the same bits."""
     run = runner.run(
         *("mnist_mlp", "--config", distributed_mlp.directory, "--gradient-compression", "fp16"),
         launcher="two",
     )
-    losses, others = run.series("train/loss"), distributed_mlp.series("train/loss")
-    assert losses == pytest.approx(others, rel=0.02)
-    assert losses[1] == others[1]  # before any update
-    assert losses != others
+    losses = run.series("train/loss")
+    uncompressed_losses = distributed_mlp.series("train/loss")
+    assert losses == pytest.approx(uncompressed_losses, rel=0.02)
+    assert losses[1] == uncompressed_losses[1]  # before any update
+    assert losses != uncompressed_losses
 
 
 @pytest.mark.slow
 def test_highest_seed_works_on_two_processes(runner: Runner, odd_images: Path) -> None:
-    """Each seed that the parser takes can be used on several processes."""
+    """The highest seed that the parser accepts also works on several processes."""
     run = runner.run(
         *("mnist_mlp", "--dataset", odd_images, "--seed", 2**32 - 1, "--max-steps", 1),
         *("--tracker", "none", "--batch-size", 8),

@@ -1,4 +1,4 @@
-"""The page about the examples is true, and each command that it or an example documents runs."""
+"""The page about the examples is correct, and each command in it or in an example runs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def documented_commands(copy: Copy) -> list[str]:
 
 
 def test_the_page_lists_each_example() -> None:
-    """No file is left out, and none is listed that is not there."""
+    """The page has one row for each example and no others."""
     assert ROWS.keys() == {copy.name for copy in COPIES}
 
 
 @pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name)
 def test_row_is_true(copy: Copy) -> None:
-    """The lines that differ from the recipe, and the result that the example itself states."""
+    """A row has the right number of changed lines and the result that the example states."""
     row = ROWS[copy.name]
     assert row["origin"] == copy.origin
     origin = (REPOSITORY / "recipes" / f"{copy.origin}.py").read_text().splitlines()
@@ -56,12 +56,12 @@ def test_row_is_true(copy: Copy) -> None:
 
 @pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name)
 def test_example_documents_one_command(copy: Copy) -> None:
-    """Its own launch, which the test below makes."""
+    """An example's docstring documents its own launch, which the test below runs."""
     assert documented_commands(copy) == [f"python examples/{copy.name}.py"]
 
 
 def test_links_lead_somewhere() -> None:
-    """Files that the page links to are there."""
+    """Each file that the page links to exists."""
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE.read_text()):
         assert (PAGE.parent / link).exists(), link
 
@@ -71,7 +71,7 @@ def test_links_lead_somewhere() -> None:
     "command", [*(line for copy in COPIES for line in documented_commands(copy)), *OF_THE_PAGE]
 )
 def test_command_runs(command: str, runner: Runner) -> None:
-    """As documented, with the default data and model, but for two updates and no tracker."""
+    """A documented command trains with its default data and model, here for two updates."""
     words = shlex.split(command)
     script, *flags = words[words.index(next(word for word in words if word.endswith(".py"))) :]
     assert Path(script).parts[0] == "examples"

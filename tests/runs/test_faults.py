@@ -1,4 +1,4 @@
-"""Stopped anywhere, by anything: the resumed run ends as the uninterrupted one would have."""
+"""A run that anything stops anywhere ends, once resumed, as the uninterrupted run does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = ("--epochs", 2000)  # longer than any test waits
 
 
 def resume(runner: Runner, directory: Path, *flags: object, launcher: Launcher = "python") -> None:
-    """Go on with a run until it is done."""
+    """Resume a run and check that it finishes."""
     flags = ("--resume", directory, *flags)
     runner.run("mnist_mlp", *flags, launcher=launcher, output_directory=False)
     assert json.loads((directory / "status.json").read_text())["status"] == "finished"
@@ -114,15 +114,18 @@ def test_kills_at_random_moments_change_nothing(
     recipe: str,
     launcher: Launcher,
 ) -> None:
-    """kill -9 again and again: the same samples, losses and weights, and little work lost."""
-    script, (every, batch, flags) = REPOSITORY / "recipes" / f"{recipe}.py", KILLED[recipe]
+    """Repeated kill -9 changes no sample, loss or weight, and loses little work."""
+    script = REPOSITORY / "recipes" / f"{recipe}.py"
+    every, batch, flags = KILLED[recipe]
     batch //= 1 if launcher == "python" else 2
     flags += ("--checkpoint-every", every, "--batch-size", batch)
     if recipe != "mnist_mlp":
         flags += ("--dataset", odd_text if recipe == "bert" else odd_images)
     whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
-    directory, started_at, middle = tmp_path / "run", [0], 0
+    directory = tmp_path / "run"
+    started_at = [0]
+    starts_within_epoch = 0
     chance = random.Random(recipe + launcher)
     shares = (0.25, 0.5) if launcher == "python" else (0.4,)
     for kills, stop in enumerate(int(share * total) for share in shares):
@@ -140,30 +143,33 @@ def test_kills_at_random_moments_change_nothing(
         )
         time.sleep(0 if last else chance.random() * 0.08)
         job.kill()
-        found = newest_step(directory)
-        middle += found % per_epoch != 0
-        started_at.append(found)
+        saved_step = newest_step(directory)
+        starts_within_epoch += saved_step % per_epoch != 0
+        started_at.append(saved_step)
     # On one process the last start has another seed of Python's hashes, as on another day.
     job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
               directory=directory, launcher="fresh" if launcher == "python" else "two")  # fmt: skip
     assert job.end(240) == 0, job.said()[-4000:]
     expected, _, updates = recorded(tmp_path / "whole")
-    record, beginnings, made = recorded(tmp_path / "killed")
+    record, beginnings, updates_made = recorded(tmp_path / "killed")
     assert record == expected
     assert beginnings == [divmod(step, per_epoch) for step in started_at if step < total]
-    assert made <= updates + every * (len(started_at) - 1)
+    assert updates_made <= updates + every * (len(started_at) - 1)
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
     assert started_at == sorted(started_at)
     assert started_at[1] >= int(shares[0] * total)
-    assert middle >= 1
+    assert starts_within_epoch >= 1
 
 
 @pytest.mark.slow
 def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
     runner: Runner, directory: Path
 ) -> None:
-    """With one process it dies without a word; of two, `test_launch_configs` has a test."""
+    """A run of one process saves although its launcher dies without passing the signal on.
+
+    `test_launch_configs` has the test for two processes.
+    """
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
               launcher="accelerate")  # fmt: skip
     job.wait_for_step(EVERY)
@@ -181,7 +187,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
 def test_signal_to_the_recipe_then_resume(
     runner: Runner, unbroken: Finished, directory: Path, number: signal.Signals
 ) -> None:
-    """The update is finished, everything saved, and a resumed run ends with the same bits."""
+    """The run finishes its update and saves, and the resumed run ends with the same bits."""
     is_resumed = number == signal.SIGTERM
     flags = (*MLP, *(() if is_resumed else LONG), "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
@@ -199,7 +205,7 @@ def test_signal_to_the_recipe_then_resume(
 
 
 def test_terminal_that_closes_saves_the_run(runner: Runner, directory: Path) -> None:
-    """Though nothing can be printed there any more."""
+    """A run saves when its terminal closes, though it can no longer print anything."""
     script = str(REPOSITORY / "recipes" / "mnist_mlp.py")
     python = str(runner.python)
     words = [python, script, *map(str, (*MLP, *LONG, "--output-dir", directory))]
@@ -220,7 +226,7 @@ def test_terminal_that_closes_saves_the_run(runner: Runner, directory: Path) -> 
 
 
 def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, directory: Path) -> None:
-    """A signal that one rank alone gets is agreed by all."""
+    """All ranks stop and save together when only one of them gets a signal."""
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
               launcher="two")  # fmt: skip
     job.wait_for_step(EVERY)
@@ -237,7 +243,10 @@ def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, direct
 def test_another_number_of_processes_trains_on_the_same_samples(
     runner: Runner, directory: Path, before: Launcher
 ) -> None:
-    """Every sample of the epoch once: fp32 losses agree with those of the unbroken run."""
+    """A run resumed on another number of processes sees each sample of the epoch once.
+
+    Its fp32 losses therefore agree with those of the unbroken run.
+    """
     after: Launcher = "python" if before == "two" else "two"
     flags = (*MLP, "--dropout", 0, "--mixed-precision", "no", "--epochs", 4)
     whole = runner.shared("mnist_mlp", *flags)  # on one process, which accumulates two batches
@@ -255,7 +264,7 @@ def test_another_number_of_processes_trains_on_the_same_samples(
 
 
 def test_kill_during_a_save_leaves_the_old_or_the_new(runner: Runner, directory: Path) -> None:
-    """Before the rename the old checkpoint counts, and the leftovers are cleaned up."""
+    """A run killed during a save resumes from the checkpoint before, without a warning."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
     job.wait_for_step(EVERY)
@@ -276,7 +285,10 @@ def test_kill_during_a_save_leaves_the_old_or_the_new(runner: Runner, directory:
 def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """Truncated, flipped, missing or replaced by a pickle, in turn for every file."""
+    """Any file that is truncated, altered, missing or a pickle makes the checkpoint unusable.
+
+    The older checkpoint is then chosen, the damaged file named, and no pickle is executed.
+    """
     run = copy_of(unbroken, directory)
     old, new = step_folders(run / "checkpoints")
     marker = directory.with_name("executed")
@@ -286,8 +298,8 @@ def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
         flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
         for broken in (whole[:middle], flipped, pickle.dumps(Payload(marker)), None):
             path.unlink() if broken is None else path.write_bytes(broken)
-            found, problems = newest_whole(run / "checkpoints")
-            assert found == old
+            chosen, problems = newest_whole(run / "checkpoints")
+            assert chosen == old
             assert path.name in problems[0]
             path.write_bytes(whole)
     assert newest_whole(run / "checkpoints") == (new, [])
@@ -307,7 +319,7 @@ class Payload:
 def test_damaged_checkpoint_is_passed_over_by_a_real_resume(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """The run goes on from the one before, says so, and still ends the same."""
+    """A resumed run reports the damaged checkpoint, uses the one before and ends the same."""
     run = copy_of(unbroken, directory)
     new = step_folders(run / "checkpoints")[-1]
     (new / "optimizer.safetensors").write_bytes(b"")
@@ -322,7 +334,7 @@ def test_damaged_checkpoint_is_passed_over_by_a_real_resume(
 def test_what_contradicts_a_checkpoint_is_refused_by_name(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """Another recipe, another learning rate, another effective batch: one clear sentence."""
+    """Another recipe, learning rate or effective batch is refused with a clear sentence."""
     run = copy_of(unbroken, directory)
     for recipe, flags, word in (
         ("resnet", (), "is a run of mnist_mlp"),
@@ -340,7 +352,7 @@ def test_what_contradicts_a_checkpoint_is_refused_by_name(
 def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """None: start afresh. Unfinished: go on. Finished: say so and exit with 0."""
+    """`--resume auto` starts a new run, resumes an unfinished one, and leaves a finished one."""
     flags = (*MLP, "--epochs", 2, "--resume", "auto")
     for expected in ("recipe", "is finished"):
         started = runner.run("mnist_mlp", *flags, "--output-dir", tmp_path / "run",
@@ -350,11 +362,11 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
     unnamed = runner.run("mnist_mlp", *flags, launcher="python", output_directory=False,
                          working_directory=tmp_path)  # fmt: skip
     assert "runs/mnist_mlp-" in unnamed.output
-    (found,) = (tmp_path / "runs").iterdir()
-    (found / "status.json").write_text(json.dumps({"status": "running"}))
+    (directory,) = (tmp_path / "runs").iterdir()
+    (directory / "status.json").write_text(json.dumps({"status": "running"}))
     again = runner.run("mnist_mlp", *flags, launcher="python", output_directory=False,
                        working_directory=tmp_path)  # fmt: skip
-    assert f"resuming runs/{found.name}" in again.output
+    assert f"resuming runs/{directory.name}" in again.output
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
@@ -362,7 +374,10 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
 def test_full_disk_keeps_the_checkpoint_before(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """On a file system of 1 MB the third save finds no room: said, and the second one loads."""
+    """A run that fails on a full disk reports it, and its newest checkpoint is whole.
+
+    On this file system of 1 MB, the third save finds no room.
+    """
     folder = directory / "checkpoints"
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -392,7 +407,7 @@ def recipe_with(tmp_path: Path, line: str) -> Path:
 
 
 def test_nan_on_one_rank_is_never_applied(runner: Runner, directory: Path, tmp_path: Path) -> None:
-    """All ranks stop by the next log interval; the last checkpoint is finite."""
+    """A NaN on one rank stops all ranks by the next log line; the last checkpoint is finite."""
     condition = "run.progress.global_step == 13 and accelerator.process_index == 1"
     recipe = recipe_with(tmp_path, f"loss = loss * float('nan') if {condition} else loss")
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
@@ -412,23 +427,23 @@ def test_nan_on_one_rank_is_never_applied(runner: Runner, directory: Path, tmp_p
 def test_out_of_memory_on_one_rank_ends_all_with_advice_once(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
-    """The batch, the peak, and a command that goes on and works."""
+    """The one error message advises flags, and a resume with these flags works."""
     condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
     line = f"if {condition}: raise RuntimeError('CUDA error: out of memory')"
     flags = (*MLP, "--output-dir", directory)
     job = Job(runner, recipe_with(tmp_path, line), *flags, directory=directory, launcher="two")
     assert job.end(60) != 0
-    advice = "--batch-size 32 --gradient-accumulation-steps 4"
-    assert job.said().count(advice) == 1, job.said()[-4000:]
+    advised_flags = "--batch-size 32 --gradient-accumulation-steps 4"
+    assert job.said().count(advised_flags) == 1, job.said()[-4000:]
     assert "out of memory" in job.read("status.json")["reason"]
     assert not job.read("status.json")["resumable"]
-    resume(runner, directory, *advice.split(), launcher="two")
+    resume(runner, directory, *advised_flags.split(), launcher="two")
 
 
 def test_exception_on_one_rank_ends_all_and_names_the_cause(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
-    """`status.json` has the rank and the error, whoever was ended because of it."""
+    """`status.json` names the rank and the error that ended the run."""
     condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
     recipe = recipe_with(tmp_path, f"assert not ({condition}), 'a broken sample'")
     flags = (*MLP, "--output-dir", directory)
@@ -444,7 +459,7 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
 def test_killed_worker_and_the_supervisor_line(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """The job ends promptly, and the README's loop brings it to the same final weights."""
+    """A killed worker ends the job promptly, and the README's loop leads to the same weights."""
     whole = runner.run("mnist_mlp", *MLP, launcher="two")
     flags = (*MLP, "--output-dir", directory, "--resume", "auto")
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
@@ -468,7 +483,7 @@ def test_killed_worker_and_the_supervisor_line(
 def test_killed_worker_of_the_loader_can_be_restarted_after(
     runner: Runner, directory: Path, workers: int
 ) -> None:
-    """A process that makes batches is killed, as for want of memory: the job ends, and says so."""
+    """A killed loader worker ends the job, which says so and can be resumed."""
     placement = ("--data-placement", "workers", "--num-workers", workers)
     flags = (*MLP, *LONG, *placement, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
@@ -492,7 +507,7 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
 
 @pytest.mark.slow
 def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
-    """A rank that hangs, its part of a checkpoint not written: the others don't wait for that."""
+    """The other ranks give up on a rank that hangs during a save and mark the run as failed."""
     flags = (*MLP, *LONG, "--collective-timeout", 5, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
     job.wait_for_step(EVERY)

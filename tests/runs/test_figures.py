@@ -1,4 +1,4 @@
-"""Figures of a run that measures in each way: by name, seeded, rehearsed, of equal batches."""
+"""Figures of a run whose evaluation uses every way to measure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole(runner: Runner, **arguments: Any) -> Finished:
 
 
 def assert_figures(run: Finished, processes: int) -> None:
-    """Check totals over each sample once, rates, epochs, and what was drawn."""
+    """Check the run's totals over all samples, rates, epochs and random draws."""
     updates = SIZES["train"] // (8 * processes)
     rows = [row for row in run.metrics if "train/loss" in row]
     assert [row["train/epoch"] for row in rows] == [e for e in range(3) for _ in range(updates)]
@@ -43,7 +43,7 @@ def assert_figures(run: Finished, processes: int) -> None:
 
 
 def test_figures_of_one_process(runner: Runner) -> None:
-    """And a model with boolean indexing has an MFU, without a word."""
+    """The figures are right, and a model with boolean indexing has an MFU without a warning."""
     run = whole(runner)
     assert_figures(run, 1)
     assert run.summary["perf/mfu"] > 0
@@ -52,13 +52,13 @@ def test_figures_of_one_process(runner: Runner) -> None:
 
 @pytest.mark.slow
 def test_figures_of_two_processes(runner: Runner) -> None:
-    """Metrics that one rank alone has, and ranks with other numbers of evaluation batches."""
+    """The figures are right though ranks differ in their metrics and numbers of batches."""
     assert_figures(whole(runner, launcher="two"), 2)
 
 
 @pytest.mark.parametrize("launcher", ["python", pytest.param("two", marks=pytest.mark.slow)])
 def test_rehearsal_leaves_no_trace(launcher: Any, runner: Runner) -> None:
-    """The same rows and weights as without it."""
+    """A run has the same rows and weights with and without the rehearsal of its evaluation."""
     with_it = whole(runner, **({} if launcher == "python" else {"launcher": launcher}))
     without = runner.run(RECIPE, *FLAGS, "--no-rehearse", launcher=launcher)
     assert learned(with_it.directory) == learned(without.directory)
@@ -66,7 +66,7 @@ def test_rehearsal_leaves_no_trace(launcher: Any, runner: Runner) -> None:
 
 
 def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
-    """Of what draws random numbers, too: by `--evaluate-only` on the same weights."""
+    """`--evaluate-only` on the same weights repeats all figures, also those with random draws."""
     run = whole(runner)
     again = runner.run(RECIPE, *FLAGS, "--evaluate-only", "--init-from", run.directory)
     for name in (*DRAWN, "loss", "accuracy", "count", "bank"):
@@ -86,7 +86,10 @@ def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
 def test_mistake_in_the_evaluation_ends_the_run_before_it_begins(
     mistake: str, launcher: Any, sentence: str, runner: Runner
 ) -> None:
-    """In one sentence, or with the traceback of the recipe's own error and what it was."""
+    """The rehearsal reports a misuse in one sentence and the recipe's own error by its traceback.
+
+    The run has made no update by then.
+    """
     run = runner.run(RECIPE, *FLAGS, "--mistake", mistake, launcher=launcher, succeeds=False)
     assert run.returncode != 0
     assert sentence in run.output + run.errors, run.explain()

@@ -1,4 +1,4 @@
-"""fp16 with a loss scale, which users run on GPUs: the same code here on a CPU."""
+"""fp16 with a loss scale. Users run it on GPUs; here the same code runs on a CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
 
 
 def scaled(recipe: str, scale: tuple[int, int], *flags: object) -> tuple[object, ...]:
-    """Return what the script is told."""
+    """Return the arguments of the script that trains a recipe in fp16 from a loss scale."""
     path = REPOSITORY / "recipes" / f"{recipe}.py"
     return (*scale, path, *flags, "--mixed-precision", "fp16")
 
@@ -43,7 +43,7 @@ def in_fp16(runner: Runner, recipe: str, scale: tuple[int, int], *flags: object)
 def test_losses_are_near_those_of_fp32(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:
-    """Where nothing overflows; what ran is what is said to have run."""
+    """Without an overflow, fp16 gives nearly the losses of fp32, and the config says fp16."""
     flags = small(recipe, odd_images, odd_text)
     half = in_fp16(runner, recipe, STEADY, *flags)
     full = runner.shared(recipe, *flags, "--mixed-precision", "no")
@@ -52,18 +52,21 @@ def test_losses_are_near_those_of_fp32(
     assert half.series("train/loss") != full.series("train/loss")
     assert set(half.series("train/loss_scale").values()) == {1024}
     assert half.summary["train/skipped_updates"] == 0
-    # Clipped after they were unscaled: the norm is that of fp32, and not 1,024 times as large.
+    # Gradients are clipped after unscaling: the norm is that of fp32, not 1,024 times as large.
     norms = full.series("train/grad_norm")
     assert half.series("train/grad_norm") == pytest.approx(norms, rel=0.3)
-    kinds = {name: weights.dtype for name, weights in full.weights().items()}
-    assert {name: weights.dtype for name, weights in half.weights().items()} == kinds
+    dtypes = {name: weights.dtype for name, weights in full.weights().items()}
+    assert {name: weights.dtype for name, weights in half.weights().items()} == dtypes
 
 
 @pytest.mark.parametrize("recipe", first(1, ["mnist_mlp", "bert"]))
 def test_an_overflow_is_skipped_and_halves_the_scale(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:
-    """It doubles after four updates without one; each update counts for the learning rate."""
+    """An overflow halves the scale, and four updates without one double it.
+
+    A skipped update also moves the learning rate on.
+    """
     flags = small(recipe, odd_images, odd_text)
     run = in_fp16(runner, recipe, WILD, *flags)
     assert_scale_follows_overflows(run)
@@ -73,7 +76,7 @@ def test_an_overflow_is_skipped_and_halves_the_scale(
 
 
 def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> None:
-    """Under a scale that always overflows, the weights end as they began."""
+    """The weights end as they began under a scale that always overflows."""
     flags = small("mnist_mlp", odd_images, odd_images)
     weights = [
         in_fp16(runner, "mnist_mlp", (2**110, 10**6), *flags, "--max-steps", steps).weights()
@@ -85,7 +88,7 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
 def test_killed_and_resumed_it_ends_bit_equal(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """With the scale, and how many updates it has not changed for."""
+    """A resumed run restores the scale and the number of updates since it last changed."""
     flags = (*small("mnist_mlp", odd_images, odd_images), "--checkpoint-every", 1)
     whole = in_fp16(runner, "mnist_mlp", WILD, *flags)
     directory = tmp_path / "run"
@@ -105,9 +108,12 @@ def test_killed_and_resumed_it_ends_bit_equal(
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:
-    """And where a gradient overflows on one of them, both skip the update; with shards alike."""
+    """Two processes, also with shards, make the updates of one.
+
+    Both skip an update if a gradient overflows on one of them.
+    """
     flags = (*small("mnist_mlp", odd_images, odd_images), "--dropout", 0)
-    one = in_fp16(runner, "mnist_mlp", STEADY, *flags)
+    on_one = in_fp16(runner, "mnist_mlp", STEADY, *flags)
     steady, wild = (
         runner.shared(
             *(SCRIPT, *scaled("mnist_mlp", scale, *flags, "--gradient-accumulation-steps", 1)),
@@ -117,6 +123,6 @@ def test_two_processes_make_the_updates_of_one(
     )
     assert steady.config["environment"]["world_size"] == 2
     assert steady.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
-    assert one.series("train/loss") == pytest.approx(steady.series("train/loss"), rel=0.02)
+    assert on_one.series("train/loss") == pytest.approx(steady.series("train/loss"), rel=0.02)
     assert_scale_follows_overflows(wild)
-    assert wild.summary["train/loss"] == pytest.approx(one.summary["train/loss"], rel=0.3)
+    assert wild.summary["train/loss"] == pytest.approx(on_one.summary["train/loss"], rel=0.3)

@@ -1,4 +1,4 @@
-"""The tests under `tests/gpu/` would notice a run that did not use the GPU."""
+"""The tests under `tests/gpu/` notice a run that did not use the GPU."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def stand_in(tmp_path: Path) -> Path:
 def test_launch_fails_unless_it_used_the_device(
     device_type: str, stand_in: Path, tmp_path: Path
 ) -> None:
+    """The launcher of the GPU tests accepts a run on a GPU and fails for one on a CPU."""
     launcher = Launcher(tmp_path, "cuda")
     finished = tmp_path / "finished"
     killed = tmp_path / "killed"
@@ -62,6 +63,7 @@ def test_launch_fails_unless_it_used_the_device(
 
 
 def test_launches_keep_packages_that_were_brought_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch puts the repository before the folders that PYTHONPATH already has."""
     monkeypatch.setenv("PYTHONPATH", "/brought/along")
     assert launching.environment()["PYTHONPATH"] == f"{REPOSITORY}{os.pathsep}/brought/along"
     monkeypatch.delenv("PYTHONPATH")
@@ -84,7 +86,10 @@ def test_imports_leave_the_gpus_visible(runner: Runner, tmp_path: Path) -> None:
 def test_checkpoint_test_copies_from_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a device, `Checkpoints` copies as on a CPU: neither streams nor pinned memory."""
+    """The GPU test of checkpoints gives `Checkpoints` the device.
+
+    Without a device, `Checkpoints` copies as on a CPU, with neither streams nor pinned memory.
+    """
     device = torch.device("cpu", 0)
     devices: list[torch.device] = []
 

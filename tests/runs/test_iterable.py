@@ -1,4 +1,4 @@
-"""A copy that trains on an `IterableDataset`, cut off and gone on with."""
+"""A copy that trains on an `IterableDataset` is killed and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Digits("""
 
 @pytest.mark.slow
 def test_iterable_dataset_is_gone_on_with(runner: Runner, tmp_path: Path) -> None:
-    """Two processes are killed, and end with the same bits; on one the run is refused."""
+    """Two killed processes resume to the same bits; a resume on one process is refused."""
     source = COPY.read_text()
     assert source.count(TRAIN) == source.count("class Digits(") == 1
     recipe = tmp_path / "own_dataset.py"

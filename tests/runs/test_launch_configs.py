@@ -1,4 +1,4 @@
-"""Each file in accelerate_configs/: Accelerate reads it, and what it starts is what it says."""
+"""Accelerate reads each file in accelerate_configs/ and starts the launch that it describes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 
 
 def test_all_files_are_known() -> None:
-    """The files that the issue names are there, and these tests know each file's purpose."""
+    """Each launch config that these tests describe exists."""
     assert {path.stem for path in FILES} >= set(EXPECTED)
 
 
@@ -112,11 +112,16 @@ def test_bare_launch_uses_all_cores(learned_mlp: Finished) -> None:
 def test_multi_cpu_file_gives_two_processes_that_end_together(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """They see each other, share out each epoch, and on SIGTERM to the launcher save and end."""
+    """The two processes of `multi_cpu.yaml` share each epoch without overlap.
+
+    Both save and end when the launcher gets SIGTERM.
+    """
     from common.system.machine import usable_cores
 
-    directory, folder = tmp_path / "run", tmp_path / "recorded"
-    recipe, updates = REPOSITORY / "recipes" / "mnist_mlp.py", IMAGE_SIZES["train"] // 32
+    directory = tmp_path / "run"
+    folder = tmp_path / "recorded"
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    updates = IMAGE_SIZES["train"] // 32
     flags = ("--dataset", odd_images, "--batch-size", 16, "--epochs", 2000, "--tracker", "none")
     flags += ("--checkpoint-every", updates, "--output-dir", directory)
     job = Job(

@@ -18,7 +18,7 @@ from tests.local_data import cache_glue, write_image_folder
 
 
 def test_public_data_set_is_repeated(runner: Runner) -> None:
-    """A run on `sst2` from the Hub's cache can be repeated: its configuration is kept too."""
+    """The config of a run on `sst2` from the Hub's cache names the data set and its subset."""
     cache_glue(Path(os.environ["HF_HOME"]))
     flags = ("--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none")
     run = runner.run("bert", *flags)
@@ -64,9 +64,10 @@ def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> Non
 
 
 def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> None:
-    """One picture that is another, of as many: refused, until it is put back."""
+    """A resume is refused if one picture was replaced, and works once it is put back."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
-    changed, kept = folder / "train" / "dog" / "007.png", tmp_path / "kept.png"
+    changed = folder / "train" / "dog" / "007.png"
+    kept = tmp_path / "kept.png"
     flags = ("--dataset", folder, "--image-size", 8, "--batch-size", 8, "--epochs", 2)
     run = runner.run("mnist_mlp", *flags, "--tracker", "none")
     weights = run.weights()
@@ -98,7 +99,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "asked"),
+    ("launcher", "signalled_rank"),
     [
         ("python", None),
         ("two", None),
@@ -106,19 +107,23 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ],
 )
 def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
-    runner: Runner, tmp_path: Path, launcher: Launcher, asked: int | None
+    runner: Runner, tmp_path: Path, launcher: Launcher, signalled_rank: int | None
 ) -> None:
-    """Also by a rank that waits for the one that prepares; and the next start prepares all."""
-    name = f"slow-{launcher}-{asked}".lower()
+    """A stop request ends the run while it still prepares data, whichever rank gets it.
+
+    The next start prepares the data from the beginning and finishes.
+    """
+    name = f"slow-{launcher}-{signalled_rank}".lower()
     folder = write_image_folder(tmp_path / name, ["cat", "dog"], per_class=250)
     (tmp_path / "slow.py").write_text(SLOW)
-    recipe, directory = REPOSITORY / "recipes" / "mnist_mlp.py", tmp_path / "run"
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    directory = tmp_path / "run"
     flags = ("--dataset", folder, "--max-steps", 2, "--batch-size", 2, "--tracker", "none")
     flags = (recipe, *flags, "--output-dir", directory, "--resume", "auto")
     job = Job(runner, tmp_path / "slow.py", *flags, directory=directory, launcher=launcher)
     caches = runner.folder / "cache" / "accelerate-recipes"
     job.wait_until(lambda: any(caches.glob(f"{name}-*.unfinished/train_images.npy")))
-    receiver = job.process if asked is None else job.workers()[asked]
+    receiver = job.process if signalled_rank is None else job.workers()[signalled_rank]
     receiver.send_signal(signal.SIGTERM)
     job.end(40)  # all images would take minutes
     status = job.read("status.json")

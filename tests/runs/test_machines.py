@@ -1,4 +1,4 @@
-"""Two machines, as two network namespaces of this one with an address each and a link between."""
+"""Runs on two machines: two network namespaces of this one, with a link between them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,28 @@ pytestmark = pytest.mark.slow
 
 
 def ip(*words: object) -> None:
-    """Change the network, or raise with what `ip` says."""
-    asked = ["ip", *map(str, words)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=30)
-    if done.returncode:
-        raise OSError(f"{' '.join(asked)}: {done.stderr.strip()}")
+    """Change the network with the command `ip`.
+
+    Raises:
+        OSError: `ip` failed.
+    """
+    command = ["ip", *map(str, words)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if finished.returncode:
+        raise OSError(f"{' '.join(command)}: {finished.stderr.strip()}")
 
 
 class Machines:
     """Two machines that share the file system and nothing else."""
 
     def __init__(self, runner: Runner, folder: Path) -> None:
-        """Make them and the link between; an `OSError` where that is not allowed."""
-        self.runner, self.folder = runner, folder
+        """Make two namespaces and the link between them.
+
+        Raises:
+            OSError: this machine does not allow it.
+        """
+        self.runner = runner
+        self.folder = folder
         self.names = [f"recipes-{os.getpid()}-{rank}" for rank in range(2)]
         self.links = [f"link{os.getpid() % 10**6}-{rank}" for rank in range(2)]
         self.started: list[subprocess.Popen[str]] = []
@@ -62,7 +71,7 @@ class Machines:
             ip("-n", name, "link", "set", link, "up" if connected else "down")
 
     def start(self, *flags: object, places: tuple[str, str] = (".", ".")) -> None:
-        """Start a recipe on both, in folders of theirs, with a cache each."""
+        """Start a recipe on both machines, each with a working directory and cache of its own."""
         self.logs = [self.folder / f"{time.monotonic_ns()}-{rank}.log" for rank in range(2)]
         self.started = [
             self.launch(rank, place, flags, log.open("w"))
@@ -72,7 +81,7 @@ class Machines:
     def launch(
         self, rank: int, place: str, flags: tuple[object, ...], log: IO[str]
     ) -> subprocess.Popen[str]:
-        """Start `accelerate launch` on one of them, as a fork in its network."""
+        """Start `accelerate launch` on one machine, as a fork in its network."""
         (self.folder / place).mkdir(exist_ok=True)
         words = ["--config_file", CONFIGS / "multi_node.yaml", "--num_processes", 2]
         words += ["--machine_rank", rank, "--main_process_ip", ADDRESSES[0]]
@@ -92,16 +101,16 @@ class Machines:
         )
 
     def end(self, timeout: float = 150) -> list[int]:
-        """Wait for both, and return their statuses."""
+        """Wait for both launches and return their exit statuses."""
         deadline = time.monotonic() + timeout
-        return [one.wait(max(1, deadline - time.monotonic())) for one in self.started]
+        return [process.wait(max(1, deadline - time.monotonic())) for process in self.started]
 
     def said(self) -> list[str]:
-        """Return what each printed."""
+        """Return the output of each machine."""
         return [log.read_text() for log in self.logs]
 
     def close(self) -> None:
-        """End what still runs, and take the machines away."""
+        """Kill the processes that still run and delete the namespaces."""
         for process in self.started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -112,36 +121,42 @@ class Machines:
 
 @pytest.fixture
 def machines(runner: Runner, tmp_path: Path) -> Iterator[Machines]:
-    """Two of them, or a skipped test where this one does not allow it."""
+    """Two machines; the test is skipped where network namespaces are not allowed."""
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` (iproute2)")
-    made = Machines.__new__(Machines)
-    made.started, made.names = [], []
+    # `close` also deletes what a failed `__init__` has made.
+    machines = Machines.__new__(Machines)
+    machines.started = []
+    machines.names = []
     try:
-        made.__init__(runner, tmp_path)  # type: ignore[misc]
-        yield made
+        machines.__init__(runner, tmp_path)  # type: ignore[misc]
+        yield machines
     except OSError as problem:
-        if made.started:
+        if machines.started:
             raise
         pytest.skip(f"network namespaces are not allowed here: {problem}")
     finally:
-        made.close()
+        machines.close()
 
 
 def test_two_machines_are_two_processes(
     machines: Machines, runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """The same bits, also after the link was cut; one process, or one left, accumulates as much."""
+    """Two machines give the bits of two processes, also after a resume because of a cut link.
+
+    One process, and one machine that is left of two, accumulate more to make the same updates.
+    """
     flags = ("--dataset", odd_images, *UPDATE)
-    one = runner.run("mnist_mlp", *flags)
-    two = runner.run("mnist_mlp", *flags, launcher="two", environment={"OMP_NUM_THREADS": "1"})
-    assert [run.config["config"]["gradient_accumulation_steps"] for run in (one, two)] == [4, 2]
-    assert_same_figures(one, two)
+    on_one = runner.run("mnist_mlp", *flags)
+    on_two = runner.run("mnist_mlp", *flags, launcher="two", environment={"OMP_NUM_THREADS": "1"})
+    runs = (on_one, on_two)
+    assert [run.config["config"]["gradient_accumulation_steps"] for run in runs] == [4, 2]
+    assert_same_figures(on_one, on_two)
 
     directory = tmp_path / "run"
-    asked = (*flags, "--output-dir", directory, "--collective-timeout", PATIENCE)
-    asked += ("--checkpoint-every", 2)
-    machines.start(*asked)
+    command_line = (*flags, "--output-dir", directory, "--collective-timeout", PATIENCE)
+    command_line += ("--checkpoint-every", 2)
+    machines.start(*command_line)
     wait_for_step(machines, directory, 6)
     machines.connect(False)
     began = time.monotonic()
@@ -159,13 +174,13 @@ def test_two_machines_are_two_processes(
     assert left.config["config"]["gradient_accumulation_steps"] == 4
     assert "resuming" in left.output
     assert left.config["environment"]["world_size"] == 1
-    assert_same_figures(one, left)
+    assert_same_figures(on_one, left)
 
     machines.connect(True)
-    machines.start(*asked, "--resume", "auto")
+    machines.start(*command_line, "--resume", "auto")
     assert machines.end() == [0, 0], machines.said()
-    assert final_weights(directory) == final_weights(two.directory)
-    assert learned(directory) == learned(two.directory)
+    assert final_weights(directory) == final_weights(on_two.directory)
+    assert learned(directory) == learned(on_two.directory)
     first, second = machines.said()
     assert "resuming" in first
     assert "epoch" not in second  # one log, one display
@@ -174,27 +189,30 @@ def test_two_machines_are_two_processes(
 
 
 def wait_for_step(machines: Machines, directory: Path, step: int) -> None:
-    """Wait for a checkpoint."""
+    """Wait for a checkpoint of update `step` or a later one."""
     deadline = time.monotonic() + 120
     while newest_step(directory) < step:
-        assert all(one.poll() is None for one in machines.started), machines.said()
+        assert all(process.poll() is None for process in machines.started), machines.said()
         assert time.monotonic() < deadline, machines.said()
         time.sleep(0.005)
 
 
-def assert_same_figures(one: Finished, two: Finished) -> None:
-    """Check losses within rounding, rates and counts exactly."""
+def assert_same_figures(first: Finished, second: Finished) -> None:
+    """Check that two runs have the same rates and counts, and the same losses but for rounding."""
     for name in ("train/loss", "val/loss", "train/grad_norm"):
-        assert one.series(name) == pytest.approx(two.series(name), rel=2e-4), name
+        assert first.series(name) == pytest.approx(second.series(name), rel=2e-4), name
     for name in ("train/learning_rate", "val/count", "progress/samples"):
-        assert one.series(name) == two.series(name) != {}, name
-    assert max(one.series("train/learning_rate").values()) == pytest.approx(2 * 3e-3)
+        assert first.series(name) == second.series(name) != {}, name
+    assert max(first.series("train/learning_rate").values()) == pytest.approx(2 * 3e-3)
 
 
 def test_directory_of_one_machine_is_refused_at_the_start(
     machines: Machines, odd_images: Path, tmp_path: Path
 ) -> None:
-    """A relative one in other folders: one sentence, and no run that a supervisor would repeat."""
+    """A directory that the machines do not share ends the run with one sentence.
+
+    The run is not resumable, so a supervisor does not repeat it.
+    """
     flags = ("--dataset", odd_images, *UPDATE, "--output-dir", "run", "--collective-timeout", 4)
     machines.start(*flags, places=("here", "there"))
     assert all(machines.end()), machines.said()

@@ -1,4 +1,4 @@
-"""Mistakes as a user sees them: one launch of each kind; the rest is in tests/unit, in process."""
+"""Mistakes as a user sees them, one launch for each kind. Other mistakes are in tests/unit."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from tests.launch import (
 
 
 def message_of(run: Finished) -> str:
-    """Return the one message of a failed run, after checking that nothing else was said.
+    """Return the one message of a failed run, after checking that it printed no other.
 
-    The launcher's own report of a failed process follows it, and is not ours to hide.
+    The launcher's own report of a failed process may follow it.
     """
     assert run.returncode != 0, run.explain()
     assert str(REPOSITORY / "common") not in run.errors, run.explain()
     assert f'File "{REPOSITORY}' not in run.errors, run.explain()
-    said = run.said()
-    if "Unrecognized options" in said:
-        assert said.count("Unrecognized options:") == 1, run.explain()
-        return plain(said)
-    messages = re.findall(r"^error: .*$", said, re.MULTILINE)
+    printed = run.said()
+    if "Unrecognized options" in printed:
+        assert printed.count("Unrecognized options:") == 1, run.explain()
+        return plain(printed)
+    messages = re.findall(r"^error: .*$", printed, re.MULTILINE)
     assert len(messages) == 1, run.explain()
     assert len(messages[0]) < 500
     return messages[0]
 
 
 def test_what_the_parser_refuses_is_said_once_by_two_processes(runner: Runner) -> None:
-    """A mistyped flag, with the one that was meant; both processes end, and nothing is made."""
+    """A mistyped flag ends both processes with one message, which suggests the right flag.
+
+    No run directory is made.
+    """
     flags = ("--lerning-rate", 0.1)
     run = runner.run("mnist_mlp", *flags, launcher="two", succeeds=False, timeout=120)
     message = message_of(run)
@@ -49,7 +52,7 @@ def test_what_the_parser_refuses_is_said_once_by_two_processes(runner: Runner) -
 
 
 def test_what_the_machine_can_not_do_is_one_line(runner: Runner) -> None:
-    """Found before the Accelerator is built: status 1, without a traceback."""
+    """A precision that the machine lacks ends the run with status 1 and one sentence."""
     flags = ("--mixed-precision", "fp16")
     run = runner.run("mnist_mlp", *flags, launcher="python", succeeds=False)
     message = message_of(run)
@@ -61,7 +64,10 @@ def test_what_the_machine_can_not_do_is_one_line(runner: Runner) -> None:
 
 
 def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
-    """A named data set is never replaced: without the Hub the run ends and says what to pass."""
+    """A named data set that can't be read ends both processes; no other data replace it.
+
+    The one message says which data set to pass without the Hub.
+    """
     flags = ("--dataset", "mnist")
     run = runner.run("mnist_mlp", *flags, launcher="two", succeeds=False, timeout=120)
     message = message_of(run)
@@ -76,7 +82,7 @@ def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
 def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """`--cpu --num_processes 2` starts one, which would train on half of each batch."""
+    """A launch with `--cpu --num_processes 2` is refused, because it starts one process only."""
     launch = launch_command("accelerate", runner.python)
     words = [*launch, "--cpu", "--num_processes", "2", "--num_machines", "1"]
     script = str(REPOSITORY / "recipes" / "mnist_mlp.py")
@@ -101,7 +107,7 @@ print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
 
 
 def test_help_is_quick(runner: Runner, tmp_path: Path) -> None:
-    """`--help` imports no slow library, which a mistake in a flag should not wait for either."""
+    """`--help` imports no slow library, so that it and mistakes in flags are quick."""
     script = tmp_path / "help.py"
     script.write_text(LOADED_BY_HELP)
     recipes = [REPOSITORY / "recipes" / f"{recipe}.py" for recipe in RECIPES]

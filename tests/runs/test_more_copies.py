@@ -1,4 +1,4 @@
-"""What is special to single copies: random transforms, a second network, an average, adapters."""
+"""Features of single copies: random transforms, a second network, an average, adapters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def drawn(
 
 @pytest.mark.parametrize(("workers", "world_size"), [(1, 1), (2, 1), (1, 2)])
 def test_draws_are_of_seed_epoch_and_sample(workers: int, world_size: int) -> None:
-    """Torch, NumPy and `random`: however the epoch is made, and from its middle on."""
+    """Random draws of a sample depend on the seed, the epoch and the sample alone.
+
+    They do not depend on worker processes, ranks, or where in the epoch a run resumes.
+    """
     here = drawn(epoch=1, workers=0, world_size=1)
     there = drawn(1, workers, world_size)
     assert here.keys() == there.keys()
@@ -69,7 +72,7 @@ def test_draws_are_of_seed_epoch_and_sample(workers: int, world_size: int) -> No
 
 
 def test_draws_differ_between_epochs() -> None:
-    """All images by NumPy's noise; most of them without it, by torch's shift and lost rows."""
+    """NumPy's noise changes each image from epoch to epoch; torch's draws change most of them."""
     for noise, least in ((0.05, 1.0), (0.0, 0.8)):
         first, second = (drawn(epoch, 0, 1, noise=noise) for epoch in (0, 1))
         both = first.keys() & second.keys()
@@ -79,7 +82,7 @@ def test_draws_differ_between_epochs() -> None:
 
 
 def test_both_networks_and_optimizers_are_in_the_checkpoint(runner: Runner) -> None:
-    """What is exported is the generator alone, whose arguments build it again."""
+    """A checkpoint holds both networks with their optimizers; the export is the generator alone."""
     run = whole(runner, LISTED["gan"])
     folder = newest_checkpoint(run)
     generator = load_file(folder / "model.safetensors")
@@ -100,8 +103,9 @@ def test_both_networks_and_optimizers_are_in_the_checkpoint(runner: Runner) -> N
 
 
 def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> None:
-    """Prepared, but not named: it would begin anew after a kill, and nobody would see it."""
-    source, line = LISTED["gan"].path.read_text(), "            discriminator=discriminator,\n"
+    """A run is refused if it prepares a network without keeping it, as a resume would lose it."""
+    source = LISTED["gan"].path.read_text()
+    line = "            discriminator=discriminator,\n"
     assert source.count(line) == 1
     path = tmp_path / "gan.py"
     path.write_text(source.replace(line, ""))
@@ -111,7 +115,10 @@ def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> 
 
 
 def test_frechet_distance_of_two_gaussians() -> None:
-    """|m1 - m2|² + tr(C1 + C2 - 2 √(C1 C2)): by hand for matrices that are diagonal."""
+    """The Fréchet distance agrees with a calculation by hand for diagonal covariances.
+
+    It is |m1 - m2|² + tr(C1 + C2 - 2 √(C1 C2)).
+    """
     random = np.random.default_rng(0)
     real = torch.from_numpy(random.normal(0, 1, (200_000, 3)))
     other = torch.from_numpy(random.normal(0, 1, (200_000, 3))) * torch.tensor([1.0, 2.0, 3.0]) + 1
@@ -126,15 +133,16 @@ def test_frechet_distance_of_two_gaussians() -> None:
 
 
 def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
-    """The loop is left before its plan's end; the average is exported, and not the model."""
+    """Early stopping follows the average's figures, and the export is the average."""
     run = whole(runner, LISTED["averaged"])
     assert run.summary["progress/global_step"] < run.config["plan"]["total_steps"]
-    series, losses = run.series("val/accuracy"), run.series("val/loss")
+    accuracies = run.series("val/accuracy")
+    losses = run.series("val/loss")
     patience = run.config["config"]["early_stopping"]
-    first_best = max(series, key=lambda step: (series[step], -step))
-    assert [*series].index(first_best) == len(series) - 1 - patience
+    first_best = max(accuracies, key=lambda step: (accuracies[step], -step))
+    assert [*accuracies].index(first_best) == len(accuracies) - 1 - patience
     # Of equal accuracies, the lower loss wins, and then the later step.
-    best = max(series, key=lambda step: (series[step], -losses[step], step))
+    best = max(accuracies, key=lambda step: (accuracies[step], -losses[step], step))
     assert run.summary["progress/kept_step"] == best
     folder = kept_checkpoint(run)
     average = load_file(folder / "average.safetensors")
@@ -147,7 +155,7 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
 def test_adapters_are_kept_small_and_exported_merged(
     runner: Runner, request: pytest.FixtureRequest
 ) -> None:
-    """Frozen weights are written once; `model/` is a BERT that Transformers reads whole."""
+    """Frozen weights are saved once, and `model/` is a whole BERT with the adapters merged."""
     from transformers import BertForSequenceClassification
 
     run = whole(runner, with_data(LISTED["lora"], request))

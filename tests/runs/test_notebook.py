@@ -20,13 +20,13 @@ ADDRESS = "https://github.com/OWNER/accelerate-recipes.git"
 
 @pytest.fixture
 def notebook() -> nbformat.NotebookNode:
-    """The notebook as it lies in the repository."""
+    """The notebook of the repository."""
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
 @pytest.fixture(autouse=True)
 def environment(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's environment, in which `python` is the one of these tests, as a fork."""
+    """Set up a user's environment, in which `python` is a fork of the tests' template."""
     variables = clean_environment(runner.folder)
     folders = (runner.python.parent, Path(sys.executable).parent)
     variables["PATH"] = f"{folders[0]}:{folders[1]}:{variables['PATH']}"
@@ -55,7 +55,7 @@ def make_origin(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_notebook_runs(notebook: nbformat.NotebookNode, tmp_path: Path) -> None:
-    """In an empty folder: it clones, trains, compares and predicts."""
+    """In an empty folder, the notebook clones the repository, trains, compares and predicts."""
     make_origin(tmp_path / "origin")
     install_cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert ADDRESS in install_cell.source
@@ -79,7 +79,7 @@ def test_notebook_runs(notebook: nbformat.NotebookNode, tmp_path: Path) -> None:
 def test_notebook_clones_nothing_in_the_repository(
     notebook: nbformat.NotebookNode, folder: str, tmp_path: Path
 ) -> None:
-    """Its first cell finds the repository from its root and from `examples/`."""
+    """The first cell finds the repository from its root and from `examples/`, and clones none."""
     (tmp_path / "recipes").mkdir()
     (tmp_path / "examples").mkdir()
     first_code_cell = next(
@@ -92,7 +92,7 @@ def test_notebook_clones_nothing_in_the_repository(
 
 
 def test_notebook_has_no_outputs(notebook: nbformat.NotebookNode) -> None:
-    """Outputs in the repository would be somebody's old run."""
+    """The notebook in the repository has no outputs: they would be of somebody's old run."""
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(code_cells) > 5
     assert not any(cell.outputs or cell.execution_count for cell in code_cells)

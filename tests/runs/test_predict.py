@@ -1,4 +1,4 @@
-"""What is predicted of a split is what the run's own evaluation of it came to."""
+"""`recipes predict` reaches the accuracy of the run's own evaluation."""
 
 from __future__ import annotations
 
@@ -37,31 +37,34 @@ def test_images(
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The files of the digits that were held out."""
-    run, held_out, paths = request.getfixturevalue(name), digits()["test"], []
+    """Predictions for image files of the test split have the accuracy of the run's evaluation."""
+    run = request.getfixturevalue(name)
+    held_out = digits()["test"]
+    paths: list[str] = []
     for number, row in enumerate(held_out):
         paths.append(str(tmp_path / f"{number}.png"))
         row["image"].save(paths[-1])
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(paths)))
-    found = accuracy(run, Path("-"), held_out["label"], capsys)
-    assert found == pytest.approx(run.summary["test/accuracy"], abs=1e-9)
+    predicted_accuracy = accuracy(run, Path("-"), held_out["label"], capsys)
+    assert predicted_accuracy == pytest.approx(run.summary["test/accuracy"], abs=1e-9)
 
 
 @pytest.mark.slow
 def test_text(learned_bert: Finished, tmp_path: Path, capsys: Captured) -> None:
-    """The paragraphs that were held out, each in one line.
+    """Predictions for a file with one text a line have the accuracy of the run's evaluation.
 
-    In other batches than the evaluation's, bf16 rounds otherwise: few lie on the border.
+    The batches differ from those of the evaluation, so bf16 may round a few predictions otherwise.
     """
-    held_out, file = docstrings()["test"], tmp_path / "texts.txt"
+    held_out = docstrings()["test"]
+    file = tmp_path / "texts.txt"
     file.write_text("\n".join(" ".join(text.split()) for text in held_out["text"]))
-    found = accuracy(learned_bert, file, held_out["label"], capsys)
-    assert found == pytest.approx(learned_bert.summary["test/accuracy"], abs=2e-3)
+    predicted_accuracy = accuracy(learned_bert, file, held_out["label"], capsys)
+    assert predicted_accuracy == pytest.approx(learned_bert.summary["test/accuracy"], abs=2e-3)
 
 
 @pytest.mark.parametrize("name", first(2, ["learned_mlp", "learned_resnet", "learned_bert"]))
 def test_model_folder_can_be_published(name: str, request: pytest.FixtureRequest) -> None:
-    """Its card has the figures of the run, and no file names a folder of this machine."""
+    """The model card has the run's figures, and no file names a folder of this machine."""
     run = request.getfixturevalue(name)
     card = ModelCard.load(run.directory / "model" / "README.md")
     for result in card.data.eval_results:

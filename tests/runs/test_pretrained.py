@@ -1,4 +1,4 @@
-"""A local BERT checkpoint is fine-tuned: its weights, its vocabulary, a head of its own."""
+"""Fine-tuning a local BERT checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_local_checkpoint_is_fine_tuned(runner: Runner, odd_text: Path, tmp_path
         *("--learning-rate", 0, "--tracker", "none"),
         launcher="python",
     )
-    before, after = load_file(checkpoint / "model.safetensors"), run.weights()
+    before = load_file(checkpoint / "model.safetensors")
+    after = run.weights()
     shared = [name for name in before if f"bert.{name}" in after]
     assert len(shared) >= 20
     for name in shared:

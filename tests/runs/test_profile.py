@@ -1,4 +1,4 @@
-"""`--profile` of real runs: the verdict fits the run, and its files and figures are whole."""
+"""`--profile` on real runs: the verdict is right, and its files and figures are complete."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def data_bound(runner: Runner) -> Finished:
 
 @pytest.fixture(scope="session")
 def compute_bound(runner: Runner) -> Finished:
-    """ResNet-18 on random images that are there."""
+    """ResNet-18 on random images that already lie in memory."""
     flags = ("--dataset", "synthetic", "--image-size", 16, "--batch-size", 16, "--max-steps", 12)
     flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--profile")
     return runner.shared("resnet", *flags)
 
 
 def test_slow_transform_is_data_bound(data_bound: Finished) -> None:
-    """The verdict says so, with the share of time, and the flag that helps."""
+    """The verdict on a slow transform is data-bound, with the time share and a flag that helps."""
     verdict = data_bound.read("profile/verdict.json")
     assert verdict["verdict"] == "data-bound"
     milliseconds = verdict["milliseconds_per_update"]
@@ -48,7 +48,7 @@ def test_slow_transform_is_data_bound(data_bound: Finished) -> None:
 
 
 def test_resnet_is_compute_bound(compute_bound: Finished) -> None:
-    """Convolutions take most of an update."""
+    """The verdict on a ResNet is compute-bound, as convolutions take most of an update."""
     verdict = compute_bound.read("profile/verdict.json")
     assert verdict["verdict"] == "compute-bound"
     milliseconds = verdict["milliseconds_per_update"]
@@ -57,13 +57,13 @@ def test_resnet_is_compute_bound(compute_bound: Finished) -> None:
 
 
 def test_profiles_name_what_was_run(data_bound: Finished, compute_bound: Finished) -> None:
-    """The recipes' own operations are in the trace and the tables."""
+    """The trace and the tables contain the operations of the recipe."""
     for run, operation in ((data_bound, "aten::addmm"), (compute_bound, "aten::convolution")):
         folder = run.directory / "profile"
         with gzip.open(folder / "rank0.pt.trace.json.gz", "rt") as file:
             names = [item.get("name") for item in json.load(file)["traceEvents"]]
         assert {operation, DATA} <= set(names)
-        # The updates that were kept, and none of those that warm the profiler up.
+        # The trace has the recorded updates, without those that warm the profiler up.
         steps = [n for n in names if n and n.startswith("ProfilerStep")]
         assert len(set(steps)) in (1, 2, 5, 10)
         with (folder / "top_operations.csv").open() as file:
@@ -73,7 +73,7 @@ def test_profiles_name_what_was_run(data_bound: Finished, compute_bound: Finishe
 
 
 def test_profiled_updates_are_not_in_the_figures(data_bound: Finished) -> None:
-    """They have no speed in the log, the run says which they are, and the others go on."""
+    """Profiled updates have no speed in the log; the run names them and times all others."""
     speeds = data_bound.series("perf/samples_per_second")
     assert set(data_bound.series("train/loss")) == set(range(1, 31))
     assert set(range(1, 31)) - set(speeds) == set(range(14, 26))
@@ -82,21 +82,21 @@ def test_profiled_updates_are_not_in_the_figures(data_bound: Finished) -> None:
 
 
 def test_profile_is_kept_at_wandb(data_bound: Finished) -> None:
-    """The files are an artifact of the W&B run, the picture a panel, the verdict in its summary."""
-    found = records(data_bound)
-    (artifact,) = found["artifact"]["profile"]
+    """W&B gets the profile's files as an artifact, its picture as a panel, and the verdict."""
+    recorded = records(data_bound)
+    (artifact,) = recorded["artifact"]["profile"]
     names = {entry["path"] for entry in artifact["manifest"]["contents"]}
     files = {"rank0.pt.trace.json.gz", "top_operations.txt", "top_operations.csv", "memory.png"}
     assert names == files | {"verdict.json"}
-    assert any("profile/memory._type" in row for row in found["history"])
-    assert found["summary"]["profile/verdict"] == "data-bound"
-    # Nothing else was lost to it.
-    steps = [row["progress/global_step"] for row in found["history"] if "train/loss" in row]
+    assert any("profile/memory._type" in row for row in recorded["history"])
+    assert recorded["summary"]["profile/verdict"] == "data-bound"
+    # The profile replaced none of the other rows.
+    steps = [row["progress/global_step"] for row in recorded["history"] if "train/loss" in row]
     assert steps == list(range(1, 31))
 
 
 def test_a_profile_on_two_processes_leaves_out_its_updates_alone(runner: Runner) -> None:
-    """One process looks, both leave the same updates out, and all others have a speed."""
+    """One of two processes profiles; both leave the same updates out and time all others."""
     flags = ("--dataset", "digits", "--batch-size", 32, "--max-steps", 33, "--log-every", 1)
     run = runner.run("mnist_mlp", *flags, "--profile", "--tracker", "none", launcher="two")
     timed = set(run.series("perf/step_milliseconds"))

@@ -67,7 +67,7 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the repository, and takes what the commands write."""
+    """A folder that looks like the repository and receives the files that commands write."""
     folder = tmp_path_factory.mktemp("readme")
     for name in ("recipes", "accelerate_configs", "common", "benchmarks", "pyproject.toml"):
         if (REPOSITORY / name).exists():
@@ -115,7 +115,7 @@ def small(words: list[str], workspace: Path) -> list[str]:
 
 
 def missing_flags(flags: list[str]) -> Iterator[str]:
-    """Yield what makes a run tiny, where the command itself does not say."""
+    """Yield the flags that make a run tiny, except those that the command already has."""
     if "--evaluate-only" in flags:
         yield from ("--tracker", "none")
         return
@@ -171,7 +171,7 @@ def run_recipe(words: list[str], workspace: Path, runner: Runner) -> int:
 
 
 def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) -> None:
-    """Make the run that a command of the README goes on with, ended by a missed target."""
+    """Make the run that a command of the README resumes: one that missed its target."""
     flags = missing_flags(["--target", "1", "--batch-size", "16"])
     data = "docstrings" if recipe == "bert" else "digits"
     words = [f"recipes/{recipe}.py", "--dataset", data, "--output-dir", f"runs/{name}"]
@@ -181,7 +181,7 @@ def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) ->
 
 
 def prepare(line: str, workspace: Path, runner: Runner) -> None:
-    """Make what earlier lines of the README would have left, if they were not run."""
+    """Make the runs that earlier lines of the README would have left."""
     for name in re.findall(r"\bruns/(\w+)", line):
         if makes(line, name) and "--resume" not in line:  # an earlier line may have needed it
             shutil.rmtree(workspace / "runs" / name, ignore_errors=True)
@@ -302,7 +302,7 @@ def marked_lines() -> Iterator[object]:
 
 @pytest.mark.parametrize("line", list(marked_lines()))
 def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
-    """A command of the README runs as it stands, but for fewer steps and data that are here."""
+    """A command of the README runs as written, except for fewer steps and local data."""
     prepare(line, workspace, runner)
     before = set((workspace / "runs").glob("*"))
     command = rewritten(line, workspace)
@@ -318,13 +318,13 @@ def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
     shown |= {"recipes vary ": "with picture.png beside it"}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
     shown |= {"peers.py": "written: peers.json", "recipes predict ": predicted}
-    for word, said in shown.items():
-        assert word not in line or said in output, output
+    for word, expected_output in shown.items():
+        assert word not in line or expected_output in output, output
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if needs_gpu(line)])
 def test_gpu_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command for GPUs names a launch config that is there, and flags that the recipe has."""
+    """A command for GPUs names an existing launch config and flags of the recipe."""
     words = shlex.split(line)
     assert (REPOSITORY / words[words.index("--config_file") + 1]).parent == CONFIGS
     assert (REPOSITORY / words[words.index("--config_file") + 1]).is_file()
@@ -335,7 +335,7 @@ def test_gpu_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("sbatch")])
 def test_slurm_command_is_well_formed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command for a cluster, which is not here, names a script and flags that are there."""
+    """A command for a cluster names an existing script and flags of the recipe."""
     words = shlex.split(line)
     script = next(word for word in words if word.endswith(".sh"))
     assert (REPOSITORY / script).is_file()
@@ -352,13 +352,13 @@ def assert_flags_exist(recipe: str, flags: list[str], monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("line", LINES)
 def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flags that the test above changes are right as the README has them."""
+    """Each flag in the README is valid as written, also where the test above changes it."""
     for command in SEPARATOR.split(line)[::2]:
         words = shlex.split(command)
         if words[:2] == ["recipes", "vary"]:
-            given, flags = read_variants(words[2:])
-            recipe = load_recipe(REPOSITORY / given.recipe)
-            assert parse_space(flags, recipe, least=0)[0] or given.num_processes != "1"
+            variants, flags = read_variants(words[2:])
+            recipe = load_recipe(REPOSITORY / variants.recipe)
+            assert parse_space(flags, recipe, least=0)[0] or variants.num_processes != "1"
             continue
         if words[:2] == ["recipes", "tune"] and "recipes/" in command:
             settings = read_command_line(words[2:])[1]
@@ -392,7 +392,7 @@ def test_two_commands_install_run_and_test() -> None:
 
 
 def test_requirements_are_pinned_within_the_ranges() -> None:
-    """`requirements.txt` pins what `pyproject.toml` allows, and ends with the package itself."""
+    """`requirements.txt` pins versions that `pyproject.toml` allows and ends with the package."""
     lines = [
         line.split("#")[0].strip()
         for line in (REPOSITORY / "requirements.txt").read_text().splitlines()
@@ -415,7 +415,7 @@ def test_requirements_are_pinned_within_the_ranges() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Files that the README and the pages under docs/ link to are there."""
+    """Each file that the README or a page under docs/ links to exists."""
     for page in (README, *PAGES):
         links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
         for link in links:
@@ -428,7 +428,7 @@ def test_no_figure_is_left_open() -> None:
 
 
 def test_benchmark_tables_are_what_was_measured() -> None:
-    """Each file of results stands beside the scripts, whole; the README has some of its ratios."""
+    """The benchmarks' README has the tables of all results, and the main README some ratios."""
     tables = ""
     for file in (REPOSITORY / "benchmarks" / "results").glob("peers-*.json"):
         tables += markdown(json.loads(file.read_text()))
@@ -446,7 +446,7 @@ DIFFS = [diff for page in (README, *PAGES) for diff in DIFF.findall(page.read_te
 
 @pytest.mark.parametrize(("name", "block"), DIFFS)
 def test_diffs_are_those_of_the_copies(name: str, block: str) -> None:
-    """Each line that a diff takes out, or puts in, is one that the copy does."""
+    """Each line that a diff removes or adds is one that the copy really removed or added."""
     (example,) = [copy for copy in COPIES if copy.name == name]
     origin = (REPOSITORY / "recipes" / f"{example.origin}.py").read_text().splitlines()
     copy = example.path.read_text().splitlines()

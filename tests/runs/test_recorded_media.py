@@ -1,4 +1,4 @@
-"""Images, tables and histograms of a recipe in whole runs, whatever the tracker is."""
+"""Images, tables and histograms that a recipe logs in whole runs, with each tracker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ LINE = "            run.record(loss, metrics(logits, batch))\n"
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["wandb", "tensorboard", "none"])
 def test_whole_run_keeps_what_a_recipe_logs(tracker: str, tmp_path: Path, runner: Runner) -> None:
-    """With the row of its step, and as files; what no row follows is kept as well."""
+    """A run keeps logged media as files and in the tracker, with the row of their step.
+
+    Media after the last row are kept as well.
+    """
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     assert LINE in source
     (tmp_path / "mine.py").write_text(source.replace(LINE, CALLS + LINE))

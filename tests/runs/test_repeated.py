@@ -1,4 +1,4 @@
-"""Runs that are repeated, started otherwise, copied elsewhere, begun from another, or missed."""
+"""Runs that are repeated, launched otherwise, copied elsewhere, begun from another's weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_config_file_repeats_a_run_under_plain_python(runner: Runner, whole_mlp:
     assert again.summary["test/loss"] == whole_mlp.summary["test/loss"]
     assert again.summary["test/accuracy"] == whole_mlp.summary["test/accuracy"]
     changed = {"config", "output_dir", "tracker", "log_every"}
-    before, now = whole_mlp.config["config"], again.config["config"]
+    before = whole_mlp.config["config"]
+    now = again.config["config"]
     assert {name for name in now if now[name] != before[name]} == changed
     assert list(again.series("train/loss")) == [3, 6, 9]
     events = list(again.directory.rglob("events.out.tfevents.*"))
@@ -43,7 +44,7 @@ def assert_events_hold(path: Path, run: Finished) -> None:
 
 @pytest.mark.slow
 def test_torchrun_with_two_processes(runner: Runner, whole_mlp: Finished) -> None:
-    """`torchrun` works as `accelerate launch` does, and an earlier run scales to two processes."""
+    """`torchrun` works like `accelerate launch`, and two processes repeat a run of one."""
     run = runner.run(
         *("mnist_mlp", "--config", whole_mlp.directory, "--batch-size", 32), launcher="torchrun"
     )
@@ -56,7 +57,7 @@ def test_torchrun_with_two_processes(runner: Runner, whole_mlp: Finished) -> Non
 def test_copied_recipe_runs_from_elsewhere(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """A recipe copied to any folder trains from any working directory, into `runs/` there."""
+    """A recipe copied to any folder trains and writes to `runs/` in the working directory."""
     script = tmp_path / "elsewhere" / "train.py"
     script.parent.mkdir()
     script.write_text((REPOSITORY / "recipes" / "mnist_mlp.py").read_text())
@@ -77,7 +78,7 @@ def test_copied_recipe_runs_from_elsewhere(
 def test_initial_weights_are_those_of_a_run(
     runner: Runner, odd_images: Path, whole_mlp: Finished
 ) -> None:
-    """`--init-from RUN` starts from its weights: without learning they are kept."""
+    """`--init-from RUN` starts from the run's weights: they stay with a learning rate of 0."""
     run = runner.run(
         *("mnist_mlp", "--dataset", odd_images, "--batch-size", 64),
         *("--init-from", whole_mlp.directory),
@@ -85,7 +86,8 @@ def test_initial_weights_are_those_of_a_run(
         launcher="python",
     )
     assert run.summary["test/loss"] == pytest.approx(whole_mlp.summary["test/loss"], rel=1e-6)
-    before, after = whole_mlp.weights(), run.weights()
+    before = whole_mlp.weights()
+    after = run.weights()
     assert all(before[name].equal(after[name]) for name in after)
 
 

@@ -1,4 +1,4 @@
-"""What a resumed run goes on with: new orders of samples, and an evaluation that was cut short."""
+"""A resumed run continues the orders of samples and repeats an interrupted evaluation."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ UPDATES = 11  # in an epoch of `MLP`
 def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """Killed in the middle of epoch 1: epochs 1, 2 and 3 differ, and are the unbroken run's."""
+    """A run killed in epoch 1 has four different orders, the same as in the unbroken run."""
     flags = (*MLP, "--epochs", 4, "--num-workers", 0, "--data-placement", "workers")
-    whole_folder, folder, directory = tmp_path / "whole", tmp_path / "killed", tmp_path / "run"
+    whole_folder = tmp_path / "whole"
+    folder = tmp_path / "killed"
+    directory = tmp_path / "run"
     whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="python")
     job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
               directory=directory)  # fmt: skip
     job.wait_until(lambda: UPDATES < newest_step(directory) < 2 * UPDATES)
     job.kill()
-    found = newest_step(directory)
-    assert UPDATES < found < 2 * UPDATES, "the kill came too late for epoch 1"
+    saved_step = newest_step(directory)
+    assert UPDATES < saved_step < 2 * UPDATES, "the kill came too late for epoch 1"
     job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory)
     assert job.end() == 0, job.said()
     expected, _, updates = recorded(whole_folder)
     record, beginnings, total = recorded(folder)
     assert record == expected
-    assert beginnings == [(0, 0), divmod(found, UPDATES)]
-    # What is written while a checkpoint is on its way to the disk is made again as well.
+    assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]
+    # Updates made while a checkpoint is on its way to the disk are repeated as well.
     assert total <= updates + 2 * EVERY
     orders = [
-        [samples for (epoch, *_), made in record.items() if epoch == number for samples in made]
+        [sample for (epoch, *_), samples in record.items() if epoch == number for sample in samples]
         for number in range(4)
     ]
     for number, order in enumerate(orders):
@@ -51,7 +53,10 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
 
 
 def test_short_epochs_have_few_checkpoints(whole_mlp: Finished) -> None:
-    """The first of three has one, and the end of the run; where that took no half minute."""
+    """A run of three short epochs saves after the first epoch and at its end only.
+
+    This holds where the run took less than the seconds between checkpoints.
+    """
     plan = whole_mlp.config["plan"]
     steps = [step_of(path) for path in step_folders(whole_mlp.directory / "checkpoints")]
     if whole_mlp.summary["time/total_seconds"] < CHECKPOINT_SECONDS:
@@ -83,12 +88,17 @@ def slow_evaluation(folder: Path) -> Path:
 def test_signal_cuts_an_evaluation_short(
     runner: Runner, tmp_path: Path, launcher: Launcher
 ) -> None:
-    """In the middle of a run and at its end: saved in time, made again, nothing else changes."""
+    """A signal during an evaluation saves soon, and a resume repeats the evaluation.
+
+    The rows and weights are those of a run that nobody stopped. This holds for an evaluation in
+    the middle of a run and for the final one.
+    """
     flags = (*MLP, *SLOW, "--gradient-accumulation-steps", 8 if launcher == "python" else 4)
     whole = runner.run("mnist_mlp", *flags, launcher=launcher)
-    directory, slow = tmp_path / "run", slow_evaluation(tmp_path)
+    directory = tmp_path / "run"
+    slow = slow_evaluation(tmp_path)
     again: tuple[object, ...] = (*flags, "--output-dir", directory)
-    # The evaluation at the end of epoch 0, then that one made again, then the final one.
+    # The evaluation at the end of epoch 0, then its repetition, then the final one.
     recipes = [slow, slow, RECIPE] if launcher == "python" else [slow, RECIPE]
     for recipe in recipes:
         job = Job(runner, recipe, *again, directory=directory, launcher=launcher)
@@ -99,7 +109,7 @@ def test_signal_cuts_an_evaluation_short(
         job.wait_until((directory / "evaluating").exists)
         (directory / "evaluating").unlink()
         began = time.monotonic()
-        # On two processes the other one has to hear of it.
+        # On two processes, rank 1 gets the signal and rank 0 has to learn of it.
         job.workers()[-1].send_signal(signal.SIGTERM)
         job.end(60)
         assert time.monotonic() - began < 20
@@ -112,9 +122,10 @@ def test_signal_cuts_an_evaluation_short(
 
 @pytest.mark.slow
 def test_signal_cuts_the_final_evaluation_short(runner: Runner, tmp_path: Path) -> None:
-    """After the last update only the evaluation is made again."""
+    """A run stopped in its final evaluation repeats only this evaluation when resumed."""
     flags = (*MLP, *SLOW, "--epochs", 1, "--gradient-accumulation-steps", 8)
-    directory, slow = tmp_path / "run", slow_evaluation(tmp_path)
+    directory = tmp_path / "run"
+    slow = slow_evaluation(tmp_path)
     job = Job(runner, slow, *flags, "--output-dir", directory, directory=directory)
     job.wait_until((directory / "evaluating").exists)
     job.process.send_signal(signal.SIGTERM)

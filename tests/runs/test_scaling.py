@@ -1,4 +1,4 @@
-"""The model of an update's time, the slow link it is held against, and the script around both."""
+"""The scaling study: its model of an update's time, its slow link, and its script."""
 
 from __future__ import annotations
 
@@ -24,37 +24,46 @@ from benchmarks.scaling_study.step_time import Job, StepTime, buckets_of, error,
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
 TRUTH = StepTime(0.004, 6e-5, 8e8, 0.95, 2e-4, 0.3, 5e5, 1.3)
-RATES, DELAYS = (6e6, 25e6, 1e8), (0.0, 0.004)
+RATES = (6e6, 25e6, 1e8)
+DELAYS = (0.0, 0.004)
 
 
 def jobs(sizes: tuple[int, ...], delays: tuple[float, ...], **more: Any) -> list[Job]:
     """Return jobs of one process and of two, over memory and over links."""
-    own: dict[str, Any] = {"parameters": 1_200_000, "buckets": 2, "last_share": 0.5, **more}
-    local = [Job(count, size, **own) for count in (1, 2) for size in sizes]
-    links = [Job(2, size, rate=r, delay=d, **own) for size in sizes for r in RATES for d in delays]
+    shared: dict[str, Any] = {"parameters": 1_200_000, "buckets": 2, "last_share": 0.5, **more}
+    local = [Job(count, size, **shared) for count in (1, 2) for size in sizes]
+    links = [
+        Job(2, size, rate=rate, delay=delay, **shared)
+        for size in sizes
+        for rate in RATES
+        for delay in delays
+    ]
     return local + links
 
 
 def test_fit_finds_what_measurements_were_made_from() -> None:
-    """Within 2 % on jobs that it did not see: other delays, processes, batches and strategies."""
+    """The fit predicts unseen delays, processes, batches and strategies within 2 %."""
     # One size of a model would not tell a hop's latency from the software's rate.
     seen = [*jobs((512, 2048), DELAYS), *jobs((64, 128), DELAYS, parameters=100_000)]
-    found = fit([(job, TRUTH.update(job)) for job in seen])
+    fitted = fit([(job, TRUTH.update(job)) for job in seen])
     unseen = [*jobs((1024,), (0.001, 0.02)), *jobs((1024,), DELAYS, strategy="DDP fp16")]
     unseen += [dataclasses.replace(job, processes=8) for job in unseen if job.processes > 1]
-    assert max(abs(error(found, job, TRUTH.update(job))) for job in unseen) < 0.02
+    assert max(abs(error(fitted, job, TRUTH.update(job))) for job in unseen) < 0.02
     wrong = dataclasses.replace(TRUTH, per_sample=2 * TRUTH.per_sample)
     assert max(abs(error(wrong, job, TRUTH.update(job))) for job in unseen) > 0.5
 
 
 def test_fit_holds_with_hardly_any_measurement() -> None:
-    """One process alone says nothing of a network; its own speed is found all the same."""
+    """A fit to one process alone finds the speed of this process, without any network."""
     job = Job(1, 256, 10_000)
     assert abs(error(fit([(job, 0.05)]), job, 0.05)) < 0.02
 
 
 def test_ring_by_hand() -> None:
-    """Two devices exchange each byte once and wait twice; FSDP2 half as much again, fp16 half."""
+    """The modelled time of a ring agrees with a calculation by hand.
+
+    Two devices exchange each byte once and wait twice. FSDP2 takes half as much again, fp16 half.
+    """
     model = StepTime(0, 0.001, math.inf, 1, 0.001, 0)
     job = Job(2, 10, parameters=1000, rate=1e5)
     assert model.network(job) == pytest.approx(4000 / 1e5 + 2 * 0.001)
@@ -67,7 +76,7 @@ def test_ring_by_hand() -> None:
 
 
 def test_last_bucket_hides_behind_nothing() -> None:
-    """However much computing there is to hide behind."""
+    """The last bucket always adds its time, however much computation there is to hide behind."""
     model = StepTime(0, 1.0, math.inf, 1, 0, 0.5)
     job = Job(2, 10, 1000, buckets=4, last_share=0.25, rate=1e5)
     assert model.update(job) == pytest.approx(10 + 0.25 * 0.04)
@@ -79,7 +88,7 @@ def test_last_bucket_hides_behind_nothing() -> None:
     "sizes", [[10], [300_000, 10], [393_216, 512, 262_144, 512, 512_000, 1000]]
 )
 def test_buckets_are_those_of_ddp(sizes: list[int]) -> None:
-    """As torch's own function shares them out."""
+    """The modelled buckets are those that torch's own function computes."""
     tensors = [torch.empty(size) for size in reversed(sizes)]
     limits = [step_time.FIRST_BUCKET, step_time.BUCKET]
     groups, _ = distributed._compute_bucket_assignment_by_size(tensors, limits)
@@ -88,7 +97,7 @@ def test_buckets_are_those_of_ddp(sizes: list[int]) -> None:
 
 
 def event(name: str, start: float, end: float, thread: int = 1, device: str = "CPU") -> Any:
-    """Return what the profiler tells of an operation."""
+    """Return an operation as the profiler describes it."""
     return SimpleNamespace(
         name=name,
         thread=thread,
@@ -99,15 +108,15 @@ def event(name: str, start: float, end: float, thread: int = 1, device: str = "C
 
 
 def test_shares_of_communication_of_the_profiler() -> None:
-    """A collective counts once; beside computation it is under way, and not alone."""
+    """Overlapping collectives count once, and those beside computation are not alone."""
     computing = [event("aten::mm", 0, 40), event("aten::add", 10, 20), event("aten::mm", 90, 100)]
     sums = [event("aten::add_", 50, 60, thread=2), event("c10d::allreduce_", 30, 31)]
     sent = [event("gloo:all_reduce", 30, 60, thread=2), event("gloo:all_reduce", 50, 80, thread=3)]
     shares = shares_of_communication([*computing, *sums, *sent])
     assert shares == {"under_way": pytest.approx(0.5), "alone": pytest.approx(0.4)}
     kernels = [event("gemm", 0, 60, 7, "CUDA"), event("ncclDevKernel", 40, 100, 7, "CUDA")]
-    found = shares_of_communication([*computing, *kernels])
-    assert found == {"under_way": pytest.approx(0.6), "alone": pytest.approx(0.4)}
+    shares = shares_of_communication([*computing, *kernels])
+    assert shares == {"under_way": pytest.approx(0.6), "alone": pytest.approx(0.4)}
     assert shares_of_communication([]) == {"under_way": 0, "alone": 0}
 
 
@@ -132,7 +141,7 @@ SEND = (
     ],
 )
 def test_mistakes_are_found_before_anything_is_measured(wrong: dict[str, Any]) -> None:
-    """In one sentence."""
+    """A wrong setting ends the script with one sentence before any measurement."""
     with pytest.raises(SystemExit, match=r"error: .* (take 1 or more|no link|of 1 at most)"):
         Options(**wrong)
     assert Options()
@@ -149,13 +158,13 @@ def test_mistakes_are_found_before_anything_is_measured(wrong: dict[str, Any]) -
     ],
 )
 def test_mistakes_of_the_transfer_too(wrong: dict[str, Any]) -> None:
-    """Also of places that are none."""
+    """A wrong setting of the transfer benchmark, also a bad path, ends it with one sentence."""
     with pytest.raises(SystemExit, match="error: "):
         transfer.Options(**{n: Path(v) if isinstance(v, str) else v for n, v in wrong.items()})
 
 
 def test_link_is_as_slow_as_it_is_asked_to_be() -> None:
-    """No faster than the rate and the delay each way; and nothing of it stays."""
+    """The link is no faster than its rate and delay, and closing it removes its namespaces."""
     try:
         link = Link().__enter__()
     except LinkError as problem:
@@ -186,13 +195,16 @@ def test_link_is_as_slow_as_it_is_asked_to_be() -> None:
 
 @pytest.mark.slow
 def test_script_measures_fits_and_tells(runner: Runner, tmp_path: Path) -> None:
-    """From processes to tables and a picture; without namespaces it says why, and goes on."""
+    """The script measures processes, fits its model and writes tables and a picture.
+
+    Without network namespaces, it says so and leaves out the measurements over links.
+    """
     words = ["benchmarks/scaling.py", "--output", str(tmp_path / "found"), "--batch", "64"]
     words += ["--updates", "2", "--rounds", "1", "--fit-links", "400:0", "--check-links", "200:2"]
     environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
     command = [str(runner.python), *words]
-    status, said, errors = run_command(command, environment, REPOSITORY, 300, one_core=False)
-    assert status == 0, said + errors
+    status, printed, errors = run_command(command, environment, REPOSITORY, 300, one_core=False)
+    assert status == 0, printed + errors
     results = json.loads((tmp_path / "found" / "scaling.json").read_text())
     names = [run["name"] for run in results["runs"]]
     assert names[:2] == ["1 × 32, DDP", "1 × 64, DDP"]
@@ -206,6 +218,6 @@ def test_script_measures_fits_and_tells(runner: Runner, tmp_path: Path) -> None:
         assert "2 × 64, DDP fp16, 200 Mbit/s, 2 ms" in names
         assert results["largest_unseen_error"] > 0
     table = (tmp_path / "found" / "scaling.md").read_text()
-    assert table in said
+    assert table in printed
     assert "| InfiniBand NDR, 1,024 devices |" in table
     assert (tmp_path / "found" / "scaling.png").stat().st_size > 10_000

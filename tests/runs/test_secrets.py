@@ -1,4 +1,4 @@
-"""Keys and tokens, in the environment or on the command line, are written and shown nowhere."""
+"""Keys and tokens of the environment or the command line are neither written nor shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENVIRONMENT = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
 
 
 def assert_nowhere(run: Finished, *secrets: str) -> list[Path]:
-    """Check the terminal and every byte that a launch has left; return the files."""
+    """Check that no secret is on the terminal or in a file of a launch; return the files."""
     files = [path for path in run.directory.parent.rglob("*") if path.is_file()]
     for secret in secrets:
         assert secret not in run.output + run.errors
@@ -26,20 +26,20 @@ def assert_nowhere(run: Finished, *secrets: str) -> list[Path]:
 
 
 def test_token_of_the_environment_is_in_no_file_of_a_run(learned_mlp: Finished) -> None:
-    """A run that asks the Hub with its token, trains, saves, and logs to W&B.
+    """The Hub token is in no file of a run that trains, saves, and logs to W&B.
 
-    Of W&B's key there is a test in `test_tracking`.
+    `test_tracking` has a test of W&B's key.
     """
     names = {path.name for path in assert_nowhere(learned_mlp, HUB_TOKEN)}
     assert {"config.json", "metrics.jsonl", "manifest.json", "summary.json"} <= names
     (folder,) = wandb_runs(learned_mlp)
     assert any(path.suffix == ".wandb" for path in folder.iterdir())
-    # As its reader sees it: in the file, a value may go over the border of two blocks.
+    # The reader joins values that cross the border of two blocks in the file.
     assert HUB_TOKEN not in inspect(folder)
 
 
 def test_token_in_an_address_is_refused_and_not_repeated(runner: Runner) -> None:
-    """Neither what is shown nor what is left has it."""
+    """A token in `--dataset` is refused, and neither the message nor any file contains it."""
     run = runner.run("mnist_mlp", "--dataset", URL, environment=ENVIRONMENT, succeeds=False)
     assert run.returncode == 1
     assert "--dataset has a user's name or token" in run.errors

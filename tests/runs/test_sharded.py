@@ -1,4 +1,4 @@
-"""FSDP2 on processes of a CPU: the updates of DDP, from a part of the memory, on any number."""
+"""FSDP2 on CPU processes makes the updates of DDP with less memory, on any number of processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKS: dict[Launcher, int] = {"python": 1, "shards": 2, "four shards": 4}
 
 
 def flags_of(images: Path, launcher: Launcher, ranks: int) -> tuple[Any, ...]:
-    """Return those of updates of 64 samples, of micro-batches of 16."""
+    """Return flags for updates of 64 samples, divided into micro-batches of 16."""
     cut = ("--batch-size", 16, "--gradient-accumulation-steps", 4 // ranks)
     updates = ("--dataset", images, *SHIFTED_UPDATES, "--checkpoint-every", 2)
     return (*updates, "--tracker", "none", *cut)
@@ -34,7 +34,7 @@ def flags_of(images: Path, launcher: Launcher, ranks: int) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="session")
 def sharded_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """Two processes that hold shards, and accumulate twice."""
+    """A run of two processes that hold shards and accumulate twice."""
     flags = (*flags_of(odd_images, "shards", 2), "--keep-checkpoints", 9)
     return runner.shared("mnist_mlp", *flags, launcher="shards")
 
@@ -42,7 +42,7 @@ def sharded_mlp(runner: Runner, odd_images: Path) -> Finished:
 def test_mlp_in_shards_is_the_mlp(
     accumulated_mlp: Finished, distributed_mlp: Finished, sharded_mlp: Finished
 ) -> None:
-    """Losses, rates, counts and weights of one process, and of DDP's two."""
+    """Shards give the losses, rates, counts and weights of one process and of two with DDP."""
     assert sharded_mlp.config["environment"]["sharding"] == "FSDP2"
     assert sharded_mlp.config["environment"]["world_size"] == 2
     for other in (accumulated_mlp, distributed_mlp):
@@ -55,7 +55,10 @@ def test_mlp_in_shards_is_the_mlp(
 def test_same_updates_however_they_are_cut(
     runner: Runner, odd_images: Path, sharded_mlp: Finished
 ) -> None:
-    """One process × accumulation 4, DDP's two × 2, FSDP2's two × 2: losses, rates and counts."""
+    """One process, two with DDP and two with FSDP2 make the same updates of four micro-batches.
+
+    The losses agree within rounding, the rates and counts exactly.
+    """
     cuts: tuple[tuple[Launcher, int], ...] = (("python", 1), ("two", 2))
     for launcher, ranks in cuts:
         flags = flags_of(odd_images, launcher, ranks)
@@ -65,7 +68,7 @@ def test_same_updates_however_they_are_cut(
             assert sharded_mlp.series(name) == expected, name
         for name in ("train/learning_rate", "progress/samples", "val/count"):
             assert other.series(name) == sharded_mlp.series(name), name
-        if launcher == "python":  # DDP's rounding is another, which Adam makes much of at first
+        if launcher == "python":  # DDP rounds differently, which Adam's first updates amplify
             assert_same_weights(other.weights(), sharded_mlp.weights(), within=1e-5)
 
 
@@ -73,7 +76,7 @@ def test_same_updates_however_they_are_cut(
 def test_four_shards_are_the_mlp(
     runner: Runner, odd_images: Path, accumulated_mlp: Finished
 ) -> None:
-    """Of four processes, some hold no row of the smallest weights."""
+    """Four shards make the same updates, though some hold no row of the smallest weights."""
     flags = flags_of(odd_images, "four shards", 4)
     four = runner.run("mnist_mlp", *flags, launcher="four shards")
     assert four.config["environment"]["world_size"] == 4
@@ -85,7 +88,7 @@ def test_four_shards_are_the_mlp(
 def test_bert_in_shards_is_the_bert(
     checkpointing: tuple[str, ...], runner: Runner, distributed_bert: Finished
 ) -> None:
-    """Layer by layer, and with activations computed again."""
+    """BERT in shards trains to the weights of DDP, and Transformers reads its export."""
     config = ("--config", distributed_bert.directory, *checkpointing)
     run = runner.run("bert", *config, launcher="shards")
     assert_same_run(distributed_bert, run, weights_within=2e-4)
@@ -100,27 +103,28 @@ def test_bert_in_shards_is_the_bert(
 
 @pytest.mark.slow
 def test_resnet_in_shards_is_the_resnet(runner: Runner, distributed_resnet: Finished) -> None:
-    """Batch norm, momentum, and stages in shards; and half of the memory."""
+    """A ResNet in shards trains to the weights of DDP with about half of its lasting memory."""
     flags = ("--config", distributed_resnet.directory)
     run = runner.run("resnet", *flags, launcher="shards")
     for name in ("train/loss", "train/grad_norm", "train/learning_rate", "val/count"):
-        values, others = run.series(name), distributed_resnet.series(name)
-        assert values == pytest.approx(others, rel=1e-3), name
+        expected = pytest.approx(distributed_resnet.series(name), rel=1e-3)
+        assert run.series(name) == expected, name
     assert_same_weights(run.weights(), distributed_resnet.weights(), 1e-3)
+    memory_in_shards = run.read("memory.json")
+    memory_of_ddp = distributed_resnet.read("memory.json")
     lasting = ("weights", "gradients", "optimizer_state")
-    for kind in ("planned_mib", "measured_mib"):
-        taken, whole = (
-            sum(json.loads((one.directory / "memory.json").read_text())[n][kind] for n in lasting)
-            for one in (run, distributed_resnet)
-        )
-        assert taken <= 0.55 * whole, kind
-    # What FSDP gathers, 43 MiB in all, is no activation; the layout of some differs.
-    rows = [one.read("memory.json")["activations"] for one in (run, distributed_resnet)]
-    assert rows[0]["measured_mib"] == pytest.approx(rows[1]["measured_mib"], rel=0.2)
+    for figure in ("planned_mib", "measured_mib"):
+        in_shards = sum(memory_in_shards[part][figure] for part in lasting)
+        of_ddp = sum(memory_of_ddp[part][figure] for part in lasting)
+        assert in_shards <= 0.55 * of_ddp, figure
+    # The 43 MiB that FSDP gathers do not count as activations; the layout of some differs.
+    activations = memory_in_shards["activations"]["measured_mib"]
+    activations_of_ddp = memory_of_ddp["activations"]["measured_mib"]
+    assert activations == pytest.approx(activations_of_ddp, rel=0.2)
 
 
 def broken_off(run: Finished, directory: Path) -> None:
-    """Make of a finished run what a kill in its middle leaves."""
+    """Copy a finished run as if it had been killed halfway."""
     shutil.copytree(run.directory, directory)
     folders = step_folders(directory / "checkpoints")
     for folder in (*folders[len(folders) // 2 :], directory / "model"):
@@ -134,7 +138,10 @@ def broken_off(run: Finished, directory: Path) -> None:
 def test_shards_resume_on_other_processes(
     launcher: Launcher, runner: Runner, odd_images: Path, sharded_mlp: Finished, tmp_path: Path
 ) -> None:
-    """To the same bits on as many, within rounding on one, on four and without shards."""
+    """A run in shards resumes to the same bits on as many processes.
+
+    It resumes within rounding on one process, on four, and without shards.
+    """
     directory = tmp_path / "run"
     broken_off(sharded_mlp, directory)
     flags = flags_of(odd_images, launcher, RANKS.get(launcher, 2))
@@ -151,7 +158,7 @@ def test_shards_resume_on_other_processes(
 def test_whole_checkpoint_resumes_in_shards(
     runner: Runner, accumulated_mlp: Finished, tmp_path: Path
 ) -> None:
-    """What one process has written, two share out."""
+    """Two processes in shards resume a run of one process that has saved whole tensors."""
     directory = tmp_path / "run"
     broken_off(accumulated_mlp, directory)
     again = ("--output-dir", directory, "--resume", "auto", "--gradient-accumulation-steps", 1)
@@ -162,7 +169,7 @@ def test_whole_checkpoint_resumes_in_shards(
 
 
 def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
-    """The manifest says what is shared out, and no file has it whole."""
+    """Each rank saves its rows of the weights and moments, and no file has them whole."""
     folder = step_folders(sharded_mlp.directory / "checkpoints")[0]
     manifest = read_manifest(folder)
     shapes = {name: value.shape for name, value in sharded_mlp.weights().items()}
@@ -172,7 +179,7 @@ def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
         rows = [load_file(folder / f"{part}-{rank}-of-2.safetensors") for rank in range(2)]
         assert rows[0].keys() == rows[1].keys()
         for name in rows[0]:
-            whole = torch.cat([one[name] for one in rows])
+            whole = torch.cat([rows_of_rank[name] for rows_of_rank in rows])
             assert whole.shape == (shapes[name] if part == "model" else whole.shape)
             assert len(rows[0][name]) == -(-len(whole) // 2)
         assert part != "model" or rows[0].keys() == shapes.keys()
@@ -181,7 +188,7 @@ def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
 
 
 def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Finished) -> None:
-    """A run's model is read in shards: the same figures, on a split of an odd size."""
+    """`--evaluate-only` in shards gives the run's figures, also on a split of an odd size."""
     flags = ("--evaluate-only", "--init-from", sharded_mlp.directory, "--dataset", odd_images)
     flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--batch-size", 8)
     run = runner.run("mnist_mlp", *flags, launcher="shards")
@@ -203,12 +210,12 @@ COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 def test_copy_in_shards_is_the_copy(
     copy: Copy, runner: Runner, request: pytest.FixtureRequest
 ) -> None:
-    """Two processes with shards make the updates and the figures of two without."""
+    """A copy in shards has the losses and the figures of the copy with DDP."""
     few = copy.same_on_two or ("--max-steps", 2, "--batch-size", 16)
     flags = (*copy.flags, *few, "--tracker", "none", "--log-every", 1, "--mixed-precision", "no")
     if copy.dataset is not None:
         flags = (*flags, "--dataset", request.getfixturevalue(copy.dataset))
-    whole, shards = (runner.run(copy.path, *flags, launcher=how) for how in LAUNCHERS)
+    whole, shards = (runner.run(copy.path, *flags, launcher=launcher) for launcher in LAUNCHERS)
     for name in ("train/loss", "train/grad_norm", "train/learning_rate"):
         assert whole.series(name) == pytest.approx(shards.series(name), rel=1e-3), name
     for name, value in whole.summary.items():
@@ -229,12 +236,16 @@ def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Path) -> None:
-    """With an average and the best model in shards; that is kept on one process, too."""
+    """Killed shards with an average of the weights resume to the same bits and best model.
+
+    One process resumes the same run without shards and keeps the same best model.
+    """
     flags = ("--dataset", "digits", "--tracker", "none", "--log-every", 2, "--eval-every", 4)
     flags = (*flags, "--checkpoint-every", 4, "--keep-checkpoints", 9, "--early-stopping", 99)
     flags = (*flags, "--max-steps", 32, "--hidden-sizes", 64, 48, "--dropout", 0.2)
     whole = runner.run(peaked, *flags, launcher="shards")
-    directory, other = tmp_path / "run", tmp_path / "other"
+    directory = tmp_path / "run"
+    other = tmp_path / "other"
     words = (peaked, *flags, "--output-dir", directory)
     job = Job(runner, *words, directory=directory, launcher="shards")
     job.wait_for_step(16)
@@ -257,12 +268,13 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
 
 @pytest.mark.slow
 def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> None:
-    """One value, which is in the rows of one rank alone: all stop, and nothing of it is saved."""
+    """One infinite gradient in the rows of one rank stops all ranks before it is saved."""
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     backward = "                accelerator.backward(loss)\n"
     spoil = "run.progress.global_step == 13 and accelerator.process_index == 1"
     spoil = f"if {spoil}: next(model.parameters()).grad.to_local()[0, 0] = float('inf')"
-    recipe, directory = tmp_path / "mnist_mlp.py", tmp_path / "run"
+    recipe = tmp_path / "mnist_mlp.py"
+    directory = tmp_path / "run"
     at = "                if accelerator.sync_gradients:\n"
     assert source.count(backward + at) == 1
     recipe.write_text(source.replace(backward + at, f"{backward}{at}    {' ' * 16}{spoil}\n"))
@@ -281,7 +293,10 @@ def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> Non
 
 
 def test_networks_in_shards(runner: Runner) -> None:
-    """Copies may be changed; ranks begin alike; a call with other weights is a sentence."""
+    """The script `in_shards.py` passes its checks of sharded networks on both ranks.
+
+    A call of a sharded network with other weights ends in a sentence.
+    """
     script = REPOSITORY / "tests" / "in_shards.py"
     run = runner.run(script, launcher="shards", output_directory=False)
     assert run.output.count("a sharded network can't be called with other weights") == 2
@@ -291,7 +306,7 @@ def test_networks_in_shards(runner: Runner) -> None:
 def test_collectives_get_tensors_of_the_device_only(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:
-    """NCCL refuses those of the host: DDP and shards, evaluations, checkpoints and logs."""
+    """Collectives get no tensors of the host, which NCCL would refuse, with DDP or with shards."""
     script = REPOSITORY / "tests" / "host_and_device.py"
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
     flags = ("--dataset", odd_images, "--tracker", "none", "--batch-size", 16, "--epochs", 9)
@@ -323,7 +338,7 @@ def test_what_recipes_shard_otherwise_is_refused(
     monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
     with pytest.raises(UserError, match=said):
         take_fsdp_request()
-    done = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
-    monkeypatch.setattr(os, "environ", {**SHARDED, **done})
+    supported = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
+    monkeypatch.setattr(os, "environ", {**SHARDED, **supported})
     assert take_fsdp_request()
     assert not take_fsdp_request()  # the request is hidden from Accelerate

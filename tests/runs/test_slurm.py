@@ -1,4 +1,4 @@
-"""The Slurm script, with commands that stand in for Slurm's: saved, queued again, or not."""
+"""The Slurm script saves a run and queues it again. Stand-ins replace Slurm's commands."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Cluster:
         }
 
     def start(self, *flags: object) -> None:
-        """Start the script, in the background."""
+        """Start the script in the background."""
         script = str(CONFIGS / "slurm.sh")
         recipe = str(REPOSITORY / "recipes" / "mnist_mlp.py")
         self.log = self.folder / f"{time.monotonic_ns()}.log"
@@ -80,7 +80,7 @@ class Cluster:
         )
 
     def train_until_saved(self) -> None:
-        """Wait for a checkpoint."""
+        """Wait for the first checkpoint."""
         deadline = time.monotonic() + 120
         while newest_step(self.directory) < EVERY:
             assert self.process.poll() is None, self.said()
@@ -88,7 +88,7 @@ class Cluster:
             time.sleep(0.01)
 
     def end(self) -> int:
-        """Wait for the end, at which nothing may be left running; return the status."""
+        """Wait for the script, check that it left no process running, and return its status."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         status = self.process.wait(120)
         assert not psutil.wait_procs(children, timeout=0)[1], self.said()
@@ -110,7 +110,7 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def whole(runner: Runner) -> Finished:
-    """The run that nothing stops, on as many threads: where a sum is cut depends on them."""
+    """The run that nothing stops, on all cores: the rounding of a sum depends on the threads."""
     return runner.shared("mnist_mlp", *FLAGS, all_cores=True)
 
 
@@ -125,7 +125,10 @@ def cluster(runner: Runner, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: Finished) -> None:
-    """SIGUSR1 to the script: a checkpoint, one requeue; the next start finishes, and none."""
+    """SIGUSR1 to the script saves and queues the job again once.
+
+    The next start finishes with the bits of the unbroken run and does not queue it again.
+    """
     cluster.start(*FLAGS)
     cluster.train_until_saved()
     cluster.process.send_signal(signal.SIGUSR1)
@@ -148,9 +151,9 @@ def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: F
 
 @pytest.mark.slow
 def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path) -> None:
-    """SIGUSR1 to what srun started, as Slurm sends it: all ranks of both nodes save.
+    """All ranks of both nodes save when srun gets SIGUSR1 from Slurm and passes it on.
 
-    The launchers are real ones here.
+    This test uses real launchers.
     """
     cluster = Cluster(runner, tmp_path, Path(sys.executable), nodes=2)
     cluster.start(*FLAGS, "--epochs", 2000)
@@ -166,7 +169,10 @@ def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path)
 
 @pytest.mark.slow
 def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> None:
-    """SIGTERM, as of scancel, saves; a bad flag ends it, whatever an earlier start had left."""
+    """Neither SIGTERM, which scancel sends, nor a bad flag queues the job again.
+
+    SIGTERM saves the run. A bad flag then makes it not resumable.
+    """
     cluster.start("--epoochs", 3)
     assert cluster.end() != 0
     assert "--epochs" in cluster.said()
@@ -183,7 +189,7 @@ def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> N
 
 
 def test_each_setting_of_slurm_is_explained() -> None:
-    """A comment stands before every line for Slurm."""
+    """Each `#SBATCH` line has a comment above it."""
     lines = (CONFIGS / "slurm.sh").read_text().splitlines()
     for before, line in itertools.pairwise(lines):
         assert len(line) <= 100

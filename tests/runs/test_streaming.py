@@ -1,4 +1,4 @@
-"""Data that are read while training: cut off and gone on with, on as many processes or fewer."""
+"""Runs that stream their data resume after a kill, on as many processes or fewer."""
 
 from __future__ import annotations
 
@@ -24,39 +24,49 @@ FLAGS = (
 def test_each_sample_once_an_epoch_after_a_kill(
     runner: Runner, tmp_path: Path, launcher: str
 ) -> None:
-    """Two processes are killed; two end with the same bits, and one sees the same samples."""
+    """A killed run of two processes sees each sample of an epoch once when it resumes.
+
+    Two processes end with the same bits, and one process makes updates of the same samples.
+    """
     flags = ("--dataset", images_folder(tmp_path / "data"), *FLAGS)
-    whole_folder, folder, directory = tmp_path / "whole", tmp_path / "killed", tmp_path / "run"
+    whole_folder = tmp_path / "whole"
+    folder = tmp_path / "killed"
+    directory = tmp_path / "run"
     whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="two")
     job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
               directory=directory, launcher="two")  # fmt: skip
     job.wait_until(lambda: newest_step(directory) > UPDATES)
     job.kill()
-    found = newest_step(directory)
-    assert UPDATES < found < EPOCHS * UPDATES, "the kill came too late"
+    saved_step = newest_step(directory)
+    assert UPDATES < saved_step < EPOCHS * UPDATES, "the kill came too late"
     job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory,
               launcher=launcher)  # type: ignore[arg-type]  # fmt: skip
     assert job.end() == 0, job.said()
     expected, _, _ = recorded(whole_folder)
     record, beginnings, _ = recorded(folder)
-    assert beginnings == [(0, 0), divmod(found, UPDATES)]
+    assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]
     updates = [
         {
             (epoch, update): {
                 sample
-                for (*key, _, _), samples in made.items()
+                for (*key, _, _), samples in micro_batches.items()
                 if key == [epoch, update]
                 for sample in samples
             }
             for epoch in range(EPOCHS)
             for update in range(UPDATES)
         }
-        for made in (expected, record)
+        for micro_batches in (expected, record)
     ]
     assert updates[0] == updates[1]
     for number in range(EPOCHS):
-        epoch = [sample for (e, _), made in updates[1].items() if e == number for sample in made]
-        assert len(epoch) == len({*epoch}) == UPDATES * 16
+        samples_of_epoch = [
+            sample
+            for (epoch, _), samples in updates[1].items()
+            if epoch == number
+            for sample in samples
+        ]
+        assert len(samples_of_epoch) == len({*samples_of_epoch}) == UPDATES * 16
     if launcher == "two":
         assert learned(directory) == learned(whole.directory)
         assert final_weights(directory) == final_weights(whole.directory)

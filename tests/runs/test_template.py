@@ -1,4 +1,4 @@
-"""Forks that stand for launches: what they run sees what a fresh interpreter would."""
+"""A script in a fork of the tests' template sees what it would see in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print("said", file=sys.stderr)
 def run_script(
     runner: Runner, folder: Path, text: str, launcher: Launcher, *words: str
 ) -> Finished:
-    """Run a script of a few lines."""
+    """Write a short script to `folder` and run it there."""
     script = folder / "script.py"
     script.write_text(text)
     return runner.run(
@@ -66,7 +66,10 @@ def run_script(
 
 
 def test_script_sees_what_a_fresh_interpreter_shows(runner: Runner, tmp_path: Path) -> None:
-    """Words, variables, folders, cores, signals, `__main__`: all but the process number."""
+    """A fork and a fresh interpreter show a script the same state.
+
+    The state is its arguments, variables, folders, cores, signals, threads and `__main__`.
+    """
     seen = []
     for launcher in ("python", "fresh"):
         run = run_script(runner, tmp_path, SEEN, launcher, "--flag", "a value")
@@ -99,7 +102,10 @@ IS_FORK = "import sys; print('torch' in sys.modules, sys.argv[1:], sys.stdin.rea
 def test_command_sees_what_a_fresh_interpreter_shows(
     words: tuple[str, ...], runner: Runner, tmp_path: Path
 ) -> None:
-    """All but the name of the interpreter, which is this command, so that it is handed on."""
+    """The forking command shows a script the state of a fresh interpreter, except for its name.
+
+    `sys.executable` is the forking command itself, so that processes which use it fork as well.
+    """
     (tmp_path / "script.py").write_text(SEEN)
     seen = []
     core = staying_on_one_core()
@@ -124,7 +130,10 @@ def test_command_sees_what_a_fresh_interpreter_shows(
 
 
 def test_command_forks_unless_imports_would_differ(runner: Runner, tmp_path: Path) -> None:
-    """Libraries read some variables once; a script must not see what others read."""
+    """The command starts a fresh interpreter if variables could change the imported libraries.
+
+    Libraries read some variables only once, and the template has imported them already.
+    """
     script = tmp_path / "script.py"
     script.write_text(IS_FORK)
     for variables, is_fork in (
@@ -152,7 +161,7 @@ def test_command_forks_unless_imports_would_differ(runner: Runner, tmp_path: Pat
 def test_command_ends_as_the_script_does(
     runner: Runner, tmp_path: Path, end: str, status: int
 ) -> None:
-    """With its status, or by its signal."""
+    """The command ends with the script's status or by the signal that ended the script."""
     script = tmp_path / "script.py"
     script.write_text(f"import os, signal, sys\n{end}")
     with command(runner, script) as process:
@@ -175,7 +184,10 @@ time.sleep(300)
 def test_signals_to_the_command_reach_the_script(
     runner: Runner, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """One that is ignored stays ignored; a kill of the command is one of the script, too."""
+    """The script gets the command's signals, and dies with a killed command.
+
+    A signal that the command ignores is ignored in the script as well.
+    """
     script = tmp_path / "script.py"
     script.write_text(WAIT)
 
@@ -196,7 +208,7 @@ def test_signals_to_the_command_reach_the_script(
 
 
 def test_launchers_run_and_start_workers_as_forks(runner: Runner, tmp_path: Path) -> None:
-    """`accelerate launch` and `torchrun` of the folder, with their own code."""
+    """The folder's `accelerate launch` and `torchrun` run their own code and start forks."""
     script = tmp_path / "script.py"
     script.write_text("import os; " + IS_FORK.replace("print(", "print(os.environ['RANK'], "))
     multi_cpu = ("--config_file", CONFIGS / "multi_cpu.yaml", "--main_process_port", free_port())
@@ -219,21 +231,25 @@ def test_launchers_run_and_start_workers_as_forks(runner: Runner, tmp_path: Path
 
 @pytest.mark.parametrize("launcher", ["python", "fresh"])
 def test_ends_are_told(runner: Runner, tmp_path: Path, launcher: Launcher) -> None:
-    """Statuses, an error's traceback, a signal, and what is done at exit."""
+    """A run reports the script's status, traceback and signal, and exit handlers run."""
     leave = "import atexit, os, sys\natexit.register(lambda: print('left'))\n"
     assert run_script(runner, tmp_path, leave + "sys.exit(75)", launcher).returncode == 75
     failed = run_script(runner, tmp_path, leave + "raise ValueError('wrong')", launcher)
     assert failed.returncode == 1
     assert failed.output == "left\n"
     assert failed.errors.endswith("ValueError: wrong\n")
-    said = run_script(runner, tmp_path, leave + "raise SystemExit('error: a sentence')", launcher)
-    assert (said.returncode, said.errors) == (1, "error: a sentence\n")
+    refuse = "raise SystemExit('error: a sentence')"
+    refused = run_script(runner, tmp_path, leave + refuse, launcher)
+    assert (refused.returncode, refused.errors) == (1, "error: a sentence\n")
     killed = run_script(runner, tmp_path, leave + "os.kill(os.getpid(), 9)", launcher)
     assert (killed.returncode, killed.output) == (-signal.SIGKILL, "")
 
 
 def test_random_numbers_that_nobody_seeded_differ(runner: Runner, tmp_path: Path) -> None:
-    """Else a recipe that forgets to seed would seem to be repeatable."""
+    """Two forks draw different unseeded random numbers.
+
+    Otherwise a recipe that forgets to seed would seem repeatable.
+    """
     text = "import random, numpy, torch\n"
     text += "print(random.random(), numpy.random.rand(), torch.rand(()).item())"
     drawn = [run_script(runner, tmp_path, text, "python").output.split() for _ in range(2)]
@@ -241,7 +257,7 @@ def test_random_numbers_that_nobody_seeded_differ(runner: Runner, tmp_path: Path
 
 
 def test_two_ranks_are_started_as_by_the_launcher(runner: Runner, tmp_path: Path) -> None:
-    """Their variables are those that `accelerate launch` sets for `multi_cpu.yaml`."""
+    """Two ranks get the variables that `accelerate launch` sets for `multi_cpu.yaml`."""
     from accelerate.commands import launch
     from accelerate.utils.launch import prepare_multi_gpu_env
 
@@ -260,12 +276,12 @@ def test_two_ranks_are_started_as_by_the_launcher(runner: Runner, tmp_path: Path
 
 
 def differing(variables: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that have another value elsewhere."""
+    """Return the variables whose value differs from that in `others`."""
     return {name: value for name, value in variables.items() if others.get(name) != value}
 
 
 def test_failure_of_one_rank_ends_the_other(runner: Runner, tmp_path: Path) -> None:
-    """The other one gets SIGTERM, as from torchrun."""
+    """The failure of one rank ends the other by SIGTERM, as torchrun does."""
     text = "import os, time\nassert os.environ['RANK'] != '1', 'broken'\ntime.sleep(300)"
     run = run_script(runner, tmp_path, text, "two")
     assert run.returncode == 1
@@ -273,7 +289,7 @@ def test_failure_of_one_rank_ends_the_other(runner: Runner, tmp_path: Path) -> N
 
 
 def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> None:
-    """With the processes that it started."""
+    """A timeout also ends the processes that the script started."""
     text = "import os, time\nif os.environ['RANK'] == '0': os.fork()\n"
     text += f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')\ntime.sleep(300)"
     script = tmp_path / "script.py"
@@ -287,11 +303,11 @@ def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> N
 
 
 def test_wait_raises_what_popen_raises(runner: Runner, tmp_path: Path) -> None:
-    """So that a job can be either."""
+    """A fork's `wait` and `poll` behave like those of `Popen`, so that a job can be either."""
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(300)")
-    with (tmp_path / "said").open("w") as said:
-        process = runner.start([str(script)], "python", dict(os.environ), tmp_path, said, said)
+    with (tmp_path / "said").open("w") as log:
+        process = runner.start([str(script)], "python", dict(os.environ), tmp_path, log, log)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
     assert process.poll() is None
@@ -301,7 +317,7 @@ def test_wait_raises_what_popen_raises(runner: Runner, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fork_trains_as_a_fresh_interpreter_does(runner: Runner, unbroken: Finished) -> None:
-    """The same bits: shared pages, threads and hashes change nothing."""
+    """A fork trains to the same bits as a fresh interpreter."""
     fresh = runner.run("mnist_mlp", *MLP, launcher="fresh")
     assert learned(fresh.directory) == learned(unbroken.directory)
     assert final_weights(fresh.directory) == final_weights(unbroken.directory)

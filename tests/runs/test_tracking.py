@@ -1,4 +1,4 @@
-"""Trackers: W&B offline without a key or server, TensorBoard, none; `metrics.jsonl` always."""
+"""Trackers: W&B, which is offline without a key or a server, and no tracker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "0badc0de" * 5
 
 @pytest.fixture(scope="session")
 def unreachable(runner: Runner) -> Finished:
-    """Two processes with a key for a server that does not answer."""
+    """A run of two processes with a key for a server that does not answer."""
     return runner.shared(
         *("mnist_mlp", "--dataset", "digits", "--max-steps", 6, "--checkpoint-every", 2),
         *("--log-every", 2, "--eval-every", 3),
@@ -38,13 +38,13 @@ def wandb_runs(run: Finished) -> list[Path]:
 
 
 def inspect(folder: Path, *flags: str) -> str:
-    """Return what `wandb leet inspect` says of a run."""
+    """Return the output of `wandb leet inspect` for a W&B run."""
     (file,) = folder.glob("*.wandb")
     return wandb_file.inspect(file, *flags)
 
 
 def history(folder: Path) -> dict[int, dict[str, float]]:
-    """Return the rows that a folder of an offline run holds, by global step."""
+    """Return the rows in the folder of an offline run, by global step."""
     rows: dict[int, dict[str, float]] = {}
     for line in inspect(folder).splitlines():
         record = json.loads(line)
@@ -55,7 +55,7 @@ def history(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def read_if_there(path: Path) -> bytes:
-    """Return a file's bytes; none of one that another launch has removed."""
+    """Return a file's bytes, or no bytes if another launch has removed the file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read_if_there(path: Path) -> bytes:
 
 
 def test_without_a_key_wandb_is_offline(learned_mlp: Finished) -> None:
-    """Without a key, and nobody to ask, a run trains to its end and logs to W&B's offline files."""
+    """A run without a key or a terminal to ask for one logs to W&B's offline files."""
     (folder,) = wandb_runs(learned_mlp)
     assert folder.name.startswith("offline-run-")
     assert "no API key" in learned_mlp.output
@@ -71,7 +71,7 @@ def test_without_a_key_wandb_is_offline(learned_mlp: Finished) -> None:
 
 
 def test_terminal_ends_with_commands_for_the_offline_run(learned_mlp: Finished) -> None:
-    """The summary shows how to look at the offline run, and how to upload it, with its path."""
+    """The final table shows commands that view and upload the offline run, with its path."""
     (folder,) = wandb_runs(learned_mlp)
     table = learned_mlp.output[learned_mlp.output.rindex("accuracy") :]
     text = re.sub(r"[\s│└┘─┴]+", " ", table)
@@ -80,10 +80,11 @@ def test_terminal_ends_with_commands_for_the_offline_run(learned_mlp: Finished) 
 
 
 def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
-    """W&B's summary is `summary.json`, not the last interval's figures; its config is the run's."""
+    """W&B's summary has the values of `summary.json`, and its config those of `config.json`."""
     (folder,) = wandb_runs(learned_mlp)
-    shown, config = json.loads(inspect(folder, "--summary")), learned_mlp.config
-    # Each is a column of W&B's table of runs: none is nested.
+    shown = json.loads(inspect(folder, "--summary"))
+    config = learned_mlp.config
+    # Each value is a column of W&B's table of runs, so none is nested.
     assert not any(isinstance(value, dict) for value in shown["config"].values())
     config_at_wandb = unflat(shown["config"])
     for group in ("environment", "data", "architecture", "plan", "objective", "config"):
@@ -96,7 +97,7 @@ def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
 
 
 def test_wandb_has_the_metrics_of_the_run(learned_mlp: Finished) -> None:
-    """W&B's file holds the metrics of `metrics.jsonl` under the same names, by global step."""
+    """W&B's file has the metrics of `metrics.jsonl` under the same names, by global step."""
     (folder,) = wandb_runs(learned_mlp)
     rows = history(folder)
     for name in ("train/loss", "test/accuracy", "train/learning_rate"):
@@ -105,7 +106,7 @@ def test_wandb_has_the_metrics_of_the_run(learned_mlp: Finished) -> None:
 
 
 def test_unreachable_server_does_not_stop_training(unreachable: Finished) -> None:
-    """With a key and a server that does not answer, W&B is offline and nothing is lost."""
+    """A run with a key whose server does not answer logs offline and loses nothing."""
     assert "offline" in unreachable.output
     assert "does not answer" in unreachable.output
     assert list(unreachable.series("train/loss")) == [2, 4, 6]
@@ -123,11 +124,14 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("kind", first(1, UNUSABLE))
 def test_unusable_server_means_an_offline_run(kind: str, runner: Runner) -> None:
-    """Whatever it answers: one run, offline, with every row, and the reason on the terminal."""
-    with unusable_server(kind) as (address, asked):
+    """A server that answers wrongly leads to one offline run with every row.
+
+    The terminal shows the reason, and the run asks the server once.
+    """
+    with unusable_server(kind) as (address, requested_paths):
         run = asked_with_a_key(runner, address)
     assert f"W&B offline ({UNUSABLE[kind]}" in run.output
-    assert asked == ["/graphql"]
+    assert requested_paths == ["/graphql"]
     check_offline_run(run, folders=1)
 
 
@@ -138,30 +142,33 @@ def test_server_that_fails_after_all_means_an_offline_run(kind: str, runner: Run
         mode = {} if kind == "known key" else {"WANDB_MODE": "online"}
         run = asked_with_a_key(runner, address, **mode)
     assert "W&B offline (the server refused: CommError)" in run.output
-    check_offline_run(run, folders=2)  # the other is of the failed attempt
+    check_offline_run(run, folders=2)  # the other folder is of the failed attempt
 
 
 @pytest.mark.slow
 def test_server_that_may_get_better_is_asked_for_a_while(runner: Runner) -> None:
-    """W&B itself takes these for such, and asks again for 20 s: here at the same time."""
+    """W&B repeats a request for 20 s if the server may recover; then the run goes on offline.
+
+    The two kinds of such servers run at the same time here.
+    """
     assert runner.template  # made before two threads ask for it
     with ThreadPoolExecutor() as pool:
         for each in [
-            pool.submit(test_server_that_fails_after_all_means_an_offline_run, kind, runner)
-            for kind in ("500", "hang")
+            pool.submit(test_server_that_fails_after_all_means_an_offline_run, failure, runner)
+            for failure in ("500", "hang")
         ]:
             each.result()
 
 
 def asked_with_a_key(runner: Runner, address: str, **environment: str) -> Finished:
-    """Return a short run that is told of a server."""
+    """Return a short run with a key for the server at `address`."""
     variables = {"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": address, **environment}
     flags = ("--dataset", "digits", "--max-steps", 4, "--log-every", 2, "--hidden-sizes", 16)
     return runner.run("mnist_mlp", *flags, environment=variables)
 
 
 def check_offline_run(run: Finished, folders: int) -> None:
-    """See that W&B's file has all rows, and that nothing but the run's own lines was printed."""
+    """Check that W&B's offline file has all rows, and that W&B itself printed nothing."""
     assert len(wandb_runs(run)) == folders
     (folder,) = (folder for folder in wandb_runs(run) if folder.name.startswith("offline-run-"))
     assert folder.name.endswith(run.config["wandb_run_id"])
@@ -172,7 +179,7 @@ def check_offline_run(run: Finished, folders: int) -> None:
 
 
 def test_lines_of_the_terminal_are_kept(learned_mlp: Finished) -> None:
-    """In the run's directory and at W&B are the plan, the intervals and the evaluations."""
+    """`output.log` and W&B have the lines of the terminal."""
     (folder,) = wandb_runs(learned_mlp)
     kept = (learned_mlp.directory / "output.log").read_text()
     assert kept.startswith("recipe  mnist_mlp")
@@ -186,7 +193,7 @@ def test_lines_of_the_terminal_are_kept(learned_mlp: Finished) -> None:
 
 
 def test_two_processes_log_once(unreachable: Finished) -> None:
-    """Two processes make one W&B run, one line a log interval, and one block on the terminal."""
+    """Two processes make one W&B run, one row for each step, and one block on the terminal."""
     (folder,) = wandb_runs(unreachable)
     assert folder.name.startswith("offline-run-")
     assert unreachable.output.count("recipe  mnist_mlp") == 1
@@ -197,8 +204,9 @@ def test_two_processes_log_once(unreachable: Finished) -> None:
 
 
 def test_key_is_written_nowhere(unreachable: Finished) -> None:
-    """A key is in no file of the run, of W&B or of its folders, and not on the terminal."""
-    launches, run = unreachable.directory.parents[1], unreachable.directory.parent
+    """W&B's key is in no file of the run or of W&B, and not on the terminal."""
+    launches = unreachable.directory.parents[1]
+    run = unreachable.directory.parent
     caches = [path for path in launches.iterdir() if path.name.startswith("wandb-")]
     files = {path for folder in (run, *caches) for path in folder.rglob("*") if path.is_file()}
     assert any(path.suffix == ".wandb" for path in files)
@@ -207,12 +215,12 @@ def test_key_is_written_nowhere(unreachable: Finished) -> None:
         assert SECRET.encode() not in read_if_there(path), path
     assert SECRET not in unreachable.output + unreachable.errors
     (folder,) = wandb_runs(unreachable)
-    # As its reader sees it: in the file, a value may go over the border of two blocks.
+    # The reader joins values that cross the border of two blocks in the file.
     assert SECRET not in inspect(folder)
 
 
 def test_project_name_and_tags_reach_wandb(unreachable: Finished) -> None:
-    """`--project`, `--run-name` and `--tags` are those of the W&B run."""
+    """The W&B run has the values of `--project`, `--run-name` and `--tags`."""
     (folder,) = wandb_runs(unreachable)
     records = inspect(folder)
     assert "some-project" in records
@@ -223,7 +231,7 @@ def test_project_name_and_tags_reach_wandb(unreachable: Finished) -> None:
 
 @pytest.fixture(scope="session")
 def presented(runner: Runner, odd_images: Path) -> Finished:
-    """A run with a group, notes, tags of its own and one by variable, and its model kept."""
+    """A run with a group, notes, an uploaded model, and tags from a flag and a variable."""
     return runner.shared(
         *("mnist_mlp", "--dataset", odd_images, "--batch-size", 64, "--max-steps", 6),
         *("--log-every", 1),
@@ -235,7 +243,7 @@ def presented(runner: Runner, odd_images: Path) -> Finished:
 
 
 def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None:
-    """Group, type, notes, name and tags are in W&B's file; `WANDB_*` variables are honoured."""
+    """W&B's file has the run's group, type, notes, name and tags, also from `WANDB_*` variables."""
     shown = records(presented)["run"]
     assert shown["run_group"] == "seeds"
     assert shown["job_type"] == "train"
@@ -248,13 +256,13 @@ def test_run_presents_itself(presented: Finished, unreachable: Finished) -> None
 
 
 def test_metrics_have_an_axis_and_stand_first(presented: Finished) -> None:
-    """Each chart is over the update; loss and objective stand first, named by their split."""
+    """W&B plots metrics over updates, and shows loss and objective first, named by their split."""
     recorded = records(presented)
     metrics = recorded["metric"]
     assert metrics["*"]["step_metric"] == "progress/global_step"
     for name in ("test/count", "progress/*", "time/*"):
         assert metrics[name]["options"]["hidden"]
-    # What counts has no section, and so stands before all others.
+    # Metrics without a section stand before all others.
     names = {"loss_train": "train/loss", "loss_val": "val/loss", "accuracy_val": "val/accuracy"}
     for short, name in names.items():
         values = [row[short] for row in recorded["history"] if short in row]
@@ -263,7 +271,7 @@ def test_metrics_have_an_axis_and_stand_first(presented: Finished) -> None:
 
 
 def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
-    """Those of `summary.json`, and no other name for the best value."""
+    """W&B's summary has the values of `summary.json` and no second name for the best value."""
     summary = records(presented)["summary"]
     for name, value in presented.summary.items():
         assert summary[name] == pytest.approx(value), name
@@ -272,12 +280,12 @@ def test_summary_has_the_final_and_the_best_values(presented: Finished) -> None:
 
 
 def test_final_evaluation_has_panels(presented: Finished) -> None:
-    """A confusion matrix of all samples, and wrong predictions with their images."""
+    """W&B shows a confusion matrix of all samples, and wrong predictions with their images."""
     recorded = records(presented)
     last = recorded["summary"]
     for name in ("test/confusion_table", "test/classes", "test/mistakes", "memory/plan"):
         assert last[name]["_type"] == "table-file"
-    # Among the rows, the numbers of their rows and columns would be curves.
+    # In the history, the tables' numbers of rows and columns would become curves.
     assert not any(
         name.endswith((".ncols", ".nrows")) for row in recorded["history"] for name in row
     )
@@ -286,7 +294,8 @@ def test_final_evaluation_has_panels(presented: Finished) -> None:
     assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
     assert sum(row[2] for row in table["data"]) == presented.summary["test/count"]
     right = sum(row[2] for row in table["data"] if row[0] == row[1])
-    count, accuracy = presented.summary["test/count"], presented.summary["test/accuracy"]
+    count = presented.summary["test/count"]
+    accuracy = presented.summary["test/accuracy"]
     assert right / count == pytest.approx(accuracy)
     wrong = json.loads((folder / "files" / last["test/mistakes"]["path"]).read_text())
     assert wrong["columns"] == ["sample", "label", "prediction", "probability"]
@@ -302,7 +311,7 @@ def test_final_evaluation_has_panels(presented: Finished) -> None:
 
 
 def test_offline_run_can_be_moved_whole(presented: Finished) -> None:
-    """W&B's file names what lies in the run's own folders: no other, and none by its whole path."""
+    """W&B's file names only files in the run's own folders, and by relative paths."""
     (folder,) = wandb_runs(presented)
     text = inspect(folder)
     assert "artifacts/staging" not in text
@@ -312,7 +321,10 @@ def test_offline_run_can_be_moved_whole(presented: Finished) -> None:
 
 
 def test_memory_plan_is_kept(presented: Finished) -> None:
-    """Before training in `config.json` and on the terminal; after it beside what was measured."""
+    """`config.json`, W&B and the terminal have the memory plan before training.
+
+    After training, `memory.json` has it beside the measured values.
+    """
     plan = presented.config["memory_plan"]
     assert unflat(records(presented)["config"])["memory_plan"] == pytest.approx(plan)
     parameters = presented.config["architecture"]["parameters"]
@@ -327,7 +339,7 @@ def test_memory_plan_is_kept(presented: Finished) -> None:
 
 
 def test_model_is_kept_on_request(presented: Finished, learned_mlp: Finished) -> None:
-    """`--log-model` keeps the files of `model/` as an artifact; without it there is none."""
+    """`--log-model` uploads the files of `model/` as an artifact; without it there is none."""
     (artifact,) = records(presented)["artifact"]["model"]
     kept = {entry["path"] for entry in artifact["manifest"]["contents"]}
     assert kept == {path.name for path in (presented.directory / "model").iterdir()}
@@ -335,7 +347,7 @@ def test_model_is_kept_on_request(presented: Finished, learned_mlp: Finished) ->
 
 
 def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> None:
-    """`--evaluate-only` is another type of job, with panels of its own."""
+    """`--evaluate-only` makes a W&B run of another job type, with panels of its own."""
     run = runner.run(
         *("mnist_mlp", "--evaluate-only", "--init-from", presented.directory),
         launcher="python",
@@ -348,7 +360,7 @@ def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> 
 
 @pytest.mark.slow
 def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished) -> None:
-    """Tokens are turned back into the words that were read."""
+    """W&B's table of wrong predictions shows words and not tokens."""
     (folder,) = wandb_runs(learned_bert)
     last = records(learned_bert)["summary"]
     wrong = json.loads((folder / "files" / last["test/mistakes"]["path"]).read_text())
@@ -358,7 +370,7 @@ def test_wrong_predictions_of_text_show_the_text(learned_bert: Finished) -> None
 
 
 def test_command_line_is_not_sent_to_wandb(learned_mlp: Finished) -> None:
-    """W&B gets neither the command line, which may hold a token, nor code."""
+    """W&B gets neither the process's metadata, in which flags may hold a token, nor code."""
     (folder,) = wandb_runs(learned_mlp)
     names = {path.name for path in folder.rglob("*")}
     assert "wandb-metadata.json" not in names
@@ -366,7 +378,7 @@ def test_command_line_is_not_sent_to_wandb(learned_mlp: Finished) -> None:
 
 
 def test_run_files_lie_in_the_runs_directory(runner: Runner, tmp_path: Path) -> None:
-    """It can be moved whole, and read where it then is; the commands name it as it was."""
+    """W&B's files lie in the run's directory, which can be moved and read elsewhere."""
     flags = ("--dataset", "digits", "--max-steps", 4, "--log-every", 2, "--hidden-sizes", 16)
     run = runner.run("mnist_mlp", *flags, environment={"WANDB_DIR": None})
     assert not (run.directory.parent / "wandb").exists()
@@ -378,7 +390,7 @@ def test_run_files_lie_in_the_runs_directory(runner: Runner, tmp_path: Path) -> 
 
 
 def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: Finished) -> None:
-    """`--tracker none` leaves the run's own files and no other."""
+    """`--tracker none` leaves only the run's own files."""
     for run in (whole_mlp, distributed_mlp):
         assert not run.wandb_folder.exists()
         names = {path.name for path in run.directory.iterdir()} - {".lock"}

@@ -1,4 +1,4 @@
-"""W&B over kills and resumptions: one run, and nothing of `metrics.jsonl` is missing from it."""
+"""W&B over kills and resumes: one W&B run has all rows of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
 
 
 def halting(folder: Path, step: int) -> Path:
-    """Return a recipe that makes so many updates and waits: however late a kill is, it comes."""
+    """Return a recipe that waits at update `step`, so that a kill never comes too late."""
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     loop = "        for batch in run.batches(train_loader):\n"
     halt = f"            __import__('time').sleep(3600 * (run.progress.global_step == {step}))\n"
@@ -24,8 +24,9 @@ def halting(folder: Path, step: int) -> Path:
 
 
 def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: Path) -> None:
-    """kill -9 before the first checkpoint and after: the same id, and all rows together."""
-    directory, parent = tmp_path / "run", tmp_path / "run" / "wandb"
+    """A run killed before and after its first checkpoint keeps its W&B id and all its rows."""
+    directory = tmp_path / "run"
+    parent = directory / "wandb"
     flags = (*FLAGS, "--output-dir", directory)
     job = Job(runner, halting(tmp_path, EVERY - 1), *flags, directory=directory)
     job.wait_until(lambda: any(parent.glob("offline-run-*/*.wandb")))
@@ -37,7 +38,7 @@ def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: 
     assert job.end() == 0, job.said()
     folders = sorted(parent.glob("offline-run-*"))
     assert len(folders) == 3
-    # offline-run-TIME-ID, and -1 behind it where two begin in the same second.
+    # The folders are named offline-run-TIME-ID, with -1 at the end if two begin in one second.
     (run_id,) = {folder.name.split("-")[3] for folder in folders}
     assert job.read("config.json")["wandb_run_id"] == run_id
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
@@ -45,10 +46,10 @@ def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: 
     assert steps == sorted(set(steps))
     # Every third update, and the last of each of the 12 epochs.
     assert set(steps) == {step for step in range(1, 133) if step % 3 == 0 or step % 11 == 0}
-    held: dict[int, dict[str, float]] = {}
+    rows_at_wandb: dict[int, dict[str, float]] = {}
     for folder in folders:
-        held |= history(folder)
+        rows_at_wandb |= history(folder)
     for row in rows:
-        logged = held[row["progress/global_step"]]
+        logged = rows_at_wandb[row["progress/global_step"]]
         for name, value in row.items():
             assert logged[name] == value, (row["progress/global_step"], name)

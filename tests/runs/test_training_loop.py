@@ -1,4 +1,4 @@
-"""What a copy may do in its loop: freeze by epoch, schedule by itself, fail on some ranks."""
+"""Changes to a copy's loop: layers frozen by epoch, its own schedule and flags, its mistakes."""
 
 from __future__ import annotations
 
@@ -40,15 +40,18 @@ def edited(folder: Path, *changes: tuple[str, str]) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen_first", [False, True], ids=["after prepare", "before prepare"])
 def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bool) -> None:
-    """Two processes equal one that accumulates; a resumed run has the bits of one that went on."""
+    """A run that freezes layers by epoch is the same on two processes and after a resume.
+
+    Two processes equal one that accumulates within rounding, and a resume gives the same bits.
+    """
     prepare = "        model, optimizer, scheduler = accelerator.prepare("
     freeze_body = "        model.body.requires_grad_(False)\n" if frozen_first else ""
     copy = edited(tmp_path, (STEP, FREEZE + STEP), (prepare, freeze_body + prepare))
     common = (*FLAGS, "--epochs", 3, "--mixed-precision", "no", "--keep", "last", "--seed", 1)
     common += ("--keep-checkpoints", 9, "--checkpoint-every", 2)
     two = runner.run(copy, *common, "--batch-size", 64, launcher="two")
-    one = runner.run(copy, *common, "--batch-size", 64, "--gradient-accumulation-steps", 2)
-    for name, value in one.weights().items():
+    on_one = runner.run(copy, *common, "--batch-size", 64, "--gradient-accumulation-steps", 2)
+    for name, value in on_one.weights().items():
         torch.testing.assert_close(two.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
     *earlier, _, last = sorted((two.directory / "checkpoints").glob("step-*"))
     assert earlier
@@ -66,7 +69,10 @@ def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bo
 
 
 def test_flag_that_a_copy_does_not_use_is_refused(runner: Runner, tmp_path: Path) -> None:
-    """With a scheduler of its own: no scaled rate is printed, and nothing is saved."""
+    """`--scale-learning-rate` is refused in a copy whose own scheduler does not use it.
+
+    The run prints no scaled rate and saves nothing.
+    """
     copy = edited(tmp_path, (SCHEDULE, OWN_SCHEDULE))
     flags = (*FLAGS, "--max-steps", 4, "--scale-learning-rate", "linear", "--checkpoint-every", 1)
     run = runner.run(copy, *flags, "--batch-size", 128, succeeds=False)
@@ -95,7 +101,10 @@ USES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: str) -> None:
-    """On any rank and at any time: no recipe that uses it is refused."""
+    """A copy's own flag is refused only if no rank uses it at any time.
+
+    The run warns if the first update does not use the flag.
+    """
     copy = edited(tmp_path, (OWN_FLAG, f"    share: float = 0.5\n{OWN_FLAG}"), USES[use])
     launcher = "two" if use == "on one rank" else "python"
     is_used = use != "nowhere"
@@ -109,9 +118,9 @@ def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path
 
 @pytest.mark.slow
 def test_metric_of_a_name_that_the_run_logs_is_refused(runner: Runner, tmp_path: Path) -> None:
-    """At the first log line; else the run's own figure would take its place."""
-    own = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
-    copy = edited(tmp_path, (RECORD, own))
+    """A copy's metric is refused at the first log line if the run logs one of the same name."""
+    clashing = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
+    copy = edited(tmp_path, (RECORD, clashing))
     run = runner.run(copy, *FLAGS, "--max-steps", 9, succeeds=False)
     assert "the metric 'grad_norm', and the run itself logs train/grad_norm" in run.errors
     assert "Traceback" not in run.errors
@@ -120,7 +129,7 @@ def test_metric_of_a_name_that_the_run_logs_is_refused(runner: Runner, tmp_path:
 def supervised(
     runner: Runner, copy: Path, folder: Path, flags: tuple[object, ...], *, processes: int
 ) -> tuple[int, str]:
-    """Run README's supervisor line; return how often it started the recipe, and what it said."""
+    """Run the README's supervisor line; return its number of starts and its output."""
     python = str(runner.python)
     launch = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     launch += ["--master-port", str(free_port())] if processes > 1 else []
@@ -139,27 +148,30 @@ def supervised(
 def test_supervisor_ends_where_a_collective_is_not_entered_alike(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """The first failure may be a lost machine; after the second one it is told what to look for."""
+    """The supervisor stops after a second failure at the same update and advises what to check.
+
+    The first failure could have been a lost machine.
+    """
     copy = edited(tmp_path, (STEP, UNEVEN + STEP))
     flags = (*FLAGS, "--max-steps", 8, "--collective-timeout", 20)
-    starts, said = supervised(runner, copy, tmp_path, flags, processes=2)
-    assert starts == 2, said[-3000:]
+    starts, printed = supervised(runner, copy, tmp_path, flags, processes=2)
+    assert starts == 2, printed[-3000:]
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["resumable"] is False
     assert "second time at update 3" in status["reason"]
-    assert "a collective (gather, reduce) under a condition" in said
+    assert "a collective (gather, reduce) under a condition" in printed
 
 
 @pytest.mark.slow
 def test_supervisor_ends_where_a_file_is_in_the_way(runner: Runner, tmp_path: Path) -> None:
-    """What failed is told, and space is not spoken of."""
+    """The supervisor stops at once if a file is in the way; the advice is not to free space."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file")
     copy = edited(tmp_path)
-    starts, said = supervised(runner, copy, tmp_path, (*FLAGS, "--max-steps", 4), processes=1)
-    assert starts == 1, said[-3000:]
-    assert "move away what is in its place" in said
-    assert "free some space" not in said
+    starts, printed = supervised(runner, copy, tmp_path, (*FLAGS, "--max-steps", 4), processes=1)
+    assert starts == 1, printed[-3000:]
+    assert "move away what is in its place" in printed
+    assert "free some space" not in printed
 
 
 NOTEBOOK = """
@@ -186,7 +198,7 @@ assert signal.getsignal(signal.SIGINT) is before
 
 @pytest.mark.slow
 def test_main_is_called_by_a_notebook(runner: Runner, tmp_path: Path) -> None:
-    """By both of Accelerate's launchers for functions, twice in one process, and in a thread."""
+    """`main` runs in both of Accelerate's notebook launchers, twice in a process, in a thread."""
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK.format(repository=str(REPOSITORY)))
     command = [str(runner.python), str(script), f"{tmp_path}/", str(free_port())]

@@ -1,4 +1,4 @@
-"""`recipes tune` with a real recipe: its last line repeats the best trial."""
+"""`recipes tune` with a real recipe: the command in its last line repeats the best trial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.launch import REPOSITORY
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Put back what a search in this process does to signals."""
+    """Restore the signal handler that a search in this process replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -27,7 +27,10 @@ def _signals() -> Iterator[None]:
 def test_printed_command_gives_the_figures_of_the_best_trial(
     forking_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bit for bit: it has each flag of the trial, also those that the search adds."""
+    """The printed command repeats the best trial to the last bit.
+
+    It has each flag of the trial, also those that the search adds.
+    """
     flags = ["--learning-rate", "0.003:0.03:log", "--hidden-sizes", "16", "--max-steps", "12"]
     flags += ["--eval-every", "6", "--tracker", "none"]
     recipe = str(REPOSITORY / "recipes" / "mnist_mlp.py")

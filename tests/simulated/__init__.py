@@ -6,21 +6,21 @@ storage of their own in the host's memory (`memory.py`), and each kernel runs th
 that memory (`kernels.py`). Autograd, autocast (`autocast.py`), fused optimizers, DDP and FSDP2 are
 torch's own.
 
-What it is like, where it is unlike a CPU:
+It differs from a CPU as follows:
 
 - It has no float64: such a tensor is a `TypeError`, as on Apple's MPS.
 - Fused optimizers ignore `grad_scale` and `found_inf`, as on MPS, or do not exist.
-- Copies without a wait arrive late, and memory that changed or was freed meanwhile is an error
-  (`streams.py`). The host can't pin memory for it, but for a variant (`pinned.py`).
+- Copies without a wait arrive late, and it is an error to change or free their memory meanwhile
+  (`streams.py`). The host can pin memory for it only in some variants (`pinned.py`).
 - Operations refuse to mix its tensors with those of the host.
 - It has random numbers, streams and events of its own.
 - Its collectives refuse tensors of the host, as NCCL does (`collectives.py`).
 
 `Variant` in `device.py` changes this for a process. `launch.py` runs a script on the device, and
-`runs.py` has what tests call. A process that has the device keeps it, so pytest itself never
-installs it.
+tests call the functions of `runs.py`. A process that has the device keeps it, so pytest itself
+never installs it.
 
-What it does not carry, because torch takes it from C++ alone:
+The device lacks the following, because torch takes it from C++ alone:
 
 - `torch.Generator` objects, pinned memory and memory statistics of ``torch.accelerator``. Variants
   have the latter two as functions of Python: where C++ code asks for them, they are missing.

@@ -1,7 +1,7 @@
 """Autocast on the simulated device: which operations run in the lower precision, and which in fp32.
 
-torch has these lists for the devices that it knows. A backend registers its own; these are torch's
-common ones, as far as recipes use them.
+torch has such lists for the devices that it knows, and a backend registers its own. These are
+torch's common lists, as far as recipes use their operations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def operation_named(name: str) -> torch._ops.OpOverload:
 
 
 def register() -> None:
-    """Register what casts arguments before these operations."""
+    """Register the casts of arguments before these operations."""
     everything_else = torch.library.Library("_", "IMPL")
     everything_else.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     library = torch.library.Library("aten", "IMPL")

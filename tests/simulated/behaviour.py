@@ -1,4 +1,4 @@
-"""What the simulated device does, checked in a process that has it: run by `test_device.py`."""
+"""Checks of the simulated device, which `test_device.py` runs in a process that has it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ def raises(kind: type[Exception], action: Callable[[], object]) -> bool:
 
 
 def torch_finds_it() -> None:
+    """torch and `common` take the simulated device as the default accelerator."""
     assert torch.accelerator.is_available()
     assert devices.default_device() == DEVICE
     assert torch.ones(2, device=DEVICE).device == DEVICE
 
 
 def its_memory_is_its_own() -> None:
+    """A copy on the device does not share memory with the host; views of it share its own."""
     on_host = torch.arange(6.0)
     copy = on_host.to(DEVICE)
     on_host.zero_()
@@ -42,6 +44,7 @@ def its_memory_is_its_own() -> None:
 
 
 def it_has_no_float64() -> None:
+    """Each way to make a float64 tensor on the device is a `TypeError`."""
     assert raises(TypeError, lambda: torch.zeros(1, dtype=torch.float64, device=DEVICE))
     assert raises(TypeError, lambda: torch.zeros(1, dtype=torch.float64).to(DEVICE))
     assert raises(TypeError, lambda: torch.ones(1, device=DEVICE).double())
@@ -50,6 +53,7 @@ def it_has_no_float64() -> None:
 
 
 def fused_optimizers_ignore_scaling() -> None:
+    """A fused optimizer makes its update although `found_inf` is set."""
     parameter = nn.Parameter(torch.ones(1, device=DEVICE))
     optimizer = torch.optim.SGD([parameter], lr=0.5, fused=True)
     parameter.grad = torch.ones_like(parameter)
@@ -60,6 +64,7 @@ def fused_optimizers_ignore_scaling() -> None:
 
 
 def downloads_arrive_late() -> None:
+    """A copy to the host without a wait holds junk until its stream is synchronized."""
     values = torch.full((3,), 5.0, device=DEVICE)
     arriving = values.to("cpu", non_blocking=True)
     values.zero_()
@@ -69,6 +74,7 @@ def downloads_arrive_late() -> None:
 
 
 def uploads_read_late() -> None:
+    """It is an error to change or free the source of a copy to the device before a wait."""
     source = torch.ones(3)
     target = source.to(DEVICE, non_blocking=True)
     source.fill_(2)
@@ -84,8 +90,10 @@ def uploads_read_late() -> None:
 
 
 def streams_are_apart() -> None:
+    """A stream sees the copies of another only after it has waited for that stream."""
     assert devices.has_streams(DEVICE)
-    source, copying = torch.ones(3), Stream()
+    source = torch.ones(3)
+    copying = Stream()
     with copying:
         target = source.to(DEVICE, non_blocking=True)
     assert target.sum().item() != 3  # nobody waited
@@ -102,6 +110,7 @@ def streams_are_apart() -> None:
 
 
 def it_draws_numbers_of_its_own() -> None:
+    """The device's random numbers leave the host's generator alone and can be restored."""
     torch.manual_seed(1)
     of_host = torch.get_rng_state()
     state = devices.generator_state(DEVICE)
@@ -114,6 +123,7 @@ def it_draws_numbers_of_its_own() -> None:
 
 
 def autocast_works() -> None:
+    """Autocast runs products in fp16 and normalisations and losses in fp32."""
     matrix = torch.ones(4, 4, device=DEVICE)
     with torch.autocast("simulated", torch.float16):
         product = F.linear(matrix, matrix)
@@ -124,9 +134,11 @@ def autocast_works() -> None:
 
 
 def gradients_are_the_hosts() -> None:
+    """Networks have the same gradients on the device as on the host."""
     for build in (dense, convolutional):
         torch.manual_seed(0)
-        model, images = build(), torch.randn(4, 2, 6, 6)
+        model = build()
+        images = torch.randn(4, 2, 6, 6)
         loss = model(images).square().mean()
         expected = torch.autograd.grad(loss, [*model.parameters()])
         model.to(DEVICE)

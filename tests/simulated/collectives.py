@@ -1,7 +1,7 @@
 """Collectives of the simulated device: gloo's, which refuse tensors of the host as NCCL does.
 
-A process group of this backend knows the simulated device alone. torch itself refuses all other
-tensors then, with the words that it has for NCCL.
+A process group of this backend knows the simulated device alone. torch itself then refuses all
+other tensors, with the same error as for NCCL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLLECTIVES = (
     *("alltoall_", "alltoall_base_", "barrier", "send", "recv_"),
 )
 CALLED: Counter[str] = Counter()  # collectives, by name
-HOST_GROUPS: dict[Any, Any] = {}  # by gloo's part of a group: a group with which it serves the host
+HOST_GROUPS: dict[Any, Any] = {}  # by gloo's part of a group: the group that serves the host
 
 
 def register() -> None:
@@ -52,7 +52,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return gloo
 
 
-# NCCL minds the number of elements of these alone, and gloo the shapes.
+# For these, NCCL compares only the numbers of elements, whereas gloo compares the shapes.
 OF_FLAT_TENSORS = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}
 
 
@@ -81,15 +81,15 @@ def on_memory(operation: torch._ops.OpOverload) -> Any:
         returned = operation(*map(lend_group, lent), **lent_options)
         if isinstance(returned, tuple):  # the tensors and what waits for them
             *tensors, work = returned
-            own = [arguments[number] for number in range(len(tensors))]
-            return (*own, work)
+            device_tensors = [arguments[number] for number in range(len(tensors))]
+            return (*device_tensors, work)
         return returned
 
     return call
 
 
 def teach_accelerate() -> None:
-    """Let Accelerate take several processes on this device for a kind that it has a name for."""
+    """Let Accelerate take several processes on this device for a distributed type it knows."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
@@ -100,7 +100,7 @@ def teach_accelerate() -> None:
             return DEVICE, DistributedType.MULTI_NPU
         return prepare(state, cpu, *others)
 
-    taught: Any = PartialState
-    taught._prepare_backend = prepare_backend
-    # DDP is then given no device numbers: each process has one device, with the number 0.
+    state_class: Any = PartialState
+    state_class._prepare_backend = prepare_backend
+    # Accelerate then gives DDP no device numbers: each process has one device, with the number 0.
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"

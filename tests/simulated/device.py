@@ -13,12 +13,12 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from tests.simulated import autocast, kernels, memory, pinned, streams
 
-MEMORY = 2**30  # bytes that a device with memory figures says it has
+MEMORY = 2**30  # bytes that a device with memory figures reports
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs among real devices. Each field can be set by a word of `parse`."""
+    """The features in which real devices differ. A word of `parse` can set each field."""
 
     fused: str = "ignored"  # grad_scale and found_inf by fused optimizers: honoured, ignored, none
     streams: bool = True
@@ -54,12 +54,12 @@ def install(variant: Variant) -> ModuleType:
 
 
 def module_of(variant: Variant) -> ModuleType:
-    """Return what ``torch.cuda`` is for CUDA."""
+    """Return the module ``torch.simulated``, which corresponds to ``torch.cuda``."""
     module: Any = ModuleType("torch.simulated")
-    own = kernels.GENERATOR.generator
+    generator = kernels.GENERATOR.generator
     module.is_available = lambda: True
     module.is_initialized = lambda: True
-    # One for each process of a launch, each of which sees its own as the first.
+    # Each process of a launch has one device, which it sees as the first.
     module.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     module.current_device = lambda: 0
     module.set_device = lambda device: None
@@ -67,10 +67,10 @@ def module_of(variant: Variant) -> ModuleType:
     module.get_device_name = lambda device=None: "Simulated accelerator"
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module._is_in_bad_fork = lambda: False
-    module.manual_seed = own.manual_seed
-    module.manual_seed_all = own.manual_seed
-    module.get_rng_state = lambda device=None: own.get_state()
-    module.set_rng_state = lambda state, device=None: own.set_state(state)
+    module.manual_seed = generator.manual_seed
+    module.manual_seed_all = generator.manual_seed
+    module.get_rng_state = lambda device=None: generator.get_state()
+    module.set_rng_state = lambda state, device=None: generator.set_state(state)
     module.synchronize = streams.synchronize
     module.empty_cache = lambda: None
     if variant.streams:
@@ -90,9 +90,10 @@ def module_of(variant: Variant) -> ModuleType:
 
 
 def keep_freed_storage() -> None:
-    """Let storages of the device keep their memory when FSDP2 frees it to allocate it again.
+    """Let storages of the device keep their memory when FSDP2 frees it.
 
-    torch lets a device that is written in Python neither shrink nor grow a storage.
+    FSDP2 allocates the memory again later, but torch can neither shrink nor grow the storages of a
+    device that is written in Python.
     """
     storage_type: Any = torch.UntypedStorage
     resize = storage_type.resize_
@@ -108,7 +109,7 @@ def keep_freed_storage() -> None:
 
 
 def install_in_accelerator(variant: Variant) -> None:
-    """Complete ``torch.accelerator``, of which a backend written in Python provides a part only."""
+    """Add the parts of ``torch.accelerator`` that a backend written in Python does not provide."""
     library: Any = torch._C
     library._accelerator_synchronizeDevice = streams.synchronize
     if not variant.streams:

@@ -29,7 +29,7 @@ class OwnGenerator:
         self.generator = torch.Generator()
 
     def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call one of the CPU's kernels that draws random numbers, and let it draw these."""
+        """Call one of the CPU's random kernels, and let it draw from the device's generator."""
         of_host = torch.default_generator.get_state()
         torch.default_generator.set_state(self.generator.get_state())
         try:
@@ -44,7 +44,7 @@ GENERATOR = OwnGenerator()
 
 @dataclass(frozen=True)
 class Traits:
-    """What one operation's schema says, in the form that a call needs."""
+    """The facts of an operation's schema that a call needs."""
 
     name: str
     is_view: bool  # whether it only returns an alias of its first argument
@@ -96,11 +96,11 @@ def is_ours(value: object) -> bool:
 
 
 def run_on_host(operation: torch._ops.OpOverload, *arguments: Any, **options: Any) -> Any:
-    """Run any operation by the CPU's kernel: the kernel of all that has none of its own here.
+    """Run an operation by the CPU's kernel. All operations without a kernel below use this one.
 
     Raises:
-        TypeError: it makes a tensor of a dtype that the device lacks.
-        RuntimeError: tensors of the host are among its arguments.
+        TypeError: the operation makes a tensor of a dtype that the device lacks.
+        RuntimeError: tensors of the host are among the arguments.
     """
     traits = traits_of(operation)
     USED[traits.name] += 1
@@ -166,7 +166,7 @@ def wait_for_stream(reason: str) -> None:
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
-    """Copy between devices, or on this one."""
+    """Copy between the host and the device, or on the device."""
     USED["aten::_copy_from"] += 1
     memory.refuse(source.dtype if is_ours(source) else target.dtype)
     if is_ours(source) and is_ours(target):
@@ -204,7 +204,7 @@ def to_copy(
 ) -> torch.Tensor:
     """Return a copy of another dtype, or on another device.
 
-    torch's own would copy to the host by way of pinned memory, which this device does not have.
+    torch's own kernel copies to the host through pinned memory, which this device does not have.
     """
     layout = memory_format or torch.preserve_format
     strides = torch.empty_like(memory.on_host(tensor), memory_format=layout).stride()
@@ -223,7 +223,7 @@ def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Te
 
 
 def empty(size: list[int], *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Any:
-    """Make a tensor of which nothing is set."""
+    """Make a tensor with uninitialised values."""
     dtype = dtype or torch.get_default_dtype()
     memory.refuse(dtype)
     format_ = memory_format or torch.contiguous_format
@@ -231,18 +231,18 @@ def empty(size: list[int], *, dtype: Any = None, memory_format: Any = None, **_:
 
 
 def empty_strided(size: list[int], stride: list[int], *, dtype: Any = None, **_: Any) -> Any:
-    """Make a tensor of a layout of which nothing is set."""
+    """Make a tensor with given strides and uninitialised values."""
     dtype = dtype or torch.get_default_dtype()
     memory.refuse(dtype)
     return memory.on_device(torch.empty_strided(size, stride, dtype=dtype))
 
 
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-    """Do nothing: memory is not used again while a late copy has a hold on it."""
+    """Do nothing: a late copy keeps its memory, so nothing else can use it meanwhile."""
 
 
 def resize_(tensor: torch.Tensor, size: list[int], *, memory_format: Any = None) -> torch.Tensor:
-    """Change a tensor's shape; the values stay as far as they fit."""
+    """Change a tensor's shape and keep the values that fit."""
     if tensor.shape != torch.Size(size):
         values = memory.on_host(tensor).clone().resize_(size)
         memory.resize(tensor, memory.on_device(values))
@@ -257,7 +257,7 @@ def set_storage(tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
 
 
 def convolution(*arguments: Any) -> torch.Tensor:
-    """Convolve; torch asks devices like this one under a name of its own."""
+    """Convolve. For a device like this one, torch calls an operation of another name."""
     return run_on_host(aten.convolution.default, *arguments)
 
 
@@ -292,7 +292,7 @@ def register(fused: str) -> None:
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(run_on_host, "PrivateUse1")
     of_aten = torch.library.Library("aten", "IMPL")
-    own: dict[str, Callable[..., Any]] = {
+    kernels: dict[str, Callable[..., Any]] = {
         "empty.memory_format": empty,
         "empty_strided": empty_strided,
         "_to_copy": to_copy,
@@ -306,7 +306,7 @@ def register(fused: str) -> None:
         "convolution_overrideable": convolution,
         "convolution_backward_overrideable": convolution_backward,
     }
-    for name, kernel in own.items():
+    for name, kernel in kernels.items():
         of_aten.impl(name, kernel, "PrivateUse1")
     for operation in fused_operations():
         if fused != "honoured":

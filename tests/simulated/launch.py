@@ -1,9 +1,9 @@
-"""Run a recipe or a tool in a process that has the simulated device: no test itself.
+"""Run a recipe or a tool in a process that has the simulated device. It is not a test.
 
 python tests/simulated/launch.py VARIANT REPORT SCRIPT [--FLAG VALUE ...]
 
 VARIANT is read by `Variant.parse`. SCRIPT is a path, or the name of a module that can be run. The
-process writes to the file REPORT what the device did, unless that is "-".
+process counts the device's waits and kernels in the file REPORT, unless that is "-".
 """
 
 import atexit

@@ -19,7 +19,7 @@ LACKING = {torch.float64, torch.complex128}  # dtypes; a variant of the device l
 
 
 class Allocated:
-    """The bytes that the device's tensors take, for a variant that tells them."""
+    """The bytes of the device's tensors, for a variant that reports them."""
 
     def __init__(self) -> None:
         self.is_counted = False
@@ -27,18 +27,18 @@ class Allocated:
         self.peak = 0
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage as long as it lives."""
+        """Count a storage until it is freed."""
         size = storage.nbytes()
         self.size += size
         self.peak = max(self.peak, self.size)
         weakref.finalize(storage, self.subtract, size).atexit = False
 
     def subtract(self, size: int) -> None:
-        """Count a storage no more."""
+        """Stop counting a storage."""
         self.size -= size
 
     def reset_peak(self) -> None:
-        """Let the peak begin with what is taken now."""
+        """Set the peak to the present size."""
         self.peak = self.size
 
 
@@ -88,12 +88,12 @@ def refuse(dtype: torch.dtype | None) -> None:
 
 
 def view(operation: torch._ops.OpOverload, *arguments: object, **options: object) -> torch.Tensor:
-    """Call the CPU's kernel of a view: it only computes sizes and strides."""
+    """Call the CPU's kernel of a view, which only computes sizes and strides."""
     return operation.redispatch(CPU_KERNELS, *arguments, **options)
 
 
 def resize(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a tensor of the device the memory, sizes and strides of `values`, of the device too."""
+    """Give a tensor of the device the memory, sizes and strides of another one, `values`."""
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
         CPU_KERNELS,
         tensor,

@@ -35,5 +35,5 @@ def on_device(
 
 
 def waits(report: Path) -> dict[str, int]:
-    """Return how often the host waited for the device, by what for."""
+    """Return how often the host waited for the device, by reason."""
     return json.loads(report.read_text())["waits"]

@@ -24,7 +24,7 @@ from tests.simulated.pinned import is_pinned
 JUNK = 77  # each byte of memory that a late copy has not reached yet
 NUMBERS = itertools.count()  # of streams; the default one has 0
 PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1.value
-WAITS: Counter[str] = Counter()  # how often the host waited for the device, by what for
+WAITS: Counter[str] = Counter()  # how often the host waited for the device, by reason
 
 
 class RaceError(RuntimeError):
@@ -43,13 +43,13 @@ class Upload:
         fill_with_junk(self.target)
 
     def run(self) -> None:
-        """Read the host's memory, unless that was done."""
+        """Read the host's memory, unless the copy has done so before."""
         if self.values is None:
             self.values = self.source.clone()
             self.target.copy_(self.values)
 
     def end(self) -> None:
-        """Check that the host left its memory alone up to now."""
+        """Check that the host has neither changed nor freed its memory until now."""
         if self.is_done:
             return
         self.run()
@@ -83,7 +83,7 @@ class Download:
 
 
 def fill_with_junk(tensor: torch.Tensor) -> None:
-    """Let a tensor of the host look like memory that nobody has written to."""
+    """Fill a tensor of the host with junk, like memory that nobody has written to."""
     junk = torch.full((tensor.element_size(),), JUNK, dtype=torch.uint8)
     value = torch.tensor(True) if tensor.dtype == torch.bool else junk.view(tensor.dtype)[0]
     tensor.copy_(value)
@@ -121,8 +121,9 @@ class Stream(torch.Stream):
         self.finish()
 
     def finish(self) -> None:
-        """End all work that this stream has got so far."""
-        copies, self.copies = self.copies, []
+        """End all work that this stream has received so far."""
+        copies = self.copies
+        self.copies = []
         for copy in copies:
             copy.end()
 
@@ -215,7 +216,7 @@ def default_stream() -> Stream:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """Return the stream that gets this thread's work."""
+    """Return the stream that receives this thread's work."""
     return ENTERED.streams[-1] if ENTERED.streams else default_stream()
 
 

@@ -1,4 +1,7 @@
-"""Several processes, each with a simulated device, whose collectives refuse tensors of the host."""
+"""Runs of several processes, each with a simulated device.
+
+The device's collectives refuse tensors of the host.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,18 @@ pytestmark = pytest.mark.slow
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, variant: str, runner: Runner, odd_images: Path
 ) -> None:
-    """With DDP and with FSDP2: each collective of the core is given tensors of the device."""
+    """Two processes with DDP or FSDP2 make the updates of one.
+
+    Each collective therefore got tensors of the device.
+    """
     flags: tuple[object, ...] = (
         *("--dataset", odd_images, "--hidden-sizes", 64, 48, "--max-steps", 6, "--dropout", 0),
         *("--mixed-precision", "no", "--tracker", "none", "--log-every", 1),
     )
     words = (*flags, "--batch-size", 8)
-    two = on_device(runner, "mnist_mlp", *words, variant=variant, launcher=launcher)
-    assert two.config["environment"]["world_size"] == 2
-    assert two.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
-    one = runner.shared("mnist_mlp", *flags, "--batch-size", 16)
-    assert two.series("train/loss") == pytest.approx(one.series("train/loss"), rel=2e-3)
-    assert two.summary["test/loss"] == pytest.approx(one.summary["test/loss"], rel=2e-3)
+    on_two = on_device(runner, "mnist_mlp", *words, variant=variant, launcher=launcher)
+    assert on_two.config["environment"]["world_size"] == 2
+    assert on_two.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
+    on_one = runner.shared("mnist_mlp", *flags, "--batch-size", 16)
+    assert on_two.series("train/loss") == pytest.approx(on_one.series("train/loss"), rel=2e-3)
+    assert on_two.summary["test/loss"] == pytest.approx(on_one.summary["test/loss"], rel=2e-3)

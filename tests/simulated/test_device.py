@@ -7,7 +7,10 @@ from tests.simulated.runs import LAUNCH
 
 
 def test_behaviour(runner: Runner) -> None:
-    """Each check of `behaviour.py`, in a process of its own: torch can't forget a device."""
+    """The device passes all checks of `behaviour.py`.
+
+    They run in a process of their own, because torch can't remove a device from a process.
+    """
     words = ("fused=ignored", "-", "tests.simulated.behaviour")
     finished = runner.run(LAUNCH, *words, output_directory=False)
     assert len(finished.output.splitlines()) == 10

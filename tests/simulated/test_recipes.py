@@ -1,4 +1,4 @@
-"""Recipes and tools on the simulated device, compared with themselves on the CPU."""
+"""Recipes and tools give the same results on the simulated device as on the CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> Words:
 def test_a_recipe_learns_what_it_learns_on_the_cpu(
     recipe: str, variant: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:
-    """Its losses, its accuracy and its weights differ by rounding alone."""
+    """The recipe's losses, accuracy and weights differ from those of the CPU by rounding alone."""
     flags = (*small(recipe, odd_images, odd_text), *IN_FP32)
     run = on_device(runner, recipe, *flags, variant=variant)
     on_cpu = runner.shared(recipe, *flags)
@@ -67,7 +67,7 @@ def assert_alike(run: Finished, other: Finished) -> None:
 def test_killed_and_resumed_it_ends_bit_equal(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """With dropout, whose numbers are those of the device's own generator; in fp16."""
+    """A killed fp16 run resumes to the same bits, also those of the device's random numbers."""
     flags = (*small("mnist_mlp", odd_images, odd_images), "--dropout", 0.3)
     flags = (*flags, "--checkpoint-every", 1, "--mixed-precision", "fp16")
     whole = on_device(runner, "mnist_mlp", *flags, variant=LIKE_APPLE)
@@ -88,7 +88,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
 def test_run_of_the_cpu_goes_on_on_the_device(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """To the same figures but for rounding, and with a line that says so."""
+    """A CPU run resumes on the device, says so, and has the same figures but for rounding."""
     flags = (*small("mnist_mlp", odd_images, odd_images), *IN_FP32)
     flags = (*flags, "--max-steps", 60, "--checkpoint-every", 1)
     whole = runner.shared("mnist_mlp", *flags)
@@ -117,6 +117,7 @@ def in_fp16(runner: Runner, variant: str, scale: tuple[int, int], *flags: object
 def test_overflows_skip_updates_and_halve_the_scale(
     variant: str, runner: Runner, odd_images: Path
 ) -> None:
+    """An overflow in fp16 skips the update and halves the scale."""
     flags = (*small("mnist_mlp", odd_images, odd_images), "--max-steps", 12)
     run = in_fp16(runner, variant, WILD, *flags)
     assert run.config["environment"]["mixed_precision"] == "fp16"
@@ -125,7 +126,7 @@ def test_overflows_skip_updates_and_halve_the_scale(
 
 @pytest.mark.slow
 def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> None:
-    """Under a scale that always overflows, the weights end as they began."""
+    """The weights end as they began under a scale that always overflows."""
     flags = small("mnist_mlp", odd_images, odd_images)
     weights = [
         in_fp16(runner, LIKE_APPLE, (2**110, 10**6), *flags, "--max-steps", steps).weights()
@@ -136,7 +137,10 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
 
 @pytest.mark.slow
 def test_clipping_clips(runner: Runner, odd_images: Path) -> None:
-    """SGD's update is in proportion to the clipped gradients, which fp16's scale is out of."""
+    """Clipping in fp16 limits the norm of the unscaled gradients.
+
+    SGD's update is proportional to the clipped gradients.
+    """
     flags = (*small("resnet", odd_images, odd_images), *("--weight-decay", 0, "--max-steps", 1))
     flags = (*flags, "--image-size", 4)
 
@@ -204,7 +208,10 @@ def picture(folder: Path) -> Path:
 def test_training_waits_for_the_device_at_log_lines_alone(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
-    """More updates between log lines make no more waits, but for uploads of batches."""
+    """More updates between log lines do not make the host wait more often.
+
+    Uploads of batches do not count.
+    """
     flags = (*small("mnist_mlp", odd_images, odd_images), "--log-every", 1000, "--batch-size", 1)
     counts = []
     for steps in (10, 60):  # of one epoch

@@ -1,11 +1,11 @@
-"""Takes away from a Python process on Linux what it would not have on Windows or on macOS.
+"""Hides from a Python process on Linux the features that Windows or macOS lack.
 
-Python imports this module as it starts, where this folder is on PYTHONPATH: also in the processes
-that a recipe starts. ``PRETENDED_PLATFORM`` is ``windows`` or ``macos``.
+Python imports this module as it starts if this folder is on PYTHONPATH, also in the processes that
+a recipe starts. ``PRETENDED_PLATFORM`` is ``windows`` or ``macos``.
 
-What is taken away is missing for this repository's code alone: `common`, the recipes, and copies.
-Libraries and Python's own modules keep it, because theirs for Linux need it (they have others for
-other systems). What is different:
+The features are missing for this repository's code alone: `common`, the recipes, and copies.
+Libraries and Python's own modules keep them, because their Linux versions need them. The
+differences:
 
 - ``sys.platform`` names the other system while `common.system.platforms` is imported, and only
   then: torch loads its native libraries by it, and nothing else in `common` may ask for it.
@@ -114,11 +114,12 @@ class Renamed(importlib.abc.MetaPathFinder):
         def exec_module(module):
             for name in ("multiprocessing", "subprocess", "threading", "shlex"):
                 importlib.import_module(name)  # those for Linux, before the name changes
-            before, sys.platform = sys.platform, SYSTEM_NAMES[PLATFORM]
+            real_platform = sys.platform
+            sys.platform = SYSTEM_NAMES[PLATFORM]
             try:
                 execute(module)
             finally:
-                sys.platform = before
+                sys.platform = real_platform
 
         spec.loader.exec_module = exec_module
         return spec
@@ -157,11 +158,12 @@ def hide_folders(folders):
         return REAL_STAT(path, *arguments, **options)
 
     builtins.open = io.open = open_file
-    os.listdir, os.stat = list_folder, stat
+    os.listdir = list_folder
+    os.stat = stat
 
 
 def paths_in_use():
-    """Return the files that this process has open or mapped, and names with them."""
+    """Return the paths of the files that this process has open or mapped."""
     paths = set()
     for descriptor in REAL_LISTDIR("/proc/self/fd"):
         try:
@@ -200,8 +202,9 @@ def refuse_what_is_open():
 
 
 def limit_syncing():
-    """Have folders not be opened, nor files synced that are open for reading alone."""
-    real_open, real_fsync = os.open, os.fsync
+    """Refuse to open folders, and to sync files that are open for reading alone."""
+    real_open = os.open
+    real_fsync = os.fsync
     import fcntl
 
     def open_file(path, *arguments, **options):
@@ -215,12 +218,14 @@ def limit_syncing():
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         real_fsync(descriptor)
 
-    os.open, os.fsync = open_file, fsync
+    os.open = open_file
+    os.fsync = fsync
 
 
 def limit_signals():
-    """Have no other signals than those of Windows, and let `os.kill` end a process at once."""
-    real_signal, real_kill = signal.signal, os.kill
+    """Refuse signals that Windows lacks, and let `os.kill` end a process at once."""
+    real_signal = signal.signal
+    real_kill = os.kill
 
     def set_handler(number, handler):
         if number == REAL_SIGCHLD:  # which torch sets, as it does not on Windows
@@ -233,11 +238,16 @@ def limit_signals():
         real_kill(process, REAL_SIGKILL if is_ours(2) else number)
 
     signal.SIGBREAK = signal.SIGUSR1
-    signal.signal, os.kill = set_handler, kill
+    signal.signal = set_handler
+    os.kill = kill
 
 
-REAL_RENAME, REAL_LISTDIR, REAL_OPEN, REAL_STAT = os.rename, os.listdir, io.open, os.stat
-REAL_SIGKILL, REAL_SIGCHLD = signal.SIGKILL, signal.SIGCHLD
+REAL_RENAME = os.rename
+REAL_LISTDIR = os.listdir
+REAL_OPEN = io.open
+REAL_STAT = os.stat
+REAL_SIGKILL = signal.SIGKILL
+REAL_SIGCHLD = signal.SIGCHLD
 
 if PLATFORM:
     sys.meta_path.insert(0, Renamed())
