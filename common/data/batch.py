@@ -52,9 +52,10 @@ class Work(NamedTuple):
 class Samples:
     """One split of a data set, which makes batches of its samples.
 
-    A subclass must define `__len__` and `fetch`. The other methods and attributes are for speed.
-    In all of them, `samples` are sample indices (int64 [batch], on the host), and `epoch` is the
-    number of the epoch, or None in an evaluation.
+    A subclass must define `__len__` and `fetch`. The other methods have defaults; a subclass
+    overrides them to be faster or to say more about its samples. In all methods, `samples` are
+    sample indices (int64 [batch], on the host), and `epoch` is the number of the epoch, or None in
+    an evaluation.
 
     Each worker has a copy of the split, made before its first batch. It keeps this copy for all
     epochs.
@@ -77,7 +78,10 @@ class Samples:
         raise NotImplementedError
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Complete a batch that `fetch` made, after it was copied to the device."""
+        """Complete a batch that `fetch` made, after it was copied to the device.
+
+        Work that the device does faster than the host belongs here, such as scaling pixels.
+        """
         return batch
 
     def place(self, device: torch.device) -> None:
@@ -85,25 +89,33 @@ class Samples:
         raise NotImplementedError
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Make a batch from the placed samples.
+        """Make a complete batch from the samples that `place` has copied to the device.
 
         Without `lengths`, the loader may gather several batches at once and split the result.
         """
         raise NotImplementedError
 
     def count(self, samples: torch.Tensor) -> Work:
-        """Return how much the batch of `samples` holds."""
+        """Return how much the batch of `samples` holds, by their indices alone.
+
+        Samples without `lengths` have no tokens to count.
+        """
         if self.lengths is None:
             return Work(len(samples))
         lengths = torch.from_numpy(self.lengths)[samples]
         return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
 
     def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
-        """Return how much work a finished batch of `samples` is."""
+        """Return how much work a finished batch of `samples` is, from which speed is measured.
+
+        A subclass overrides it if only the batch itself shows its number of tokens.
+        """
         return self.count(samples)
 
     def example(self, size: int, length: int) -> Batch:
         """Return the shapes of a batch as fp32 tensors on the meta device.
+
+        With these, the operations of a model are counted without computing anything.
 
         Args:
             size: samples of the batch.
@@ -117,14 +129,18 @@ class Samples:
         return convert_to_fp32(send_to_device(batch, "meta"))
 
     def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
-        """Return the batch of `samples` on `device`, in fp32."""
+        """Return the batch of `samples` on `device`, in fp32.
+
+        It serves models whose operations depend on values, and can't be counted by shapes alone.
+        """
         batch = send_to_device(self.read(samples, None), device)
         return convert_to_fp32(self.finish(batch, samples, None))
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Call `fetch` with seeded generators, and restore the generators afterwards.
 
-        This process may train, and the state of its generators belongs to training.
+        The process that calls this may also train. Its training draws from the same generators,
+        and must not depend on which process makes the batches.
         """
         torch_state = torch.get_rng_state()
         numpy_state = np.random.get_state()
@@ -140,8 +156,9 @@ class Samples:
     def fingerprint(self) -> str | None:
         """Return a digest that changes with the samples; None if there can be none.
 
-        By default, it is a digest of a few samples, read without augmentation. A subclass may
-        override it.
+        A resumed run compares it with that of the first start, to notice that its data have
+        changed. By default, it is a digest of a few samples, read as in an evaluation. A subclass
+        may override it.
         """
         if not self.is_sized:
             return None
@@ -154,6 +171,7 @@ class Samples:
 
         So a transform draws the same numbers for a sample, in whichever process it is made.
         """
+        # -1 stands for an evaluation.
         seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
         # `torch.manual_seed` would also seed the generators of accelerators, which training uses.
         torch.default_generator.manual_seed(seed)
@@ -190,8 +208,10 @@ class DatasetSamples(Samples):
         fingerprint_of_dataset = getattr(self.dataset, "fingerprint", None)
         if isinstance(fingerprint_of_dataset, str):
             return fingerprint_of_dataset
-        # The collate function may not take a single row. Seed 0 stands for any seed of a run.
+        # The samples are read one by one, and the collate function may not take a single row.
         uncollated = DatasetSamples(self.dataset, collate_fn=lambda rows: rows)
+        # The seed is always 0, not that of the run: the digest must be the same for runs with
+        # different seeds.
         uncollated.seed = 0
         return Samples.fingerprint(uncollated)
 
@@ -246,7 +266,10 @@ class TensorSamples(Samples):
         return fingerprint_of_arrays(arrays)
 
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
-        """Make a batch of rows of `tensors`, which must all be on one device."""
+        """Make a batch of rows of `tensors`, which must all be on one device.
+
+        Both `fetch` (on the host) and `gather` (on the device) make their batches with it.
+        """
         (device,) = {values.device for values in tensors.values()}
         samples = to_device(samples, device)
         return {name: values.index_select(0, samples) for name, values in tensors.items()}
@@ -284,6 +307,7 @@ class Data:
 
     def __post_init__(self) -> None:
         if self.is_evaluated_only and "train" not in self.splits:
+            # A run makes a training loader in any case. Nothing trains on this stand-in.
             self.splits = {"train": next(iter(self.splits.values())), **self.splits}
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             split_names = ", ".join(self.splits) or "(none)"
@@ -352,6 +376,7 @@ class Data:
             self.unknown_contents = [name for name, value in fingerprints.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         if self.is_evaluated_only:
+            # It is only the stand-in that `__post_init__` made.
             sizes.pop("train", None)
         facts = {
             "name": self.name,
@@ -371,7 +396,9 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
 
     Otherwise, the user would believe in an effect that the flag does not have.
     """
+    # The recipe reads `--init-from` for its model, so it has an effect with any data.
     flags_in_effect = {"init_from", *data.reads}
+    # A recipe that splits its own data may take the share of its validation split from the flag.
     if "validation" in data.splits:
         flags_in_effect.add("validation_share")
     for field in fields(config):

@@ -64,6 +64,8 @@ class Builder(NamedTuple):
 def open_builder(source: DataSource) -> Builder:
     """Find the files of a data set that is not built in.
 
+    `datasets` only lists them here; their contents are read later.
+
     Raises:
         UserError: the files can't be listed, or some of them would be missed or be in two splits.
     """
@@ -72,8 +74,9 @@ def open_builder(source: DataSource) -> Builder:
     description = f"data set {source.location}"
     arguments: LoadArguments = {"path": source.location, "name": source.configuration}
     local_files = None
-    if os.path.isabs(source.location):
-        # `datasets` sees that a file has changed by its time alone. The fingerprint is safer.
+    if os.path.isabs(source.location):  # a local folder or file, not a Hub id
+        # `datasets` notices a changed file by its time alone, and might use an outdated cache. The
+        # fingerprint notices more, so each fingerprint gets a cache of its own.
         cache = Path(datasets.config.HF_DATASETS_CACHE, f"local-{source.fingerprint}")
         arguments["cache_dir"] = str(cache)
     if os.path.isfile(source.location):
@@ -96,9 +99,13 @@ def escaped(path: str) -> str:
 
 
 def refuse_only_links(local_files: LocalFiles) -> None:
-    """Raise a `UserError` if a folder has links that lead nowhere, and no file besides."""
+    """Raise a `UserError` if a folder has links that lead nowhere, and no file besides.
+
+    `datasets` would find no file there, and report this without the links.
+    """
     has_files = any(not local_files.is_hidden(path) for path in local_files.files)
     if local_files.dangling and not has_files:
+        # This raises the error: without suffixes, it takes no file for readable.
         dangling_note(local_files, set(), are_tables=False)
 
 
@@ -110,6 +117,7 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
             that leads nowhere stands for a whole class or table.
     """
     data_files = builder.config.data_files or {}
+    # In how many splits each file is.
     counts = Counter(str(file) for file in chain(*data_files.values()))
     repeated = [file for file, count in counts.items() if count > 1]
     if repeated:
@@ -144,7 +152,8 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
     import huggingface_hub
 
     datasets.disable_progress_bars()
-    for library in (datasets, huggingface_hub):  # a failure is reported in one sentence below
+    # The libraries log nothing, because `reading` reports a failure in one sentence.
+    for library in (datasets, huggingface_hub):
         library.logging.set_verbosity(datasets.logging.CRITICAL)
     description = f"data set {source.location}"
     opened = open_builder(source)
@@ -168,7 +177,8 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
 def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
     """Return the dialect of each local CSV file by its path.
 
-    The result is empty where the builder reads all files correctly without it.
+    The result is empty if the builder reads all files correctly without it: they are not CSV, the
+    data set's README states the dialect, or all files are written as the builder expects.
 
     Raises:
         UserError: a CSV file is not in Unicode, or a `metadata.csv` beside images is not in UTF-8
@@ -195,8 +205,11 @@ def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
 
 
 def dialect_notes(dialects: dict[str, Dialect], source: DataSource) -> list[str]:
-    """Return a note on each unusual dialect, with the first file that is written in it."""
-    # Reversed, so that the first file of each dialect is the one that stays.
+    """Return a note on each unusual dialect, with the first file that is written in it.
+
+    The user can see from it whether the dialect was inferred correctly.
+    """
+    # Later entries replace earlier ones, so the files are reversed to keep the first of a dialect.
     first_files = {dialect: file for file, dialect in reversed(dialects.items())}
     return [
         f"{os.path.relpath(file, Path(source.location).parent)} is {dialect}"
@@ -209,6 +222,9 @@ def csv_options(dialect: Dialect | None) -> CsvOptions:
     """Return the arguments with which `datasets` reads a CSV file.
 
     Only an empty cell is a missing value. A cell that reads NA, null or None is a class or a text.
+
+    Args:
+        dialect: None if `datasets` reads the file correctly without stated separator and encoding.
     """
     options: CsvOptions = {"keep_default_na": False, "na_values": [""]}
     if dialect is not None:
@@ -237,11 +253,13 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
     features = builder.config.features
     for name, files in builder.config.data_files.items():
         parts = []
+        # Only neighbouring files are read together, so that the rows keep their order.
         for dialect, group in groupby(map(str, files), key=lambda file: dialects.get(file)):
             part = datasets.load_dataset(
                 "csv",
                 data_files={"train": [escaped(file) for file in group]},
                 split="train",
+                # `open_builder` has set it, because only local files have dialects.
                 cache_dir=opened.arguments["cache_dir"],
                 features=features,
                 **csv_options(dialect),
@@ -257,7 +275,8 @@ def refuse_damaged_table(
 ) -> None:
     """Find the table because of which a data set can't be read, by reading each one alone.
 
-    Returns normally if the data set is not made of tables, or if no table is to blame.
+    `datasets` reports a damaged file without its name. This function returns normally if the data
+    set is not made of tables, or if no table is to blame.
 
     Raises:
         UserError: names the first table that can't be read, or whose columns differ from those of

@@ -42,6 +42,7 @@ def digits() -> DatasetDict:
 
     loaded = load_digits()
     labels = loaded.target.tolist()
+    # Pixels of scikit-learn go from 0 to 16.
     pixels = (loaded.images * (255 / 16)).round().astype(np.uint8)
     images = [PillowImage.fromarray(image) for image in pixels]
     columns = {"image": images, "label": labels}
@@ -68,6 +69,7 @@ def docstrings() -> DatasetDict:
         range(len(topics)), test_size=0.3, random_state=0, stratify=topics
     )
     rest_topics = [topics[number] for number in rest]
+    # A seventh of the other 70 % is 10 % of all docstrings.
     train, validation = train_test_split(
         rest, test_size=1 / 7, random_state=0, stratify=rest_topics
     )
@@ -92,8 +94,8 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
         library: the folder of the standard library.
 
     Returns:
-        The number of the docstring that each paragraph is first found in, and the topic of each
-        docstring, as an index into `TOPICS`.
+        For each paragraph, the number of the first docstring that has it. And for each docstring,
+        its topic, as an index into `TOPICS`.
     """
     paragraphs: dict[str, int] = {}
     topics: list[int] = []
@@ -104,6 +106,7 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
                     for paragraph in docstring.split("\n\n"):
                         text = paragraph.strip()
                         if len(text) >= SHORTEST:
+                            # A paragraph that was found before keeps its first number.
                             paragraphs.setdefault(text, len(topics))
                     topics.append(topic)
     return paragraphs, topics

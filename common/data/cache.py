@@ -80,6 +80,7 @@ def cached(
         UserError: the data can't be read, or the cache can't be written.
     """
     if source.streaming:
+        # Changes with the layout of the row groups.
         version = f"rows-2-{version}"
         names = ("groups",)
     # The keyword `kind` is part of the digest in the folder's name. With another keyword, all
@@ -89,7 +90,8 @@ def cached(
         if not is_unchanged(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(Path(f"{folder}.lock")):
-                # Another process may have prepared the data while this one waited for the lock.
+                # Another process may have prepared the data while this one waited for the lock. A
+                # folder that does not exist counts as damaged.
                 problem = None if is_unchanged(folder) else find_damage(folder)
                 if problem is not None:
                     if folder.exists():
@@ -101,10 +103,12 @@ def cached(
             for split in contents.pop("splits")
         }
     digests = contents.pop("files")
+    # `make_cache` added it, as a signature of the file of facts.
     del contents["sha256"]
     array_digests = {name: digest for name, digest in digests.items() if name.endswith(".npy")}
     contents["fingerprint"] = short_digest(array_digests)
-    # The rest is what `prepare` returned: the digests show that nothing else has written the file.
+    # The rest is what `prepare` returned. `cast` is safe: the signature shows that no one has
+    # edited the file.
     return Prepared(folder, cast(FactsType, contents), arrays)
 
 
@@ -116,6 +120,7 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
     """
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(cache_home, "accelerate-recipes")
+    # Added only where they have a value, so that the names of all other caches stay the same.
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
     if source.is_whole:
@@ -146,8 +151,10 @@ def stamps_of(folder: Path) -> Stamps:
 def is_unchanged(folder: Path) -> bool:
     """Whether all files still have the stamps that they had when the cache was last found whole.
 
-    This is fast, because no array is read.
+    This is fast, because no array is read. A cache without stamps counts as changed; `find_damage`
+    then reads its files.
     """
+    # A file that can't be read raises an error, after which the last line is reached.
     with contextlib.suppress(UserError, OSError):
         return read_json(folder / SEEN) == stamps_of(folder)
     return False
@@ -162,6 +169,7 @@ def find_damage(folder: Path) -> str | None:
     try:
         facts = read_json(folder / FACTS)
         stamps = stamps_of(folder)  # before the files are read: they may change meanwhile
+        # `signed` computes the signature anew. It differs if the file was edited.
         if facts != signed(facts):
             return f"{FACTS} has changed"
         for name, digest in facts["files"].items():

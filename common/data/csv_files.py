@@ -59,6 +59,7 @@ def find_dialect(path: str) -> Dialect:
         OSError: the file can't be read.
     """
     encoding = find_encoding(path)
+    # "utf-8-sig" is UTF-8 that skips a byte order mark.
     with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as file:
         sample = file.read(SAMPLE)
     is_whole = len(sample) < SAMPLE
@@ -120,6 +121,7 @@ def find_encoding(path: str) -> str:
     with open(path, "rb") as file:
         head = file.read(BLOCK)
     marked_encodings = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
+    # Text in UTF-8 has no zero bytes. The second of these functions always raises an error.
     if not marked_encodings and b"\0" in head:
         refuse_stray_zeros(path, head)
         refuse_unmarked_utf16(path, head)
@@ -149,8 +151,10 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
     """Raise a `UserError` if the beginning of a file is UTF-8 with a few zero bytes in it.
 
     Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte of them is zero.
+    So a file with fewer zeros than an eighth of its bytes is not in UTF-16.
     """
     try:
+        # An incremental decoder, because `head` may end within a character.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return
@@ -166,7 +170,8 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
 def refuse_unmarked_utf16(path: str, head: bytes) -> None:
     """Raise a `UserError` for a file with many zero bytes and no byte order mark.
 
-    The error names the likely order: of Latin letters, the high byte is the one that is zero.
+    The error names the likely order of the two bytes of a character: in Latin letters, the high
+    byte is zero.
     """
     are_high_bytes_last = head[1::2].count(0) > head[::2].count(0)
     encoding = "UTF-16LE" if are_high_bytes_last else "UTF-16BE"
@@ -197,6 +202,7 @@ def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place:
 
 
 def conversion_advice(path: str, encoding: str) -> str:
+    """Return the advice to convert a file from its likely encoding, with a command that does it."""
     command = f"iconv -f {encoding} -t UTF-8 {quoted(path)} > new.csv"
     return with_posix_command("save it in UTF-8", command)
 
@@ -204,7 +210,9 @@ def conversion_advice(path: str, encoding: str) -> str:
 def find_separator(sample: str, is_whole: bool) -> str:
     """Infer the separator of the columns from the first characters of a CSV file.
 
-    It is the one that gives the most columns, and the same number in all rows if there is such one.
+    Separators that give all rows the same number of columns come before all others. Among equals,
+    it is the one that gives the most columns. A file in which no separator gives two columns has
+    only one, and can be read with a comma.
 
     Args:
         is_whole: whether `sample` is the whole file.

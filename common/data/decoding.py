@@ -99,12 +99,14 @@ def prepare_images(
 
     table = (ParquetTables if source.streaming else Tables)(source, label_column)
     candidates = table.columns_of(datasets.Image)
+    # Without the flag, the only column of images is taken; the flag may name any such column.
     (column,) = table.choose_columns("--image-column", image_column, candidates, candidates)
     requested = RequestedShape(size, channels, white_level)
     if isinstance(table, ParquetTables):
         shape, counts = examine_sample(table, column, source, folder, requested)
     else:
         shape, counts = decode_all(table, column, source, folder, requested)
+    # Only a white level that was inferred is news for the user.
     if shape.white_level is not None and white_level is None:
         table.notes.append(f"of more than 8 bits a channel: {shape.white_level:,} is white")
     return {
@@ -172,7 +174,10 @@ def decode_all(
 
 
 def drop_missing_images(table: Tables, column: str) -> None:
-    """Have `datasets` give the images undecoded, and drop the rows that have none."""
+    """Have `datasets` give the images undecoded, and drop the rows that have none.
+
+    Later steps decode them in threads, to the size that is wanted.
+    """
     import datasets
 
     for name, split in list(table.splits.items()):
@@ -218,7 +223,10 @@ def decoded_batches(
 
 
 def counted(batches: Iterable[np.ndarray], counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the batches of images, and add `counts_of` each to `counts`."""
+    """Yield the batches of images, and add `counts_of` each to `counts`.
+
+    So the images are counted while they are written, and need not be decoded again for the scaling.
+    """
     for images in batches:
         counts += counts_of(images)
         yield images
@@ -227,7 +235,8 @@ def counted(batches: Iterable[np.ndarray], counts: np.ndarray) -> Iterator[np.nd
 def write_names(file: Path, paths: list[str | None], location: str) -> None:
     """Write the paths of images as JSON, relative to the data set's folder.
 
-    Writes nothing if an image has no path: positions in the list would be wrong.
+    `ImageSamples.files` reads them. Nothing is written if an image has no path, because positions
+    in the list would no longer be sample indices.
     """
     names = []
     for path in paths:
@@ -310,7 +319,14 @@ def shape_of(
     split: str,
     requested: RequestedShape,
 ) -> Shape:
-    """Examine the images of a split, and choose the format to which all images are decoded."""
+    """Examine the images of a split, and choose the format to which all images are decoded.
+
+    What is requested is taken as it is. Otherwise:
+
+    - There is one channel if all images are grey, and three if not.
+    - The size is the median of the shorter sides, but at most `LARGEST_DEFAULT_SIZE`.
+    - The white level follows from the largest value of a pixel.
+    """
     sizes: list[tuple[int, int]] = []
     modes: set[str] = set()
     peak: int | None = None  # largest value of a pixel in images of more than 8 bits
@@ -336,7 +352,9 @@ def shape_of(
 
 
 def counts_of(images: np.ndarray) -> np.ndarray:
-    """Count the values of pixels in each channel.
+    """Count how often each value of a pixel occurs in each channel.
+
+    The counts of many batches can be added, and `scaling_by` computes the scaling from them.
 
     Args:
         images: uint8 [images, height, width, channels].
@@ -356,9 +374,10 @@ def scaling_by(counts: np.ndarray) -> Scaling:
     Args:
         counts: int64 [channels, 256], from `counts_of`.
     """
+    # The values 0 … 255 of a pixel, scaled to 0 … 1; [channels, 256], as the counts are.
     levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
     mean = np.average(levels, axis=1, weights=counts)
     variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
-    # A channel with one value in all images has the deviation 0, by which none can divide.
+    # A channel with one value in all images has the deviation 0. Pixels are divided by it later.
     std = np.sqrt(variance).clip(min=1 / 255)
     return {"mean": mean.tolist(), "std": std.tolist()}

@@ -72,6 +72,7 @@ def training_history(model: str | None) -> list[TrainedOn]:
         except UserError:  # the code that loads the weights reports it
             break
         record = read_json_if_there(folder.parent / "config.json")
+        # Only the folder `model` in a run's directory has all of these.
         if folder.name != "model" or not (folder / FACTS).is_file() or record is None:
             break
         config = record.get("config")
@@ -89,16 +90,19 @@ def training_history(model: str | None) -> list[TrainedOn]:
             )
         )
         initial_model = config.get("init_from")
+        # A single file or a model of the Hub does not say which run it comes from.
         is_run = isinstance(initial_model, str) and os.path.isdir(initial_model)
         model = initial_model if is_run else None
     return history
 
 
 def own_configuration(config: TrainingConfig) -> str | None:
-    """Return `--dataset-config` if it belongs to `--dataset`, and None otherwise.
+    """Return the `--dataset-config` that applies to `--dataset`.
 
-    An evaluation takes its flags from the run of the model. If it names another data set, the
-    configuration of the run's data set does not apply.
+    An evaluation takes the flags that the user does not set from the run of the model. If the user
+    names another data set but no configuration, that of the run's data set was taken and does not
+    apply: the result is None. (A configuration that equals that of the run is assumed to be taken
+    from it.)
     """
     if not config.evaluate_only:
         return config.dataset_config
@@ -129,6 +133,7 @@ def relabelled(
     if model_classes is None or model_classes == class_names:
         return labels, None
     model_labels = {class_name: label for label, class_name in enumerate(model_classes)}
+    # The data name their classes as the model does.
     if {*class_names} <= model_labels.keys():
         # renumbering[i] is the model's label for label i of the data.
         renumbering = np.array([model_labels[each] for each in class_names], dtype=np.int64)
@@ -139,6 +144,7 @@ def relabelled(
                 f"{len(class_names)}"
             )
         return renumbering[labels], note
+    # The data name their classes by the model's numbers.
     if {*class_names} <= {str(label) for label in range(len(model_classes))}:
         renumbering = np.array([int(each) for each in class_names], dtype=np.int64)
         meanings = ", ".join(f"{label} is {model_classes[label]}" for label in renumbering.tolist())
@@ -160,5 +166,6 @@ def is_same_place(trained: TrainedOn, location: str, configuration: str | None) 
     """Whether a run was trained on the data set at this place; it may have changed since."""
     if os.path.isabs(location) or os.path.isabs(trained.dataset):
         is_same_path = os.path.realpath(location) == os.path.realpath(trained.dataset)
+        # A Hub id on which the run was trained is not a path, although `realpath` makes it one.
         return os.path.isabs(trained.dataset) and is_same_path
     return (location, configuration) == (trained.dataset, trained.configuration)

@@ -82,13 +82,14 @@ def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
 def fingerprint_of_tokenizer(checkpoint: str) -> str:
     """Return a digest that changes with the files of a tokenizer in a local folder.
 
-    A Hub id has no files here. All Hub ids get the same digest, so it must be used together with
-    the id.
+    It is part of the name of a cache of tokenised text. A Hub id has no files here: all Hub ids get
+    the same digest, so it must be used together with the id.
 
     Raises:
         UserError: the files can't be read.
     """
     with reading(f"checkpoint {checkpoint}", "give this user the right to read its files"):
+        # For example tokenizer.json, tokenizer_config.json and vocab.txt.
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))
         ]
@@ -151,7 +152,10 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
 def add(digest: Digest, value: object) -> None:
     """Add a value to a digest: a tensor, array, number, string, image, or a nest of these.
 
-    Types, shapes and lengths are added as well, so that different nests give different bytes.
+    Types, shapes and lengths are added as well, so that different nests give different bytes: a
+    list of two numbers and two lists of one number, for example.
+
+    An array of objects is refused, because its bytes are addresses, which differ in each process.
 
     Raises:
         UnknownContentError: it is, or holds, an object of another type.
@@ -177,6 +181,7 @@ def add(digest: Digest, value: object) -> None:
     elif isinstance(value, Image.Image):
         digest.update(f"{value.size} {value.mode};".encode())
         digest.update(value.tobytes())
+    # A dataclass itself, which is not an instance of one, counts as a dataclass as well.
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             add(digest, field.name)

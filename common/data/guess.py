@@ -17,7 +17,12 @@ ValuesOf = Callable[[str], Sequence[object]]  # returns all values of a column, 
 
 
 def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content:
-    """Guess what a column holds from its name, its type and its values."""
+    """Guess what a column holds from its name, its type and its values.
+
+    Few distinct values are classes, whatever their type, unless they are real numbers. Many
+    distinct strings are text. Whole numbers that differ in all rows number the rows. Anything else,
+    such as real numbers, is "other".
+    """
     from datasets import Image, Value
 
     if isinstance(feature, Image):
@@ -50,7 +55,10 @@ def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[st
     """Return the columns that may hold the classes.
 
     One column alone is returned only if the guess is safe: all other columns are free text, images
-    or row numbers. A column with the same value in all rows holds no classes.
+    or row numbers. Several columns are always returned, so that the caller can tell the user to
+    choose among them.
+
+    A column with the same value in all rows holds no classes.
     """
     contents = {
         column: guess_content(column, feature, values_of) for column, feature in features.items()
@@ -67,7 +75,7 @@ def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[st
 
 
 def guess_texts(columns: Iterable[str], values_of: ValuesOf) -> list[str]:
-    """Return the columns, of some columns of strings, that hold free text.
+    """Return those of `columns` (all of strings) that hold free text.
 
     Most values of such a column have several words, and it has too many values to hold classes.
     """

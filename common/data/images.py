@@ -93,7 +93,7 @@ class ImageSamples(TensorSamples):
         if epoch is not None and (self.crop_padding or self.flip):
             bits = random_bits(self.seed, epoch, samples)
             if self.flip:
-                bits = bits & LOW_BITS | alternating_bits(self.seed, epoch, samples) << 30
+                bits = (bits & LOW_BITS) | (alternating_bits(self.seed, epoch, samples) << 30)
             images = self.augmented(images, to_device(bits, images.device))
         shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
         images = images.to(self.dtype).sub_(shift).mul_(scale).permute(0, 3, 1, 2)
@@ -101,6 +101,8 @@ class ImageSamples(TensorSamples):
 
     def first_images(self, count: int) -> torch.Tensor:
         """Return the first images as an evaluation sees them.
+
+        A recipe can compute the weights of a first layer from them.
 
         Args:
             count: the most images; a split may have fewer.
@@ -116,8 +118,8 @@ class ImageSamples(TensorSamples):
 
         Args:
             images: uint8 [batch, height, width, channels].
-            bits: int64 [batch], 31 random bits for each image: the highest one mirrors it, and the
-                rest choose the shift.
+            bits: int64 [batch], 31 random bits for each image: the highest one decides whether it
+                is mirrored, and the whole number chooses the shift.
         """
         shifts = 2 * self.crop_padding + 1
         tops = bits % shifts
@@ -129,7 +131,7 @@ class ImageSamples(TensorSamples):
 class StreamedImages(ImageSamples):
     """One split of images, read from parquet files and decoded while training."""
 
-    num_bytes = None
+    num_bytes = None  # there are no decoded images that could be placed on the device
 
     def __init__(
         self,
@@ -157,10 +159,12 @@ class StreamedImages(ImageSamples):
 
 
 def alternating_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
-    """Return a bit for each sample: by chance in the first epoch, the other one in the next.
+    """Return the bit of each sample that says whether it is mirrored in this epoch.
 
-    So an image is seen from both sides in any two epochs. Chance alone would show the same side
-    again half of the time, and training takes longer (arXiv 2404.00498, section 3.6).
+    The bit is random in the first epoch, and then changes from epoch to epoch. So an image is seen
+    from both sides in any two epochs that follow each other. With a new random bit for each epoch,
+    half of the images would show the same side again, and training would take longer
+    (arXiv 2404.00498, section 3.6).
 
     Args:
         samples: int64 [batch].
@@ -168,7 +172,7 @@ def alternating_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tens
     Returns:
         int64 [batch], 0 or 1.
     """
-    return random_bits(seed, 0, samples) >> 30 ^ epoch & 1
+    return (random_bits(seed, 0, samples) >> 30) ^ (epoch & 1)
 
 
 @functools.cache
@@ -185,7 +189,7 @@ def decoding_threads(process_id: int) -> ThreadPoolExecutor:
 def pixel_scaling(
     *mean_and_std: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, by channel, the shift to subtract from uint8 pixels and the factor that follows.
+    """Return what scales uint8 pixels: the value to subtract first, and the factor to apply then.
 
     Args:
         mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.
@@ -222,6 +226,7 @@ class ImageData(Data):
     white_level: int | None = None  # in images of more than 8 bits a channel; None: none has
 
     def preprocessing(self) -> ImagePreprocessing:
+        """Return the entries that a recipe adds to the description of its saved model."""
         return {
             "class_names": self.class_names,
             "channels": self.channels,
@@ -284,6 +289,7 @@ def load_images(
         splits = cached_splits(arrays, facts, dtype)
     else:
         splits = streamed_splits(source, arrays, index, facts, dtype)
+    # Synthetic images have no folder, and no paths.
     if folder is not None:
         for name, split in splits.items():
             split.names_file = folder / f"{name}{NAMES_FILE}"
@@ -324,6 +330,7 @@ def decoded(
     evaluation_settings: dict[str, int] = {}
     if source.evaluated is not None:
         evaluation_settings |= source.evaluated.preprocessing
+        # `size` is the model's already, unless the user has set `--image-size`.
         evaluation_settings.pop("image_size", None)
     return prepared(
         source,
@@ -340,7 +347,8 @@ def scale_as_initially(
 ) -> None:
     """Replace the scaling of a data set by that of the initial weights, in place.
 
-    If the weights take colours and the images are grey, the images get three channels.
+    The weights expect pixels scaled as in their own training. If they take colours and the images
+    are grey, the images get three channels.
 
     Args:
         initial: what `initial_facts` knows about the weights.
@@ -392,6 +400,7 @@ def initial_scaling(initial: Mapping[str, Any], init_from: str | None) -> Scalin
     """
     with reading(f"--init-from {init_from}: its mean and std", "pass the safetensors file alone"):
         scaling = np.array([initial["mean"], initial["std"]], dtype=float)
+        # `reshape` raises a `ValueError` unless there is one number for each channel.
         _, std = scaling.reshape(2, initial["channels"])
         if (std <= 0).any():
             raise ValueError("a deviation of 0")
@@ -411,6 +420,7 @@ def repeat_grey(arrays: Arrays) -> None:
 
 def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
     """Return facts and splits of random colour images of any size, for tests of speed alone."""
+    # As many classes as ImageNet has. The mean and deviation below are those of uniform noise.
     random = np.random.default_rng(0)
     arrays: Arrays = {}
     for split, count in (("train", 4096), ("validation", 512)):

@@ -103,6 +103,7 @@ class IterableSamples(Samples):
             for row in rows:
                 count += 1
                 yield row
+            # An epoch that was resumed at its end has no more samples either: that is no mistake.
             if not count and self.position["dataset"] is None:
                 raise UserError(
                     "an IterableDataset has no sample for a process",
@@ -123,14 +124,18 @@ class IterableSamples(Samples):
         return {"batch": batch, "position": position}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Note the position after this batch for the next checkpoint, and return the batch."""
         self.position = batch["position"]
         return batch["batch"]
 
     def go_on_after(self, batch: Batch | None) -> None:
-        """Have this process read what follows the last batch of a worker, if there was one.
+        """Have this process read on from where a worker that has ended has stopped.
+
+        The samples after the last batch that the worker sent are read again. If it sent none,
+        reading goes on from the position of training.
 
         Args:
-            batch: as `fetch` returned it.
+            batch: the last one of the worker, as `fetch` returned it; None if there was none.
         """
         if batch is not None:
             self.position = batch["position"]
@@ -138,6 +143,8 @@ class IterableSamples(Samples):
 
     def example(self, size: int, length: int) -> Batch:
         """Return the shapes of a batch on the meta device, which holds no values.
+
+        It is made of copies of one sample. The position of the data set is restored afterwards.
 
         Args:
             size: samples of the batch.
@@ -157,6 +164,8 @@ class IterableSamples(Samples):
     def load_from_ranks(self, states: Sequence[Position]) -> None:
         """Refuse a resume on another number of processes.
 
+        A resume calls this instead of `load_state_dict` if the number of processes has changed.
+
         Args:
             states: the positions of all ranks of the interrupted run.
 
@@ -175,6 +184,7 @@ def own_rows(rows: Iterator[object]) -> Iterator[object]:
 
     The last samples are dropped if they are not enough for all ranks.
     """
+    # `zip` takes each group from one and the same iterator: the next `world_size` samples.
     groups = zip(*[rows] * world_size(), strict=False)
     return (group[rank()] for group in groups)
 

@@ -89,7 +89,10 @@ class LabelledData:
         self.missing_labels = {None, "", -1} if self.is_typed else {None, ""}
 
     def label_candidates(self) -> list[str]:
-        """Return the columns that may hold the labels, by their types or by their names."""
+        """Return the columns that may hold the labels, by their types or by their names.
+
+        A single column of type ClassLabel is certain. Otherwise, a single usual name decides.
+        """
         from datasets import ClassLabel
 
         with_class_type = self.columns_of(ClassLabel)
@@ -105,8 +108,12 @@ class LabelledData:
     def find_texts(self, flag: str, text_columns: tuple[str, ...]) -> list[str]:
         """Return the one or two columns of text.
 
-        Without `text_columns`, the value of `flag`, they are all columns of strings; if these are
-        more than two, only those that hold free text.
+        If the flag names none, they are all columns of strings. If these are more than two, they
+        are only those that hold free text.
+
+        Args:
+            flag: its spelling, for messages.
+            text_columns: the value of the flag; empty: the columns are inferred.
 
         Raises:
             UserError: there is no such column or more than two, or a named one holds no strings.
@@ -119,6 +126,7 @@ class LabelledData:
         candidates = [column for column in suitable if column not in excluded]
         if self.values_of is not None and not text_columns and len(candidates) > 2:
             guessed = guess_texts(candidates, self.values_of)
+            # Otherwise, the error of `choose_columns` names all candidates.
             if 1 <= len(guessed) <= 2:
                 candidates = guessed
         return self.choose_columns(flag, text_columns, candidates, suitable, at_most=2)
@@ -135,6 +143,7 @@ class LabelledData:
 
         Args:
             flag: its spelling, for messages.
+            candidates: the columns to choose if the flag is not set.
             suitable: the columns whose type the flag allows.
             at_most: how many columns may be chosen.
 
@@ -248,6 +257,7 @@ class LabelledData:
                 advice="add rows, or add a split named validation",
             )
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
+        # The candidates are cut into `count` equal parts, and the middle of each part is chosen.
         positions = (np.arange(count) + 0.5) * len(candidates) / count
         return candidates[positions.astype(int)]
 
@@ -288,6 +298,7 @@ def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, s
         for role in ("test", "validation"):
             if role in first_by_role:
                 return [(role, first_by_role[role])]
+        # A data set has at least one split, and this one has none for evaluation.
         assert train is not None
         return [("test", train)]
     if train is None:

@@ -36,7 +36,8 @@ def worker_count(samples: Samples, requested: int | None) -> int:
     if requested is not None:
         count = requested
     elif samples.blocks is not None:
-        count = 1  # it uses threads; several workers would each read all blocks
+        # One worker works in threads. Several workers would each read all blocks.
+        count = 1
     else:
         count = min(8, max(1, usable_cores() // local_world_size()))
     if isinstance(samples, IterableSamples):
@@ -95,7 +96,11 @@ class Loader:
             self.placed_bytes = size or 0
 
     def cut_into(self, batch_size: int, accumulation: int) -> None:
-        """Cut the same order into micro-batches of another size."""
+        """Cut the same order into micro-batches of another size, as `--auto-batch-size` chooses.
+
+        Args:
+            accumulation: micro-batches per update; an evaluation has no updates, and ignores it.
+        """
         changes = {"batch_size": batch_size}
         if isinstance(self.order, TrainingOrder):
             changes["accumulation"] = accumulation
@@ -103,7 +108,8 @@ class Loader:
 
     @property
     def batches_per_gather(self) -> int:
-        """How many batches are gathered at once; one if batches differ in length, as of text."""
+        """How many batches are gathered at once; one if batches differ in length, as in text."""
+        # A batch takes size / len(self.samples) * batch_size bytes.
         size = self.samples.num_bytes
         if self.placement == "workers" or self.samples.lengths is not None or not size:
             return 1
@@ -113,7 +119,10 @@ class Loader:
         return max(1, gather_bytes * len(self.samples) // (size * self.order.batch_size))
 
     def batch_of(self, samples: torch.Tensor) -> Batch:
-        """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch."""
+        """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch.
+
+        `--auto-batch-size` tries training with such batches, outside of any order.
+        """
         if self.placement == "device":
             return self.samples.gather(samples, 0)
         batch = send_to_device(self.samples.read(samples, 0), self.device)
@@ -152,12 +161,15 @@ class Loader:
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the few batches of a rehearsal, from `batches` of an evaluation."""
-        # Samples from all over the split would be read from many blocks, each of which is slow.
+        # Samples from all over the split would lie in many blocks, and each is slow to read.
         is_spread = self.samples.blocks is None
         return rehearsal_batches(batches, self.order.batch_size, is_spread)
 
     def rehearsed(self, micro_batches: list[torch.Tensor]) -> Iterator[Batch]:
-        """Yield a few batches as an evaluation would, and leave no workers behind."""
+        """Yield a few batches as an evaluation would.
+
+        Workers that this starts are ended afterwards; workers that ran before go on.
+        """
         had_workers = self.workers.have_begun
         try:
             for batch, _ in self.make_batches(micro_batches, None):
@@ -172,6 +184,7 @@ class Loader:
         if self.placement == "workers":
             yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
         else:
+            # `gathered` needs the whole epoch, because its groups begin at the epoch's beginning.
             first = first_update * self.order.accumulation
             yield from self.make_batches(self.order.micro_batches(epoch), epoch, first)
 
@@ -196,6 +209,7 @@ class Loader:
         else:
             batches = self.workers.batches(micro_batches, epoch)
         for samples, batch in zip(micro_batches, batches, strict=True):
+            # The last batches of an evaluation may be smaller than all others.
             is_short = epoch is None and len(samples) < self.order.batch_size
             with without_tuning() if is_short else nullcontext():
                 yield batch, self.samples.work_of(batch, samples)
@@ -205,8 +219,10 @@ class Loader:
     ) -> Iterator[Batch]:
         """Gather batches from the device's memory, several at a time if possible.
 
-        The batches that are gathered together do not depend on where a resumed run begins. The
-        alignment of a batch in memory may decide the last bits of a result.
+        A group of batches that are gathered together always begins at a multiple of the group's
+        size, wherever a resumed run begins. So each batch lies at the same place in its group: its
+        alignment in memory may decide the last bits of a result. Batches before `first` are
+        gathered with their group, but not yielded.
         """
         per_gather = self.batches_per_gather
         for start in range(first - first % per_gather, len(micro_batches), per_gather):
@@ -215,6 +231,7 @@ class Loader:
             if len(group) == 1:
                 yield gathered
                 continue
+            # Cut each tensor of the nest into the batches of the group.
             leaves, structure = tree.tree_flatten(gathered)
             sizes = [len(samples) for samples in group]
             split_leaves = [values.split(sizes) for values in leaves]
@@ -330,6 +347,7 @@ def training_order(
         # An evaluation makes a training loader as well, and may have few samples for it.
         samples_per_rank = len(samples) // (accumulation * accelerator.num_processes)
         batch_size = min(batch_size, max(1, samples_per_rank))
+    # Samples in blocks can't be ordered by length: they would come from too many blocks at once.
     return TrainingOrder(
         len(samples),
         batch_size,
@@ -354,6 +372,7 @@ def evaluation_order(
         UserError: the ranks share out a model, and have too few samples for equal batches.
     """
     world_size = accelerator.num_processes
+    # As in `training_order`, samples in blocks are not ordered by length.
     order = EvaluationOrder(
         len(samples),
         config.batch_size,
@@ -362,6 +381,7 @@ def evaluation_order(
         samples.lengths if samples.blocks is None else None,
         samples.blocks,
     )
+    # The accelerator has a mesh if the ranks hold different parts of one model.
     is_model_shared = bool(getattr(accelerator, "mesh", None))
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
@@ -381,7 +401,7 @@ def free_memory(device: torch.device) -> int:
     """
     room = memory_room(device)
     if room is not None:
-        return room[0]
+        return room[0]  # the other value is the total
     try:
         return psutil.virtual_memory().available
     except (OSError, psutil.Error):  # there is no /proc

@@ -47,6 +47,7 @@ def find_files(folder: Path) -> LocalFiles:
     visits: Counter[tuple[int, int]] = Counter()  # by device and inode of a folder
 
     def visit(path: str, parents: tuple[tuple[int, int], ...]) -> None:
+        # `parents` are the device and inode of this folder and of all folders above it.
         with os.scandir(path) as iterator:
             entries = list(iterator)
         for entry in entries:
@@ -59,6 +60,7 @@ def find_files(folder: Path) -> LocalFiles:
                 local_files.dangling.append(entry.path)
                 continue
             if not is_folder:
+                # Sockets, devices and the like are left out.
                 if entry.is_file():
                     local_files.files[entry.path] = status
                 continue
@@ -113,9 +115,12 @@ def following(linked_folders: set[str]) -> Iterator[None]:
 def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bool) -> list[str]:
     """Return a note on the links of a data set that lead nowhere, if there are any.
 
+    Tools such as git-annex and DVC leave such links in place of files that were not fetched. The
+    run goes on without some of many images, but not without a whole class, table or split.
+
     Args:
-        suffixes: of the files that are read, in lower case.
-        are_tables: whether these files are tables. A table is missed more than one image of many.
+        suffixes: of the files that are read, in lower case. If it is empty, any link is an error.
+        are_tables: whether these files are tables.
 
     Raises:
         UserError: a whole class, table or split would be missing.
@@ -126,10 +131,11 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     has_data = {os.path.dirname(path) for path in readable}
     # A link without a suffix may stand for a folder, if the folders of other classes are beside it.
     has_folders = {os.path.dirname(path) for path in has_data}
-    count = 0
+    count = 0  # of links that stand for single images
     for path in dangling:
         suffix = os.path.splitext(path)[1].lower()
         parent = os.path.dirname(path)
+        # A link without a suffix may stand for a folder even if files without one are read.
         is_folder = parent in has_folders and (suffix not in suffixes or suffix == "")
         is_missing_table = suffix in suffixes and are_tables
         is_empty_class = suffix in suffixes and parent not in has_data

@@ -77,6 +77,7 @@ class TrainingOrder:
         order = order[: self.updates_per_epoch * self.global_batch]
         if self.lengths is not None:
             order = self.grouped_by_length(order, torch.from_numpy(self.lengths), generator)
+        # The third dimension is that of the ranks: each takes its own batches.
         shape = (-1, self.accumulation, self.world_size, self.batch_size)
         return order.view(shape)[first_update:, :, self.rank].reshape(-1, self.batch_size)
 
@@ -122,6 +123,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         self.sizes = np.asarray(blocks.sizes)
         self.first = first_update * order.accumulation  # number of the first micro-batch
         most_lanes = min(MOST_LANES, blocks.at_once)
+        # As many lanes as possible that give each global batch the same number of samples.
         self.lanes = max(n for n in range(1, most_lanes + 1) if order.global_batch % n == 0)
         self.row = shuffled(len(self.sizes), order.seed, epoch)  # block numbers
         self.ends = self.sizes[self.row].cumsum()  # of each block of the row, in samples
@@ -136,14 +138,16 @@ class BlockBatches(Sequence[torch.Tensor]):
             raise IndexError(index)
         order = self.order
         update, micro_batch = divmod(self.first + index, order.accumulation)
-        # The positions of this micro-batch in its global batch, which lane each position belongs
-        # to, and the positions of the samples in the row of blocks.
+        # `positions` are those of this micro-batch in its global batch. Each belongs to a lane.
         start = (micro_batch * order.world_size + order.rank) * order.batch_size
         positions = np.arange(start, start + order.batch_size)
         samples_per_lane = order.global_batch // self.lanes
         lane, place_in_lane = np.divmod(positions, samples_per_lane)
+        # `places` are the positions of the samples in the row of blocks. Each lane has
+        # updates_per_epoch * samples_per_lane of them.
         places = (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
         samples = np.empty_like(places)
+        # For each sample, the number of its block in the row.
         place_in_row = np.searchsorted(self.ends, places, side="right")
         for number in np.unique(place_in_row):
             block = self.row[number]
@@ -156,7 +160,10 @@ class BlockBatches(Sequence[torch.Tensor]):
 
 @lru_cache(2 * MOST_LANES)
 def shuffled(count: int, *seeds: int) -> np.ndarray:
-    """Return the numbers below `count` in an order that depends on the seeds: int64 [count]."""
+    """Return the numbers below `count` in an order that depends on the seeds: int64 [count].
+
+    Neighbouring batches need the same orders. So they are cached, and must not be changed.
+    """
     return np.random.default_rng(hash_integers(*seeds)).permutation(count)
 
 
@@ -176,7 +183,7 @@ class EvaluationOrder:
 
     @property
     def most_batches(self) -> int:
-        """The number of batches of a rank that has enough samples for it."""
+        """The number of batches of the rank that has the most."""
         return -(-self.num_samples // (self.world_size * self.batch_size))
 
     def micro_batches(self) -> list[torch.Tensor]:
@@ -201,7 +208,8 @@ class EvaluationOrder:
     def equal_batches(self) -> "EqualBatches":
         """Return the same number of batches of the same size on all ranks.
 
-        The last batches are filled up with repetitions of a sample, which don't count.
+        The last batches are filled up with repetitions of the rank's last sample, which don't
+        count. A rank without any sample repeats sample 0.
         """
         most_samples = -(-self.num_samples // self.world_size)  # of a rank
         size = min(self.batch_size, most_samples)
@@ -260,6 +268,7 @@ def hash_integers(*values: int) -> int:
     """
     state = 0
     for value in values:
+        # The masks keep 64 bits, as the arithmetic of a 64-bit register would.
         state = (state ^ value) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
         state = (state ^ state >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
@@ -279,7 +288,9 @@ def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
     Returns:
         int64 [batch].
     """
+    # The third value, 1, makes the seed differ from that of the order of the epoch.
     bits = samples * 0x9E3779B1 + hash_integers(seed, epoch, 1) % 2**31
+    # The masks keep 32 bits, because the finaliser is defined for them.
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         bits = bits & 0xFFFFFFFF
         bits = (bits ^ bits >> 16) * multiplier

@@ -87,6 +87,7 @@ class ParquetRows:
         """
         rows_to_read = samples.numpy()
         blocks = np.searchsorted(self.ends, rows_to_read, side="right")
+        # The position of each row in its row group.
         places = (rows_to_read - self.ends[blocks] + self.groups[blocks, ROWS]).tolist()
         tables = {block: self.table(block) for block in dict.fromkeys(blocks.tolist())}
         at_most = 1 if epoch is None else self.blocks.at_once
@@ -124,6 +125,7 @@ class ParquetRows:
                     or describe_group(file, place)[-1] != group[CHECKSUM]
                 ):
                     raise ValueError("it has changed since the run began")
+                # `read_row_group` keeps the order of the file; `select` puts the label column last.
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)
         self.held[block] = table
         return table
@@ -181,6 +183,7 @@ class ParquetTables(LabelledData):
             super().__init__(source.name, footers[self.first_file].features, label_column)
             self.notes += opened_builder.notes
             for role, name in chosen_splits:
+                # Of several splits with the same role, the first one that has labels is read.
                 if role not in self.splits:
                     self.add_split(role, name, files[name], footers)
             labels_of = partial(distinct_values, column=self.label_column)
@@ -238,7 +241,8 @@ class ParquetTables(LabelledData):
                 advice="add rows to its files, or remove them",
             )
         first_shard = self.shards[groups[0][SHARD]]
-        # GLUE's test splits, for example, mark all rows as unlabelled.
+        # GLUE's test splits, for example, mark all rows as unlabelled. The first file shows that,
+        # and the others need not be read here.
         if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
             self.splits[role] = np.array(groups)
 

@@ -59,9 +59,13 @@ def image_to_pixels(
 def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
     """Return the pixels of an image with more than 8 bits a channel, and the image itself.
 
+    These pixels determine the white level of a data set, and are then scaled by it. Pillow can do
+    neither.
+
     Returns:
-        Integers [height, width] or [height, width, 3], without transparency; None for an image of 8
-        bits. And the image; it was decoded again if Pillow had lost the low bytes.
+        First, the pixels: integers [height, width] or [height, width, 3], without transparency;
+        None for an image of 8 bits. Second, the image: `image` itself, or another copy of it if its
+        file had to be decoded in another way.
 
     Raises:
         ValueError: pixels are real numbers or negative.
@@ -83,7 +87,8 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
 def raw_mode_of(image: ImageFile.ImageFile) -> str:
     """Return Pillow's name for the layout of the pixels in the file, such as ``RGB;16B``.
 
-    It is empty for an image whose pixels have been loaded.
+    It shows whether the file has 16 bits a colour, which the image's mode does not. It is empty for
+    an image whose pixels have been loaded.
     """
     if not image.tile:
         return ""
@@ -117,6 +122,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
         planes = np.asarray(loaded).astype(np.uint16)
         return planes[..., 0] * 256 + planes[..., 1], loaded
     channels, order = raw_mode.split(";16")
+    # "B" is big-endian, "L" little-endian; "N" or nothing is the order of this machine.
     native = "L" if sys.byteorder == "little" else "B"
     order = native if order in ("", "N") else order
     if channels not in ("RGB", "RGBA") or order not in ("B", "L"):
@@ -130,6 +136,9 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
 
 def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
     """Decode an image file as if its pixels had another layout of the same number of bits.
+
+    Pillow states the layout in each tile of the image. So the tiles are changed before the pixels
+    are loaded.
 
     Args:
         encoded: the contents of the file.
@@ -166,4 +175,5 @@ def to_eight_bits(pixels: np.ndarray, white_level: int) -> np.ndarray:
         uint8, of the same shape.
     """
     clipped = np.minimum(pixels.astype(np.int64), white_level)
+    # All but the highest 8 of the white level's bits are cut off.
     return (clipped >> (white_level.bit_length() - 8)).astype(np.uint8)

@@ -60,6 +60,7 @@ def prepared(
         data = prepare_whole(source, evaluated, preparation, extended)
     else:
         data = preparation.apply_to(source)
+        # `for_evaluation` has left only the run that was trained on this data set.
         check_as_trained(source, evaluated.trained_on[0], data)
     return with_labels_of(evaluated, source, data)
 
@@ -156,6 +157,7 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     """
     notes = data.facts["notes"]
     notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
+    # `choose_held_out` notes that it held samples out. Splits of the data set itself stay valid.
     is_held_out = any(note.startswith("held out ") for note in notes)
     if not is_held_out or trained.fingerprint in (None, data.facts["fingerprint"]):
         return
@@ -196,6 +198,7 @@ def with_labels_of(
         )
     note = None
     for arrays in data.arrays.values():
+        # The last array holds the labels. The note is the same for all splits.
         arrays[-1], note = relabelled(evaluated, source.name, class_names, arrays[-1])
     if note is not None:
         data.facts["notes"].append(note)

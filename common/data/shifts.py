@@ -42,6 +42,7 @@ def copied_windows(
     count, height, width, channels = images.shape
     if is_mirrored is not None:
         images = torch.where(is_mirrored[:, None, None, None], images.flip(2), images)
+        # Columns of a mirrored image are counted from the right.
         lefts = torch.where(is_mirrored, 2 * padding - lefts, lefts)
     padded = mirror_padded(mirror_padded(images, 1, padding), 2, padding)
     _, padded_height, padded_width, _ = padded.shape
@@ -49,12 +50,16 @@ def copied_windows(
     first_pixels = first_rows * padded_width + lefts
     # From the first pixel of a window to its last one, with what lies between its rows.
     span = ((height - 1) * padded_width + width) * channels
+    # [count, span]. `as_strided` then skips what lies between the rows, without another copy.
     spans = padded.flatten().unfold(0, span, channels).index_select(0, first_pixels)
     return spans.as_strided(images.shape, (span, padded_width * channels, channels, 1))
 
 
 def mirror_padded(images: torch.Tensor, dimension: int, padding: int) -> torch.Tensor:
-    """Extend images at both ends of a dimension, as a mirror at the border shows them."""
+    """Extend images at both ends of a dimension, as a mirror at the border shows them.
+
+    The pixels at the border itself are not repeated.
+    """
     before = images.narrow(dimension, 1, padding).flip(dimension)
     last = images.shape[dimension] - 1
     after = images.narrow(dimension, last - padding, padding).flip(dimension)
@@ -73,6 +78,7 @@ def gathered_pixels(
     rows, ys, xs = (torch.arange(n, device=images.device) for n in (count, height, width))
     if is_mirrored is not None:
         xs = torch.where(is_mirrored[:, None], width - 1 - xs, xs)
+    # The rows and columns that each window shows: [batch, height] and [batch, width].
     ys = reflected(ys + (tops - padding)[:, None], height)
     xs = reflected(xs + (lefts - padding)[:, None], width)
     return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
@@ -81,4 +87,5 @@ def gathered_pixels(
 def reflected(positions: torch.Tensor, size: int) -> torch.Tensor:
     """Fold positions just outside 0 … size - 1 back inside, as in a mirror at the border."""
     last = size - 1
+    # The inner `abs` folds positions below 0, the outer one those above `last`.
     return last - (last - positions.abs()).abs()

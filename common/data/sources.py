@@ -84,6 +84,7 @@ def choose_source(
         commit = hub_commit(location)
         if commit:
             reason = "auto: from the Hub"
+            # The commit serves as the fingerprint.
             return DataSource(public, location, public_configuration, reason, commit)
         reason = f"auto: {public} is not cached, the Hub does not answer"
         return built_in_source(built_in, reason)
@@ -116,6 +117,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
     """
     evaluated = read_evaluated(model)
     for trained in evaluated.trained_on:
+        # `config.json` may have the short name of a public data set, and `source` has its Hub id.
         location, public_configuration = PUBLIC.get(trained.dataset, (trained.dataset, None))
         resolved = replace(
             trained,
@@ -124,6 +126,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
         )
         if not is_same_place(resolved, source.location, source.configuration):
             continue
+        # None: the user has not set the flag, and the share of that run is used.
         if source.validation_share not in (None, trained.validation_share):
             if trained.validation_share is None:
                 trained_share = "the default share"
@@ -149,6 +152,7 @@ def built_in_source(name: str, reason: str) -> DataSource:
     """Return the source of a built-in data set."""
     # Docstrings change with the version of Python, digits and synthetic images do not.
     version = platform.python_version() if name == "docstrings" else "1"
+    # The 5 counts the changes to how these data are made, which need new caches.
     return DataSource(name, name, None, reason, f"{name}-5-{version}")
 
 
@@ -229,6 +233,7 @@ def similar_name(name: str) -> str | None:
 
     It is a folder or table beside the path, or a public or built-in name.
     """
+    # The name is right, so the Hub could not be reached.
     if name in PUBLIC:
         return None
     parent = Path(name).expanduser().parent
@@ -263,6 +268,7 @@ def hub_commit(
 
     # Any failure to reach the Hub, or to find the repository there, leaves the cache to look at.
     with contextlib.suppress(Exception):
+        # The Hub's interface takes "dataset" or "model", and the cache's folders have the plural.
         return HfApi().repo_info(hub_id, repo_type=repository_type.removesuffix("s"), timeout=3).sha
     folder = f"{repository_type}--{hub_id.replace('/', '--')}"
     reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")

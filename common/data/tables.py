@@ -49,6 +49,7 @@ class Tables(LabelledData):
         # By role, [rows]: first the values of the label column, later int64 class numbers.
         self.labels: dict[str, np.ndarray] = {}
         for role, name in chosen_splits:
+            # Of several splits with the same role, the first one that has labels is read.
             if role not in self.splits and self.label_column in dataset[name].column_names:
                 self.add_split(role, dataset[name])
         self.number_labels()
@@ -161,8 +162,10 @@ class Tables(LabelledData):
         class_sizes = np.bincount(labels)
         candidates = shuffled_rows[class_sizes[labels[shuffled_rows]] > 1]
         if len(candidates):
+            # By class, because `choose_held_out` spreads its choice evenly over this order.
             candidates = candidates[labels[candidates].argsort(kind="stable")]
         else:
+            # Each class has a single row: some of the classes must be held out.
             candidates = shuffled_rows
         held_out = self.choose_held_out(source, len(labels), candidates)
         if len(held_out) == 0:
