@@ -50,8 +50,8 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--output-dir", metavar="DIR", help="default: runs/vary-RECIPE-…")
     arguments, flags = parser.parse_known_args(words)
-    # The parser does not know the recipe's flags. It takes the first word without dashes for RECIPE,
-    # which is the value of a flag if that flag comes first.
+    # The parser does not know the recipe's flags. It takes the first word without dashes for
+    # RECIPE, which is the value of a flag if that flag comes first.
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
             "a flag stands before the recipe",

@@ -46,7 +46,7 @@ class Variant:
     def command(self, recipe: str, shared: Sequence[str], seed: int, directory: Path) -> list[str]:
         """Return the command that starts this variant's run with a seed, or resumes it."""
         flags = [*self.flags, *shared]
-        if seed:  # 0 is every recipe's default, unless `flags` has a --seed
+        if seed:  # 0 is the default, and with one seed `flags` may have a --seed of its own
             flags += ["--seed", str(seed)]
         launcher_options: list[str] = []
         if self.processes != "1":
