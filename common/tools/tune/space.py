@@ -76,8 +76,8 @@ def number_type(hint: object) -> type[int] | type[float] | None:
 def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> None:
     """Check before the first run that the recipe takes all values that will be tried.
 
-    The recipe's own parser reads command lines in which each end of a range, and each choice, occurs
-    at least once. It ends the process at a value that it does not take.
+    The recipe's own parser reads command lines in which each end of a range, and each choice,
+    occurs at least once. It ends the process at a value that it does not take.
     """
     values_to_check = {name: extremes(distribution) for name, distribution in space.items()}
     line_count = max(map(len, values_to_check.values()), default=1)

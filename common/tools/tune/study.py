@@ -101,7 +101,7 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[No
     Args:
         path: the study's file, for the message.
         errors: the class of the errors to turn. `Exception` is right only around code that does
-            nothing but read the study.
+            nothing but use the study.
     """
     try:
         yield
