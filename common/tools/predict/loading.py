@@ -138,7 +138,7 @@ def own_recipe(folder: Path, facts: JsonObject) -> Path:
     """
     name = str(facts.get("recipe"))
     path = RECIPES / f"{name}.py"
-    # A name with slashes could lead to a file outside of the repository, which must not be executed.
+    # A name with slashes could lead to a file outside of the repository. That must not run.
     if Path(name).name != name or not path.is_file():
         advice = f"add --recipe {name}.py, or in a program pass it to load_model"
         raise UserError(f"{folder} is of the recipe {name}", advice=advice)
