@@ -87,7 +87,7 @@ class CharacterModel(nn.Module):
 
 def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
     arguments: dict[str, Any] = {
-        "vocabulary": 128,
+        "vocabulary": 128,  # of ASCII
         "width": config.width,
         "layers": config.layers,
         "dropout": config.dropout,
@@ -100,7 +100,7 @@ def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(batch["text"][:, :-1])
-    return F.cross_entropy(logits.mT, batch["text"][:, 1:]), logits
+    return F.cross_entropy(logits.mT, batch["text"][:, 1:]), logits  # .mT: classes in dim 1
 
 
 # --------------------------------------------------------------------------------- Evaluation

@@ -125,7 +125,7 @@ def compute_loss(
     model: nn.Module,
     batch: Batch,
     temperature: float = 0.1,
-    gather: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,  # main passes run.gather
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean loss of all gathered pairs, and their similarities [pairs, pairs]."""
     views = model(torch.cat([batch["first"], batch["second"]])).chunk(2)

@@ -88,7 +88,7 @@ class MLP(nn.Module):
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
     sizes = [config.noise_size, *config.hidden_sizes, data.channels * data.image_size**2]
     arguments: dict[str, Any] = {"sizes": sizes, "is_normalized": True}
-    discriminator = MLP([*sizes[:0:-1], 1], is_normalized=False)
+    discriminator = MLP([*sizes[:0:-1], 1], is_normalized=False)  # from pixels to one logit
     name = f"GAN {'-'.join(map(str, sizes))}"
     facts = {"name": name, "arguments": arguments, **data.preprocessing()}
     return MLP(**arguments), discriminator, facts
@@ -97,12 +97,12 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, nn.Module, 
 def compute_losses(
     run: Run, generator: nn.Module, discriminator: nn.Module, batch: Batch, noise_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the generator's loss, the discriminator's, and its logits: real, then drawn."""
+    """Return the losses of generator and discriminator, and logits: real images, then drawn."""
     real = batch["images"].flatten(1).float()
     drawn = generator(torch.randn(len(real), noise_size, device=run.device))
     logits = discriminator(torch.cat([real, drawn.detach()])).squeeze(1)
     bare = run.accelerator.unwrap_model(discriminator)
-    bare.requires_grad_(False)  # this pass gives the discriminator no gradients, in DDP neither
+    bare.requires_grad_(False)  # the generator's loss must not train the discriminator
     generator_loss = F.softplus(-bare(drawn)).mean()
     bare.requires_grad_(True)
     discriminator_loss = F.binary_cross_entropy_with_logits(logits, is_real(logits).float())
@@ -139,7 +139,7 @@ def frechet(totals: Totals) -> dict[str, torch.Tensor]:
     real, drawn = (
         totals[f"{name}_products"] / count - torch.outer(mean, mean) for name, mean in means.items()
     )
-    shared = torch.linalg.eigvals(real @ drawn).real.clamp(min=0).sqrt().sum()
+    shared = torch.linalg.eigvals(real @ drawn).real.clamp(min=0).sqrt().sum()  # trace of a root
     apart = (means["real"] - means["drawn"]).square().sum()
     return {"frechet": apart + real.trace() + drawn.trace() - 2 * shared}
 
@@ -156,7 +156,7 @@ def main(config: Config) -> None:
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
         generator, discriminator, description = build_model(config, data)
-        sides = []
+        sides = []  # model, optimizer and scheduler of each network
         for model, rate in ((generator, 1), (discriminator, 2)):
             if config.compile:
                 compile_model(model, config)

@@ -88,7 +88,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
 
 
 class LowRank(nn.Module):
-    """Adds the product of two thin matrices, at first 0, to a weight [outputs, inputs]."""
+    """Adds to a weight [outputs, inputs] the product of two thin matrices, which starts at 0."""
 
     def __init__(self, outputs: int, inputs: int, rank: int):
         super().__init__()
@@ -109,7 +109,7 @@ def add_low_rank(model: nn.Module, rank: int) -> None:
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Return a plain BERT whose weights include the added matrices."""
+    """Return a plain BERT whose weights include the added matrices, for test and export."""
     plain = copy.deepcopy(model)
     for layer in plain.modules():
         if parametrize.is_parametrized(layer, "weight"):

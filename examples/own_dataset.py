@@ -88,7 +88,7 @@ class ConvNet(nn.Module):
     def __init__(self, widths: list[int], classes: int):
         super().__init__()
         layers: list[nn.Module] = []
-        for channels, width in zip([1, *widths], widths, strict=False):
+        for channels, width in zip([1, *widths], widths, strict=False):  # from channels to width
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         self.body = nn.Sequential(*layers, nn.Flatten())
         self.head = nn.Linear(widths[-1] * (8 // 2 ** len(widths)) ** 2, classes)

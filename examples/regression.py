@@ -108,7 +108,7 @@ def metrics(predictions: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
 def figures(totals: Totals) -> dict[str, Any]:
     mse = totals["loss"] / totals["count"]
     mean = totals["targets"] / totals["count"]
-    variance = totals["squares"] / totals["count"] - mean**2
+    variance = totals["squares"] / totals["count"] - mean**2  # of the targets
     return {"loss": mse, "rmse": mse**0.5, "r2": 1 - mse / variance}
 
 

@@ -30,14 +30,19 @@ TOOLS = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the tool that the first word names; without a word, print what tools there are.
+    """Run the tool that the first word names, with the other words as its command line.
+
+    Without a word, print what tools there are.
+
+    Args:
+        words: the command line after ``recipes``. None stands for that of this process.
 
     Raises:
         UserError: there is no such tool.
     """
     name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     if name in ("-h", "--help"):
-        spare_tool_output()
+        spare_tool_output()  # a tool does this itself, by `tool_parser`
         print(overview())
         return
     if name not in TOOLS:
@@ -46,6 +51,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def overview() -> str:
+    """Return the text of ``recipes --help``."""
     width = max(len(name) for name in TOOLS)
     lines = [
         "usage: recipes COMMAND [options]",
@@ -62,7 +68,7 @@ def overview() -> str:
 
 
 def advice_for(unknown: str) -> str:
-    """Return which command a user may have meant, or all of them if none is similar."""
+    """Return advice for a mistyped command: the most similar one, or all if none is similar."""
     similar = difflib.get_close_matches(unknown, TOOLS, n=1)
     if similar:
         return f"did you mean recipes {similar[0]}?"

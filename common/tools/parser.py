@@ -14,8 +14,8 @@ def tool_parser(
         name: the subcommand, such as ``compare``.
         description: the text above the options in ``--help``, printed as it is.
         usage: the usage line, in which ``%(prog)s`` stands for the command.
-        outlives_terminal: whether the tool goes on when nobody can read its output any more.
-            Otherwise it ends without a traceback.
+        outlives_terminal: whether the tool goes on when nobody can read its output any more, as a
+            search of many hours should. Otherwise it ends then, without a traceback.
     """
     if outlives_terminal:
         spare_output()
@@ -26,5 +26,5 @@ def tool_parser(
         usage=usage,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        allow_abbrev=False,  # a recipe's --seed must not pass for the tool's --seeds
     )

@@ -14,14 +14,16 @@ from common.objective import Objective
 
 
 class Recipe(NamedTuple):
+    """An imported recipe, and the parts of it that tools need."""
+
     path: Path
     module: ModuleType
-    config_class: type[TrainingConfig]
+    config_class: type[TrainingConfig]  # its fields are the recipe's flags
     objective: Objective
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Import a recipe without running it.
+    """Import a recipe under another name than ``__main__``, so that it does not train.
 
     Raises:
         UserError: the path is not a recipe.
@@ -34,8 +36,8 @@ def load_recipe(path: Path) -> Recipe:
             f"{path} is no Python file", advice="pass a recipe, such as recipes/resnet.py"
         )
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where the dataclass looks its types up
-    # A launched recipe can import the modules in its own folder.
+    sys.modules[spec.name] = module  # `dataclass` looks up the types of the fields there
+    # The recipe may import modules from its own folder, as it can when it is launched.
     beside = str(path.resolve().parent)
     sys.path.insert(0, beside)
     try:

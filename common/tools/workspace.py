@@ -27,6 +27,15 @@ BARS = ("perf/samples_per_second", "memory/peak_allocated_mib")
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    """Save the view or the report that the command line asks for; only print it with ``--dry-run``.
+
+    The page gives the objective of the runs a bar and a column. Without ``--objective`` it takes
+    the metrics of this repository that should be high; see `goal_metrics`. The flag is for runs
+    with another objective: a metric of a copied recipe's own, or one that should be low.
+
+    Raises:
+        UserError: the address is malformed, or W&B does not take the page.
+    """
     parser = tool_parser("workspace", __doc__, "%(prog)s ENTITY/PROJECT [options]")
     parser.add_argument("project", metavar="ENTITY/PROJECT", help="at W&B")
     parser.add_argument("--name", default="Recipes side by side", help="name of the view or report")
@@ -44,8 +53,8 @@ def main(words: Sequence[str] | None = None) -> None:
     build = build_report if arguments.report else build_view
     page = build(entity, project, arguments.name, goal_metrics(arguments.objective))
     if arguments.dry_run:
-        model = page._to_model()  # there is no public way to see what would be sent
-        print(model.model_dump_json(by_alias=True, exclude_none=True, indent=2))
+        contents = page._to_model()  # there is no public way to see what would be sent
+        print(contents.model_dump_json(by_alias=True, exclude_none=True, indent=2))
         return
     page_type = "report" if arguments.report else "view"
     advice = (
@@ -57,18 +66,30 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def goal_metrics(objective: str | None) -> list[str]:
-    """Return the metric of an objective, or all metrics that can be one and should be high."""
+    """Return the metrics, without their split, that get a bar and a column as objectives.
+
+    Args:
+        objective: such as ``rmse:min``. None stands for every metric of the evaluations that should
+            be high, because any of them may be an objective of the project's runs.
+    """
     if objective is not None:
         return [Objective.parse(objective).metric]
     return [name for name, metric in METRICS.items() if "/" not in name and metric.better == "max"]
 
 
 def panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Return the metrics of each line panel, by the title of its section and its own title."""
+    """Return the names of the metrics that each line panel shows.
+
+    The outer key is the title of the panel's section, the inner key is the panel's own title. A
+    metric that splits share has one panel with a line for each split.
+
+    Args:
+        goals: metrics that are listed first. They may be a recipe's own.
+    """
     sections: dict[str, dict[str, list[str]]] = {}
-    for name in dict.fromkeys([*goals, *METRICS]):
+    for name in dict.fromkeys([*goals, *METRICS]):  # without repetitions
         metric = describe(name)
-        if metric.panel:
+        if metric.panel:  # otherwise the metric has no chart
             names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
             sections.setdefault(metric.panel, {})[metric.heading] = names
     return sections
@@ -118,11 +139,12 @@ def build_view(entity: str, project: str, name: str, goals: Sequence[str]) -> "W
 def build_report(entity: str, project: str, name: str, goals: Sequence[str]) -> "Report":
     """Return a report that is not saved yet: a question, the runs' differences, panels, an answer.
 
-    The arguments are those of `build_view`. Question and answer are for the user to write.
+    The arguments are those of `build_view`. Question and answer are for the user to write; the
+    texts here only mark their places.
     """
     import wandb_workspaces.reports.v2 as reports
 
-    comparer = reports.RunComparer(diff_only="split")
+    comparer = reports.RunComparer(diff_only="split")  # leaves out what all runs share
     sections: Panels = {"How the runs differ": [comparer], **panel_objects(goals)}
     blocks: list[BlockTypes] = [reports.H2("Question"), reports.P("What should these runs tell?")]
     for title, section_panels in sections.items():

@@ -19,6 +19,7 @@ from common.tools.parser import tool_parser
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    """Print the comparison that the command line asks for, and draw it with ``--plot``."""
     parser = tool_parser("compare", __doc__, "%(prog)s RUN [RUN ...] [options]")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the baseline first")
     parser.add_argument(
@@ -44,12 +45,15 @@ def main(words: Sequence[str] | None = None) -> None:
         from common.tools.compare.plot import plot_comparison
 
         plot_comparison(comparison, arguments.plot)
-        if not arguments.json:
+        if not arguments.json:  # programs read that output, so it has nothing but the JSON
             CONSOLE.print(f"picture: {arguments.plot}", markup=False)
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:
-    """Return the comparison for programs; `figures_of` explains the names of the figures."""
+    """Return the object that ``--json`` prints; `figures_of` explains the names of the figures.
+
+    Each run has its own values of the settings in which any of the runs differ (``differs``).
+    """
     runs = []
     for index, run in enumerate(comparison.runs):
         differs = {label: values[index] for label, values in comparison.differences.items()}

@@ -83,6 +83,7 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
     target_is_given = target is not None
     if target is None:
         target = worst_of_best(runs, objective)
+    # The target says nothing about a run with another objective.
     figures = [figures_of(run, target if run.objective == objective else None) for run in runs]
     for own_figures in figures:
         add_ratios(own_figures, figures[0])
@@ -97,34 +98,40 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
 
 
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
-    """Return the worst of the best values that runs with an objective reached.
+    """Return the worst of the runs' best values, a target that each of these runs has reached.
 
-    It is None for a single run, which is compared with nothing, and if no run has evaluated.
+    Runs with another objective do not count. The value is None if fewer than two runs are left, as
+    there is nothing to compare then, or if none of them has evaluated.
     """
-    alike = [run for run in runs if run.objective == objective]
-    if len(alike) < 2:
+    runs_with_objective = [run for run in runs if run.objective == objective]
+    if len(runs_with_objective) < 2:
         return None
-    best_values = [objective.best(run.values(run.goal)) for run in alike]
+    best_values = [objective.best(run.values(run.goal)) for run in runs_with_objective]
     known = [value for value in best_values if value is not None]
     worst = min if objective.mode == "max" else max
     return worst(known, default=None)
 
 
 def add_ratios(figures: RunFigures, baseline: RunFigures) -> None:
-    """Add a run's ratios to the baseline and its scaling efficiency; None if unknown."""
+    """Add to a run's figures its ratios to the baseline and its scaling efficiency.
+
+    The efficiency is the ratio of throughputs over the ratio of processes. It exists only for
+    different numbers of processes. A figure that can't be computed is None.
+    """
     for name, ratio_name in RATIOS.items():
         value = figures[name]
         baseline_value = baseline[name]
-        is_known = value is not None and baseline_value
+        is_known = value is not None and baseline_value  # nothing can be divided by 0
         figures[ratio_name] = value / baseline_value if is_known else None
+    # A device's memory and the host's can't be compared.
     if figures["memory_kind"] != baseline["memory_kind"]:
         figures["memory_ratio"] = None
     throughput_ratio = figures["throughput_ratio"]
     processes = figures["processes"]
     baseline_processes = baseline["processes"]
-    scales = processes and baseline_processes and processes != baseline_processes
+    processes_differ = processes and baseline_processes and processes != baseline_processes
     figures[EFFICIENCY] = None
-    if scales and throughput_ratio is not None:
+    if processes_differ and throughput_ratio is not None:
         figures[EFFICIENCY] = throughput_ratio * baseline_processes / processes
 
 
@@ -134,6 +141,7 @@ def unfair_pairs(
     """Return the differences from the baseline that make a run's figures incomparable."""
     pairs: list[UnfairPair] = []
     for label, values in differences.items():
+        # A label may add the name of a part, as in "version of torch"; see `facts_of`.
         if not label.startswith(tuple(FAIR)):
             continue
         baseline_value = values[0]
@@ -147,10 +155,14 @@ def unfair_pairs(
 
 
 def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
-    """Return what a run's figures may depend on, by label.
+    """Return the facts and flags that a run's figures may depend on, by label.
 
     A group of facts, such as the versions of libraries, has a label for each of its parts. A flag
     is left out if the recipe of any of the `runs` says that it is not to be compared.
+
+    Args:
+        run: the run to describe.
+        runs: all runs of the comparison.
     """
     facts: dict[str, object] = {}
     for label, path in (FAIR | ON_PURPOSE).items():
@@ -165,9 +177,10 @@ def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
         facts["recipe changed"] = f"at update {steps}"
     environment = run.saved_config.environment
     facts["precision"] = precision_name(environment.mixed_precision)  # the one that `auto` chose
-    if environment.device_type != "cpu":
+    if environment.device_type != "cpu":  # the number of threads hardly matters then
         facts.pop("threads per process", None)
     for name, value in run.flags.items():
+        # The fact "precision" stands for the flag --mixed-precision.
         if name != "mixed_precision" and all(is_compared(name, other) for other in runs):
             facts[spelled(name)] = value
     return facts
@@ -176,20 +189,26 @@ def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
 def is_compared(flag: str, run: RunRecord) -> bool:
     """Return whether a run's recipe wants a flag compared.
 
-    `config.json` states this only where it differs from the shared flag of this name.
+    `config.json` states this only where the recipe differs from `TrainingConfig`, which has the
+    flags that all recipes share.
     """
-    usually = role_of(TrainingConfig, flag).compared
-    return run.saved_config.compared.get(flag, usually)
+    is_usually_compared = role_of(TrainingConfig, flag).compared
+    return run.saved_config.compared.get(flag, is_usually_compared)
 
 
 def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     """Return a run's figures by the names that `--json` prints; None stands for unknown.
 
-    They are the metrics in `FIGURES` and, besides others whose names say all:
+    They are the metrics in `FIGURES`, others whose names say all, and these:
 
-    - the peak memory, of the device if known, otherwise of the host (``memory_kind``)
+    - ``memory_kind``: whose memory the peak is of, the device's if known, otherwise the host's
     - ``final``: the metrics of the final evaluation, without their split
     - ``steps_to_target`` and ``seconds_to_target``: where `target` was first reached
+
+    Args:
+        run: the run, finished or not.
+        target: a value of the run's objective. None if there is none, or if it is a value of
+            another objective.
     """
     figures: RunFigures = {
         "status": status_text(run),
@@ -197,9 +216,11 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
         "objective": str(run.objective),
     }
     figures |= {name: figure_of_run(run, name) for name in FIGURES}
+    # No run logs PEAK under this name. It is the first of the peaks: the device's, if known.
     peaks = peak_memory(run)
     figures["memory_kind"] = next(iter(peaks), None)
     figures[PEAK] = next(iter(peaks.values()), None)
+    # A run without a summary has not ended. Then it is the best value so far.
     best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
     figures |= {
         "final": final_metrics(run),
@@ -211,13 +232,17 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
 
 
 def status_text(run: RunRecord) -> str:
+    """Return a run's status, and how far an unfinished run came."""
     if run.status == "finished":
         return run.status
     return f"{run.status} at step {run.last_step:,} of {run.saved_config.plan.total_steps}"
 
 
 def peak_memory(run: RunRecord) -> dict[str, float]:
-    """Return the peak memory in MiB of the device and of the host, as far as they were logged."""
+    """Return the peak memory in MiB by the key of `MEMORY`: the device first, then the host.
+
+    A kind of memory that the run did not log is left out.
+    """
     peaks = {}
     for memory_kind, name in MEMORY.items():
         values = [row[name] for row in (*run.rows, run.summary) if name in row]
@@ -228,35 +253,40 @@ def peak_memory(run: RunRecord) -> dict[str, float]:
 
 def final_metrics(run: RunRecord) -> dict[str, float]:
     """Return the metrics of the final evaluation, without the prefix of their split."""
-    # Best values are no metrics of the final evaluation, and W&B adds names with a full stop.
+    # The pattern leaves out best values, which belong to earlier evaluations, and names with a full
+    # stop, which W&B adds.
     pattern = re.compile(rf"{PREFIXES[run.splits[1]]}/(?!best_)([^.]+)")
     matches = {name: pattern.fullmatch(name) for name in run.summary}
     return {match[1]: run.summary[name] for name, match in matches.items() if match}
 
 
 def figures_of_target(run: RunRecord, target: float | None) -> RunFigures:
-    """Return whether, and where, a run first reached a target of its objective."""
-    is_known = target is not None and bool(run.values(run.goal))
-    first: Mapping[str, float] = {}
+    """Return whether a run reached a target of its objective, and the place of the first time.
+
+    Without a target, or before the first evaluation, ``reached_target`` is None.
+    """
+    can_tell = target is not None and bool(run.values(run.goal))
+    first_row: Mapping[str, float] = {}  # stays empty if no evaluation reached the target
     for row in run.rows:
         if target is not None and run.goal in row and run.objective.reaches(row[run.goal], target):
-            first = row
+            first_row = row
             break
     return {
-        "reached_target": bool(first) if is_known else None,
-        "steps_to_target": first.get(STEP),
-        "seconds_to_target": first.get("time/train_seconds"),
+        "reached_target": bool(first_row) if can_tell else None,
+        "steps_to_target": first_row.get(STEP),
+        "seconds_to_target": first_row.get("time/train_seconds"),
     }
 
 
 def figure_of_run(run: RunRecord, metric: str) -> float | None:
-    """Return a figure of the whole run, from its summary if it has one.
+    """Return one figure for a whole run, such as its throughput; None if it is unknown.
 
-    Before the end of a run there is no summary. Then it is the median of the log intervals for
-    speed and energy, and the largest value for memory, which is a peak.
+    The summary has it, but only after the end of the run. Until then the logged values give an
+    estimate: the median of the log intervals for speed and energy, whose values go up and down, and
+    the largest value for times, which only grow.
     """
     values = run.values(metric)
-    so_far = None
+    estimate = None
     if values:
-        so_far = median(values) if metric.startswith("perf/") else max(values)
-    return run.summary.get(metric, so_far)
+        estimate = median(values) if metric.startswith("perf/") else max(values)
+    return run.summary.get(metric, estimate)

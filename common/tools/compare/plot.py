@@ -34,6 +34,9 @@ LONGEST_NAME = 36  # characters of a run's name in the legend
 def plot_comparison(comparison: Comparison, file: Path) -> None:
     """Draw a comparison: a row of curves for the loss and each objective, then bars and a legend.
 
+    A row has one place for each of `X_AXES`. The last row has the two charts of `BARS`, and the
+    legend in the third place.
+
     Raises:
         UserError: the file's suffix is no image format, or the file can't be written.
     """
@@ -49,6 +52,7 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
             draw_curves(axes, runs, styles, metric, x_name)
     for axes, name in zip(bar_axes, BARS, strict=True):
         draw_bars(axes, comparison, styles, name)
+    # Both charts of bars share their y-axis, so these settings are for both.
     bar_axes[0].set_yticks([])
     bar_axes[0].invert_yaxis()  # the baseline on top, as in the legend beside it
     draw_legend(legend_axes, runs, styles)
@@ -64,7 +68,15 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
 def draw_curves(
     axes: Axes, runs: list[RunRecord], styles: list[Style], metric: str, x_name: str
 ) -> None:
-    """Draw a metric of all runs, in training and in evaluation, over one measure of progress."""
+    """Draw a metric of all runs, in training and in evaluation, over one measure of progress.
+
+    Args:
+        axes: where to draw.
+        runs: the runs, the baseline first.
+        styles: the style of each run.
+        metric: without its split, such as ``accuracy``.
+        x_name: a key of `X_AXES`.
+    """
     point_count = 0
     for run, style in zip(runs, styles, strict=True):
         for prefix, stage_style in (("train", TRAINING), (PREFIXES[run.splits[0]], EVALUATION)):
@@ -93,15 +105,16 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: list[Style], name: str
     colours = [style["color"] for style in styles]
     bars = axes.barh(range(len(values)), lengths, color=colours)
     axes.bar_label(bars, labels=[metric.text(value) for value in values], padding=4)
+    # The title of the memory chart says whose memory it shows.
     memory_kinds = {figures["memory_kind"] for figures in comparison.figures} - {None}
     title_parts = [metric.heading, *(sorted(memory_kinds) if name == PEAK else [])]
     axes.set_title(", ".join(title_parts))
-    axes.set_xlim(0, 1.3 * max(lengths) or 1)
+    axes.set_xlim(0, 1.3 * max(lengths) or 1)  # room for the labels; 1 if all bars are empty
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def draw_legend(axes: Axes, runs: list[RunRecord], styles: list[Style]) -> None:
-    """Fill a part of the figure with the runs' names, and the lines of training and evaluation."""
+    """Fill a part of the figure with a legend: the runs' colours, and the lines of both stages."""
     names = [shortened(run.name) for run in runs]
     if len(names) > 1:
         names[0] += " (baseline)"

@@ -40,6 +40,7 @@ class RunRecord:
     objective: Objective = field(init=False)
 
     def __post_init__(self) -> None:
+        """Parse the objective, a text in `config.json`; a `UserError` if the text was damaged."""
         try:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
@@ -47,16 +48,20 @@ class RunRecord:
                 f"{self.source}/config.json is not what a recipe wrote: {problem.problem}",
                 advice=PUT_BACK,
             ) from None
-        object.__setattr__(self, "objective", objective)
+        object.__setattr__(self, "objective", objective)  # a frozen dataclass takes no assignment
 
     @property
     def flags(self) -> Flags:
-        """The flags as resolved, by name."""
+        """The flags by name, with the value that the run chose in place of ``auto``."""
         return self.saved_config.config
 
     @property
     def splits(self) -> tuple[str, str]:
-        """The split that is evaluated during training, and the one at its end."""
+        """The split that is evaluated during training, and the one at its end.
+
+        Both are the same if the data has only one of validation and test. A run with neither has
+        logged no evaluation, so it does not matter which split is named.
+        """
         splits = [split for split in PREFIXES if split in self.saved_config.data.sizes]
         return (splits[0], splits[-1]) if splits else ("validation", "validation")
 
@@ -109,9 +114,14 @@ def read_runs(sources: Sequence[str]) -> list[RunRecord]:
 
 
 def read_source(source: str) -> list[RunRecord]:
-    """Read the run, or the project's runs, that a word of the command line names."""
+    """Read the run, or the project's runs, that a word of the command line names.
+
+    Raises:
+        UserError: the word names no run, or a file of the run is damaged.
+    """
     path = Path(os.path.expanduser(source))
     if os.path.isdir(path):
+        # Only W&B's offline folders have a file with this suffix.
         files = sorted(path.glob("*.wandb"))
         return [read_offline(files[0]) if files else read_directory(path)]
     if path.suffix == ".wandb" and os.path.isfile(path):
@@ -135,8 +145,10 @@ def read_directory(path: Path) -> RunRecord:
     Raises:
         UserError: the directory holds no run that began to train, or a damaged file.
     """
-    read_json_if_there(path / "status.json")  # raises for a damaged file, which is ignored below
+    # The next line raises for a damaged file; `present_status` would take it for a missing one.
+    read_json_if_there(path / "status.json")
     present = present_status(path)
+    # Without a `status.json`, nothing says that the run has ended.
     status = "running" if present.status == "unknown" else present.status
     reason = present.reason
     saved_config = read_record_if_there(path / "config.json", RunConfig)
@@ -161,7 +173,8 @@ def read_directory(path: Path) -> RunRecord:
             advice="pass a run's directory, such as runs/NAME",
         )
     summary: dict[str, float] = {}
-    # A run that missed its target and was resumed still has the summary of its first end.
+    # Other runs may have an outdated summary: a run that missed its target has ended and written
+    # one, and may go on since then.
     if status in ("finished", "failed"):
         summary = numbers(read_json_if_there(path / "summary.json") or {})
     rows = merge_rows(read_lines(path / "metrics.jsonl", STEP))
@@ -170,7 +183,7 @@ def read_directory(path: Path) -> RunRecord:
 
 
 def read_offline(file: Path) -> RunRecord:
-    """Read the file of a `wandb/offline-run-*` folder."""
+    """Read a run from the file `*.wandb` in W&B's folder `wandb/offline-run-*`."""
     run = json.loads(inspect_offline(file, "--summary"))
     records = map(json.loads, inspect_offline(file).splitlines())
     history = (record["history"]["item"] for record in records if record["type"] == "history")
@@ -220,7 +233,14 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
 
 
 def read_project(address: str) -> list[RunRecord]:
-    """Read the runs of a W&B project, oldest first, or a single one."""
+    """Read the runs of a W&B project, oldest first, or a single one.
+
+    Args:
+        address: ``entity/project``, or ``entity/project/run`` for a single run.
+
+    Raises:
+        UserError: W&B does not give the runs, or the project has none of these recipes.
+    """
     import wandb
 
     advice = (
@@ -268,10 +288,11 @@ def record_of(
         {metric: value for metric, value in row.items() if "/" in metric} for row in history
     )
     rows = merge_rows(metrics_only)
-    # A run writes this figure at its end.
+    # A run writes its total time only at its end.
     final_summary = numbers(summary) if "time/total_seconds" in summary else {}
     status = state if state in ("finished", "running", "preempted") else "failed"
     reason = None
+    # W&B also calls a run finished that saved itself and left before its end.
     if status == "finished" and not final_summary:
         status = "preempted"
         reason = "its summary was never written"

@@ -52,19 +52,23 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def target_text(comparison: Comparison) -> str:
+    """Return the target with the label of its metric, such as ``accuracy 0.9000``."""
     metric = describe(comparison.runs[0].goal)
     return f"{metric.label} {metric.text(comparison.target)}"
 
 
 def table_cells(comparison: Comparison) -> list[list[str]]:
-    """Return the table as rows of cells, the heading first; many runs stand in rows."""
+    """Return the table as rows of cells, the heading first.
+
+    Up to `MOST_COLUMNS` runs have a column each. More runs have a row each.
+    """
     names = [run.name for run in comparison.runs]
     if len(names) > 1:
         names[0] += " (baseline)"
     rows = [["", *names], ["status", *(figures["status"] for figures in comparison.figures)]]
     for label, values in comparison.differences.items():
         cells = [value_text(value) for value in values]
-        if len(set(cells)) > 1:
+        if len(set(cells)) > 1:  # values that differ may look the same as text
             rows.append([label, *cells])
     for row in figure_rows(comparison):
         if any(value is not None for value in row.values):
@@ -78,9 +82,10 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
 def cells_of_figures(row: FigureRow, comparison: Comparison) -> list[str]:
     """Return a metric's heading and its cells, with ratios to the baseline.
 
-    The heading says what the values are of if that is the same for all runs; otherwise each cell
-    says it.
+    A value is of a certain split, or of a certain memory. The heading names it if it is the same
+    for all runs. Otherwise each cell names its own.
     """
+    # Places of the runs whose value is known.
     known = [index for index, value in enumerate(row.values) if value is not None]
     kinds = {index: comparison.figures[index][row.kind_name] for index in known if row.kind_name}
     different_kinds = set(kinds.values())
@@ -89,7 +94,7 @@ def cells_of_figures(row: FigureRow, comparison: Comparison) -> list[str]:
         if len(different_kinds) > 1:
             cells[index] += f" ({kinds[index]})"
         ratio = comparison.figures[index][row.ratio_name] if row.ratio_name else None
-        if index > 0 and ratio is not None:
+        if index > 0 and ratio is not None:  # 0 is the baseline
             cells[index] += f" ({ratio:.2f}×)"
     heading = row.metric.heading
     if len(different_kinds) == 1:
@@ -104,7 +109,10 @@ def arranged(rows: list[list[str]]) -> list[list[str]]:
 
 
 def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
-    """Yield the metrics in the table's order: speed and memory, the objective, other metrics."""
+    """Yield the metrics in the table's order: speed and memory, the objective, other metrics.
+
+    Runs with different objectives share the rows of the objective; each has its own metric there.
+    """
     all_figures = comparison.figures
     for name in (*FIGURES, EFFICIENCY):
         values = [figures[name] for figures in all_figures]
@@ -125,7 +133,8 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
 
 
 def time_to_target(figures: RunFigures) -> str:
-    if figures["reached_target"] is None:
+    """Return the cell of a run in the row of the target."""
+    if figures["reached_target"] is None:  # there is no target, or no evaluation
         return UNKNOWN
     if not figures["reached_target"]:
         return "not reached"
@@ -149,7 +158,7 @@ def value_text(value: object) -> str:
 
 
 def show(comparison: Comparison) -> None:
-    """Print the comparison to the terminal, or into a file, whose lines are longer."""
+    """Print the comparison: warnings first, then the table, then notes."""
     for warning in warnings(comparison):
         CONSOLE.print(f"[yellow]not comparable[/yellow] {escape(printable(warning))}")
     print_table(table_cells(comparison))

@@ -17,7 +17,7 @@ SECONDS = 5.0  # how long to measure at least
 def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
     """Return latency and throughput of batches, from files or texts to probabilities on the host.
 
-    The inputs are repeated as often as needed.
+    The inputs are repeated until there are `FEWEST_BATCHES` and `SECONDS` have passed.
     """
     endless_inputs = itertools.cycle(inputs)
     durations: list[float] = []  # of one batch each, in seconds

@@ -43,6 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
         arguments.run, arguments.batch_size, arguments.mixed_precision, arguments.recipe
     )
     inputs = read_inputs(arguments.files, predictor.is_text)
+    # Inputs are read as they are needed, so the first one shows whether there are any.
     first = next(inputs, None)
     if first is None:
         raise UserError(
@@ -92,10 +93,14 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose_device(name: str) -> None:
-    """Make Accelerate use a device, through the environment variables that it reads."""
+    """Make Accelerate use a device, through the environment variables that it reads.
+
+    Raises:
+        UserError: this machine has no such device.
+    """
     import torch
 
-    # A build of torch for GPUs names one on a machine that has none, too.
+    # Without the check, a torch that was built for GPUs names one even where there is none.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     names = ["cpu"]
     if accelerator is not None:
@@ -116,7 +121,7 @@ def print_predictions(
     """Print one JSON object for each input, as soon as its chunk is predicted."""
     input_name = "text" if predictor.is_text else "file"
     names = predictor.class_names
-    # Where the output's encoding lacks a letter, JSON needs its own escapes for it.
+    # Encodings other than UTF lack letters. JSON has escapes for them.
     escapes_letters = "utf" not in (sys.stdout.encoding or "").lower()
     while chunk := [*itertools.islice(inputs, chunk_size)]:
         # In bf16, classes may be equally probable. A stable sort ranks the first of them first, as
@@ -124,13 +129,13 @@ def print_predictions(
         ranked = predictor(chunk).sort(descending=True, stable=True)
         probabilities = ranked.values[:, :top_k].tolist()
         classes = ranked.indices[:, :top_k].tolist()
-        for text, values, order in zip(chunk, probabilities, classes, strict=True):
+        for sample, values, indices in zip(chunk, probabilities, classes, strict=True):
             top = {
-                names[index]: round(value, 6) for index, value in zip(order, values, strict=True)
+                names[index]: round(value, 6) for index, value in zip(indices, values, strict=True)
             }
             prediction = {
-                input_name: text,
-                "label": names[order[0]],
+                input_name: sample,
+                "label": names[indices[0]],
                 "probability": round(values[0], 6),
                 "top": top,
             }

@@ -26,13 +26,19 @@ def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
             yield from read_texts(file)
         elif os.path.isdir(file):
             yield from images_in(Path(file))
-        elif file.strip():
+        elif file.strip():  # an empty word names no image
             yield file
 
 
 def read_standard_input() -> Iterator[str]:
-    if sys.stdin is None:
+    """Yield the lines of standard input that are not empty.
+
+    Raises:
+        UserError: standard input is closed, or it is not UTF-8.
+    """
+    if sys.stdin is None:  # Python sets this if it was closed from the start
         raise UserError("standard input is closed", advice="name files instead of -")
+    # A program that calls this function may have replaced standard input by another stream.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
     with reading("standard input", "pass lines in UTF-8"):
@@ -40,6 +46,11 @@ def read_standard_input() -> Iterator[str]:
 
 
 def read_texts(file: str) -> Iterator[str]:
+    """Yield the lines of a file that are not empty, without a byte order mark before the first.
+
+    Raises:
+        UserError: it is a folder, or no text in UTF-8.
+    """
     if os.path.isdir(file):
         raise UserError(
             f"{file} is a folder, and this model reads texts", advice="pass the files in it"
@@ -51,6 +62,7 @@ def read_texts(file: str) -> Iterator[str]:
 
 
 def nonempty_lines(stream: Iterable[str]) -> Iterator[str]:
+    """Yield the lines with more than white space, without their line ends."""
     for line in stream:
         if line.strip():
             yield line.rstrip("\r\n")
@@ -74,6 +86,7 @@ def images_in(folder: Path) -> list[str]:
             advice="give this user the right to read it, or pass other files",
         )
 
+    # `os.walk` goes on with the folders that are left in the list `folders`.
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if os.path.realpath(parent) in visited:
             folders.clear()

@@ -47,11 +47,13 @@ def finished_model(run: Path) -> Path:
     """Return the model folder of a run, or the folder itself if it is one.
 
     Raises:
-        UserError: there is no model, and why.
+        UserError: there is no finished model. The message says why.
     """
     if not os.path.isdir(run):
         raise UserError(f"{run} is no folder", advice="pass a run that finished, such as runs/NAME")
     status = present_status(run).status
+    # A model folder has no status, so it is unknown. An unfinished run may have a model of an
+    # earlier end. `model_folder` checks both.
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
         raise UserError(f"{run} is {status} and has no model yet", advice=advice_to_go_on(run))
     return model_folder(run, "")
@@ -60,7 +62,16 @@ def finished_model(run: Path) -> Path:
 def load_transformers_model(
     folder: Path, facts: JsonObject, recipe_file: str | Path | None
 ) -> nn.Module:
-    """Build a model with Transformers. Its class may be Transformers' or defined by a copy."""
+    """Build a model with Transformers. Its class may be Transformers' or defined by a copy.
+
+    Args:
+        folder: the model's folder.
+        facts: the contents of `model.json`. Without a class there, the model is a classifier.
+        recipe_file: the file that defines the class; None for this repository's own recipes.
+
+    Raises:
+        UserError: the file does not define the class, or the weights are incomplete.
+    """
     import transformers
 
     from common.models.bert import load_pretrained
@@ -71,7 +82,8 @@ def load_transformers_model(
     if hasattr(transformers, class_name):
         model, loading = load_pretrained(class_name, source, source, **options)
     else:
-        # A class that extends one of Transformers, which the type does not say.
+        # The class extends one of Transformers, and has its `from_pretrained`. The type that
+        # `class_of_recipe` returns does not say so, hence `Any`.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
         with reading(source, "put a whole copy of the folder back"):
             model, loading = model_class.from_pretrained(
@@ -126,6 +138,7 @@ def own_recipe(folder: Path, facts: JsonObject) -> Path:
     """
     name = str(facts.get("recipe"))
     path = RECIPES / f"{name}.py"
+    # A name with slashes could lead to a file outside of the repository. That must not run.
     if Path(name).name != name or not path.is_file():
         advice = f"add --recipe {name}.py, or in a program pass it to load_model"
         raise UserError(f"{folder} is of the recipe {name}", advice=advice)

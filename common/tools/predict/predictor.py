@@ -42,7 +42,7 @@ class Predictor:
         mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "auto",
         recipe: str | Path | None = None,
     ) -> None:
-        """Load the model of a run, and classify one probe with it.
+        """Load the model of a run, and try it with one input.
 
         The model's code comes from Transformers or from this repository's recipe of the run's name.
         Nothing in the run's folder is executed.
@@ -76,8 +76,15 @@ class Predictor:
             self.classify_probe()
 
     def insist_on_classifier(self, run: str, recipe: str | Path | None) -> None:
-        is_fed_as_known = "mean" in self.facts or "max_length" in self.facts
-        if "class_names" in self.facts and is_fed_as_known:
+        """Raise a `UserError` for a model that the predictor can't feed, or that has no classes.
+
+        Args:
+            run: the run, as the caller named it; for the advice.
+            recipe: the file that trained the model; for the advice.
+        """
+        # Only models of images state a mean of the pixels, and only models of texts a length.
+        takes_images_or_texts = "mean" in self.facts or "max_length" in self.facts
+        if "class_names" in self.facts and takes_images_or_texts:
             return
         file = str(recipe or f"{self.facts.get('recipe')}.py")
         call = f"load_model({run!r}, {file!r})"
@@ -93,8 +100,13 @@ class Predictor:
         return model
 
     def classify_probe(self) -> None:
-        """Classify one input, so that files that contradict each other are an error at once."""
-        text = "a " * PROBE_WORDS + "\t" * (self.columns - 1)
+        """Classify one made-up input, so that contradicting files are an error at once.
+
+        Raises:
+            ValueError: the model has another number of outputs than there are names of classes, or
+                a name occurs twice.
+        """
+        text = "a " * PROBE_WORDS + "\t" * (self.columns - 1)  # a second text is empty
         probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
         if probabilities.shape != (1, len({*self.class_names})):
             outputs = probabilities.tolist()
@@ -117,8 +129,9 @@ class Predictor:
             samples = self.texts(inputs) if self.is_text else self.images(inputs)
             order = EvaluationOrder(len(samples), self.batch_size, 1, 0, samples.lengths)
             for batch in Loader(samples, order, self.accelerator.device, "device"):
-                del batch["labels"]
+                del batch["labels"]  # they mean nothing here, and a text model would compute a loss
                 outputs = self.model(**batch) if self.is_text else self.model(batch["images"])
+                # Models of Transformers return an object that holds the logits.
                 logits = getattr(outputs, "logits", outputs)
                 outputs_of_batches.append(logits.float().softmax(-1))
         except (RuntimeError, MemoryError) as error:
@@ -128,7 +141,7 @@ class Predictor:
                     advice="lower --batch-size",
                 ) from None
             raise
-        # Batches hold samples of similar length, not in the order of the inputs.
+        # Batches hold samples of similar length. Put the outputs back into the order of the inputs.
         input_order = torch.cat(order.micro_batches()).argsort()
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
@@ -139,7 +152,10 @@ class Predictor:
         return probabilities
 
     def images(self, inputs: Sequence[Input]) -> ImageSamples:
-        """Decode images and normalise them as in training; their labels are all 0."""
+        """Decode images and normalise them as in training.
+
+        Samples need labels, so these have the label 0, which nothing reads.
+        """
         facts = self.facts
         decode = partial(
             pixels_of,
@@ -154,7 +170,9 @@ class Predictor:
         return ImageSamples(pixels, labels, facts["mean"], facts["std"], dtype)
 
     def texts(self, inputs: Sequence[Input]) -> TextSamples:
-        """Encode texts as in training; their labels are all 0.
+        """Encode texts as in training.
+
+        Samples need labels, so these have the label 0, which nothing reads.
 
         Raises:
             UserError: an input has another number of texts than the model takes.
@@ -177,7 +195,17 @@ class Predictor:
 def pixels_of(
     image: Image.Image | str, size: int, channels: int, white_level: int = FULL_SCALE
 ) -> np.ndarray:
-    """Return an image of Pillow, or of a file, as uint8 [size, size, channels]."""
+    """Return an image of Pillow, or of a file, as uint8 [size, size, channels].
+
+    Args:
+        image: the image, or the path of its file.
+        size: height and width in pixels.
+        channels: 1 for grey, 3 for colours.
+        white_level: the value of white in images of more than 8 bits a channel.
+
+    Raises:
+        UserError: the file is no image that can be read.
+    """
     if isinstance(image, Image.Image):
         return image_to_pixels(image, size, channels, white_level)
     with reading(f"image {image}", "pass image files, or - for their paths on standard input"):

@@ -33,7 +33,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     """Return the search's directory, absolute, and its settings.
 
     Raises:
-        UserError: the command line contradicts itself, or the search that it continues.
+        UserError: the command line can't work, or it contradicts the search that it continues.
     """
     usage = "%(prog)s RECIPE [--FLAG VALUE | low:high[:log] | a,b,c ...] [options]"
     parser = tool_parser("tune", __doc__, usage, outlives_terminal=True)
@@ -43,6 +43,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         "--config-file", metavar="YAML", help="start trials by accelerate launch with this file"
     )
     parser.add_argument("--no-pruning", action="store_true", help="never stop a trial early")
+    # The recipe is the first word or missing. A later word may be the value of a recipe's flag.
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     arguments, flags = parser.parse_known_args(words)
     if arguments.trials is not None and arguments.trials < 1:
@@ -55,6 +56,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
+    # A search that continues may get another number of trials, and may stop pruning.
     settings = replace(
         settings,
         trials=arguments.trials or settings.trials,
@@ -76,6 +78,7 @@ def saved_settings(
     settings = SearchSettings.read(arguments.study)
     if settings is None:
         return None
+    # A part that the command line leaves out stays as it was.
     is_changed = (
         recipe not in (None, settings.recipe)
         or tuple(flags) not in ((), settings.flags)

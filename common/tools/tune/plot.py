@@ -24,12 +24,15 @@ DOTS_PER_INCH = 100
 def plot_search(study: Study, metric: str, file: Path) -> None:
     """Write one picture with Optuna's plots of a study below each other.
 
+    Optuna draws each plot into a figure of its own, so the picture is put together from pixels.
+
     Args:
         study: with at least one finished trial.
         metric: heading of the objective's metric.
         file: its suffix is the format.
     """
-    matplotlib.use("Agg")
+    matplotlib.use("Agg")  # needs no display
+    # Optuna changes matplotlib's style, which the context restores.
     with pyplot.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna warns that these plots are experimental
         curves = plots.plot_intermediate_values(study)
@@ -47,14 +50,21 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
 
 
 def shows_importances(study: Study) -> bool:
-    """Return whether there are enough trials, with different results, to tell what mattered."""
+    """Return whether the trials can tell which flags mattered.
+
+    That takes several finished trials with different results, and more than one flag.
+    """
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     has_different_results = len({trial.value for trial in finished}) > 1
     return len(finished) >= FEWEST_TRIALS and has_different_results and len(finished[0].params) > 1
 
 
 def figure_of(plot: Axes | np.ndarray) -> Figure:
-    """Return the figure of a plot, which is its axes, or an array of them."""
+    """Return the figure that Optuna drew a plot in.
+
+    Args:
+        plot: what Optuna returned: the plot's axes, or an array of axes if it has several.
+    """
     axes: Axes = plot.flat[0] if isinstance(plot, np.ndarray) else plot
     figure = axes.figure
     assert isinstance(figure, Figure)

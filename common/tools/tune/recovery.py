@@ -50,6 +50,7 @@ class TrialsOnDisk:
                 runs[int(path.parent.name.removeprefix(TRIAL))] = read_directory(path.parent)
         values = {number: values_tried(space, run) for number, run in runs.items()}
         if runs:
+            # The values of any trial do here: only the flags that all trials share are checked.
             sample = next(iter(values.values()))
             expected = parsed(recipe, [*command_words(space, sample), *shared])
             for run in runs.values():
@@ -57,7 +58,16 @@ class TrialsOnDisk:
         return cls(runs, values)
 
     def disagreement(self, study: Study, space: Space, best_key: str) -> str | None:
-        """Return the first difference between a study and the trials' directories, or None."""
+        """Return the first difference between a study and the trials' directories, or None.
+
+        A study whose file can be read may still have lost trials or values. Without this check, the
+        search would go on from wrong results.
+
+        Args:
+            study: as its file has it.
+            space: the flags that the search tries values for.
+            best_key: the name of a trial's result in `summary.json`.
+        """
         trials = study.get_trials(deepcopy=False)
         for index, trial in enumerate(trials):
             if trial.number != index:
@@ -82,8 +92,14 @@ class TrialsOnDisk:
     def as_trials(self, space: Space, best_key: str, metric: str) -> list[FrozenTrial]:
         """Return the trials for a new study, in the order of their numbers.
 
-        A number without a directory counts as a failed trial. A run that neither finished nor
-        failed counts as running, so that the search continues it.
+        A number without a directory counts as a failed trial, and so does a run that finished
+        without a result. A run that neither finished nor failed counts as running, so that the
+        search continues it.
+
+        Args:
+            space: the flags that the search tries values for.
+            best_key: the name of a trial's result in `summary.json`.
+            metric: the name under which evaluations log the objective.
         """
         trials = []
         for number in range(max(self.runs, default=-1) + 1):
@@ -109,7 +125,10 @@ class TrialsOnDisk:
 
 
 def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
-    """Return a run's evaluations by hundredths of an epoch."""
+    """Return a run's evaluations by hundredths of an epoch, as Optuna's pruner compares them.
+
+    Rows without a possible epoch, as in a damaged file, are left out.
+    """
     return {
         round(row[EPOCH] * STEPS_PER_EPOCH): row[metric]
         for row in run.rows
@@ -118,7 +137,10 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
 
 
 def given_flags(run: RunRecord) -> Facts:
-    """Return a run's flags as typed, before the run resolved ``auto`` and the like."""
+    """Return a run's flags before the run resolved ``auto`` and the like.
+
+    A flag that `config.json` has only in its resolved form keeps that form.
+    """
     return {**run.flags, **run.saved_config.given}
 
 
@@ -133,6 +155,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     for flag, distribution in space.items():
         value = typed.get(flag.replace("-", "_"))
         if isinstance(distribution, CategoricalDistribution):
+            # A study keeps the text of a choice, and `config.json` keeps what the text means.
             choices = [choice for choice in distribution.choices if means(str(choice), value)]
             is_tried = bool(choices)
             value = choices[0] if choices else value
@@ -169,25 +192,38 @@ def parsed(recipe: Recipe, words: Sequence[str]) -> Facts:
 def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expected: Facts) -> None:
     """Check that a run has the search's recipe and shared flags.
 
+    Args:
+        run: the run in a trial's directory.
+        recipe: the search's recipe.
+        space: the flags that the search tries values for. They differ between trials.
+        expected: all flags of a trial, as the recipe reads them from the command line.
+
     Raises:
         UserError: it has not, so it is no trial of this search.
     """
     if run.saved_config.recipe != recipe.path.stem:
         refuse(run, f"the recipe {run.saved_config.recipe}, and not {recipe.path.stem}")
     typed = given_flags(run)
-    searched = {flag.replace("-", "_") for flag in space}
+    may_differ = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
-        searched.add("gradient_accumulation_steps")  # it follows from the number of processes
-    for name in expected.keys() & typed.keys() - searched:
+        may_differ.add("gradient_accumulation_steps")  # it follows from the number of processes
+    for name in expected.keys() & typed.keys() - may_differ:
         expected_value = expected[name]
         run_value = typed[name]
-        # The run chose a value for `auto`, and states the choice once it has been resumed.
-        same_values = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
-        if expected_value not in same_values and role_of(recipe.config_class, name).compared:
+        # An `auto` of the search agrees with every value: the run chose one, and states its choice
+        # once it has been resumed. JSON has a list in place of a tuple.
+        accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
+        if expected_value not in accepted and role_of(recipe.config_class, name).compared:
             refuse(run, f"{spelled(name)} {run_value}, and the search has {expected_value}")
 
 
 def refuse(run: RunRecord, difference: str) -> None:
+    """Raise a `UserError`: a run in a trial's directory is not one that this search started.
+
+    Args:
+        run: the run.
+        difference: a flag or recipe of the run that the search would not have used.
+    """
     place = Path(run.source)
     raise UserError(
         f"{place} is no trial of this search: it was run with {difference}",
@@ -196,7 +232,10 @@ def refuse(run: RunRecord, difference: str) -> None:
 
 
 def put_aside(file: Path) -> Path:
-    """Rename a file to an unused name that marks it as superseded, and return the new path."""
+    """Rename a damaged study, so that the user can still look at it, and return the new path.
+
+    The new name is an unused one that marks the file as superseded.
+    """
     for number in itertools.count(1):
         aside = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
         if not aside.exists():
@@ -214,8 +253,9 @@ def settled_words(recipe: Recipe, run: RunRecord) -> list[str]:
     settled = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
     words: list[str] = []
     for name in vars(recipe.config_class)["__dataclass_fields__"]:
-        is_open = typed.get(name) == "auto" or (name == "dataset_config" and not typed.get(name))
+        # The run chose the value of `auto`, and of a --dataset-config that nobody stated.
+        run_chose = typed.get(name) == "auto" or (name == "dataset_config" and not typed.get(name))
         value = settled.get(name)
-        if is_open and isinstance(value, str) and value != "auto":
+        if run_chose and isinstance(value, str) and value != "auto":
             words += [spelled(name), value]
     return words

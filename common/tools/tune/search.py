@@ -98,6 +98,7 @@ class Search:
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
             say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
+            # Equal only while there are no more trials than the first ones.
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
@@ -123,40 +124,55 @@ class Search:
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
         flags = [*words, *with_defaults(self.shared)]
-        if "--keep-checkpoints" not in flags:
+        if "--keep-checkpoints" not in flags:  # many trials would fill the disk
             flags += ["--keep-checkpoints", "1"]
         return launch_command(launcher_options, self.settings.recipe, flags, directory)
 
     def watch(self, trial: Trial, run: TrialRun) -> TrialResult:
-        """Follow a trial's run to its end, or until the study prunes it."""
+        """Follow a trial's run to its end, or until the study prunes it.
+
+        The study gets each evaluation of the run once. It prunes a trial that is worse than others
+        were at the same epoch.
+
+        Raises:
+            UserError: the trial can't be judged, or it was stopped from outside.
+        """
         metric_name = f"val/{self.objective.metric}"
         metric = describe(metric_name)
+        # A trial that continues has reported some evaluations before.
         reported = set(self.study.trials[trial.number].intermediate_values)
-        record = None
+        record = None  # stays None if the run ends before it has written `config.json`
         for record in run.follow():
             self.insist_on_validation_data(trial, record)
             values = intermediate_values(record, metric_name)
-            new = values.keys() - reported
-            for step in sorted(new):
+            new_steps = values.keys() - reported
+            for step in sorted(new_steps):
                 trial.report(values[step], step)
-            reported |= new
-            is_ending = record.last_step == record.saved_config.plan.total_steps
-            if new and run.is_running() and not is_ending and trial.should_prune():
-                last = max(new)
+            reported |= new_steps
+            # After its last update, a run has nothing left that pruning could save.
+            has_trained = record.last_step == record.saved_config.plan.total_steps
+            if new_steps and run.is_running() and not has_trained and trial.should_prune():
+                last_step = max(new_steps)
                 message = (
-                    f"pruned after epoch {last / STEPS_PER_EPOCH:.3g}, "
-                    f"{metric.label} {metric.text(values[last])}"
+                    f"pruned after epoch {last_step / STEPS_PER_EPOCH:.3g}, "
+                    f"{metric.label} {metric.text(values[last_step])}"
                 )
                 return TrialResult(TrialState.PRUNED, None, message)
         return self.result_of(trial, run, record)
 
     def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
+        """End the search with a `UserError` if its trials are evaluated on test data."""
         if record.splits[0] != "validation":
             problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
             self.refuse(trial, problem, "give its data a validation split")
 
     def result_of(self, trial: Trial, run: TrialRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
+
+        Args:
+            trial: the study's trial.
+            run: its run.
+            record: the last record of the run; None if it never wrote one.
 
         Raises:
             UserError: the run was stopped from outside, or never evaluated.
@@ -200,10 +216,15 @@ class Search:
 
 
 def report(search: Search, recipe: Recipe) -> None:
-    """Show the best trials, draw the search, and print the command that repeats the best trial."""
+    """Show the best trials, draw the search, and print the command that repeats the best trial.
+
+    Raises:
+        UserError: no trial finished.
+    """
     from common.tools.tune.plot import plot_search
 
     finished = finished_trials(search.study)
+    # The user may have removed the directories of some trials.
     ranked = [trial for trial in finished if (search.directory_of(trial) / "config.json").is_file()]
     if not ranked:
         raise UserError(

@@ -61,7 +61,10 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
 
 
 def number_type(hint: object) -> type[int] | type[float] | None:
-    """Return the type of a flag that holds a number or None; None for other flags."""
+    """Return int or float for a flag of numbers, which can have a range; None for other flags.
+
+    A flag of numbers may also be None, as ``int | None`` says.
+    """
     types = set(typing.get_args(hint) or [hint]) - {type(None)}
     if types == {int}:
         return int
@@ -71,12 +74,14 @@ def number_type(hint: object) -> type[int] | type[float] | None:
 
 
 def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> None:
-    """Let the recipe parse command lines with each end of a range, and each choice, at least once.
+    """Check before the first run that the recipe takes all values that will be tried.
 
-    The recipe's parser ends the process at a value that it does not take.
+    The recipe's own parser reads command lines in which each end of a range, and each choice,
+    occurs at least once. It ends the process at a value that it does not take.
     """
     values_to_check = {name: extremes(distribution) for name, distribution in space.items()}
     line_count = max(map(len, values_to_check.values()), default=1)
+    # A flag with fewer values than others repeats its last one.
     for index in range(line_count):
         sample = {
             name: values[min(index, len(values) - 1)] for name, values in values_to_check.items()
@@ -87,7 +92,7 @@ def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> No
 
 @contextmanager
 def command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv` to a command line of the recipe for a while."""
+    """Set `sys.argv`, which `parse_config` reads, to a command line of the recipe for a while."""
     before = sys.argv
     sys.argv = [str(recipe.path), *words]
     try:
@@ -97,7 +102,7 @@ def command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
 
 
 def extremes(distribution: Distribution) -> Sequence[object]:
-    """Return all choices, or the ends of a range."""
+    """Return the values to check: all choices, or the ends of a range."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
     return (distribution.low, distribution.high)
@@ -119,7 +124,7 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
             last_flag = next(reversed(values_of))
             values_of[last_flag].append(word)
             continue
-        flag, equals, value = word.partition("=")
+        flag, equals, value = word.partition("=")  # without "=", the values are the next words
         flag = flag.replace("_", "-")
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
@@ -156,7 +161,11 @@ def parse_values(
 def parse_range(
     flag: str, value: str, number: type[int] | type[float]
 ) -> IntDistribution | FloatDistribution:
-    """Return the range that ``low:high`` or ``low:high:log`` describes."""
+    """Return the range that ``low:high`` or ``low:high:log`` describes.
+
+    Raises:
+        UserError: the text is malformed, or Optuna refuses the range.
+    """
     low, high, *scale = value.split(":")
     distribution = IntDistribution if number is int else FloatDistribution
     try:
@@ -176,7 +185,7 @@ def command_words(space: Space, values: Mapping[str, object]) -> list[str]:
         if isinstance(distribution, FloatDistribution):
             # Four digits are what a person would repeat. Rounding must not leave the range.
             value = min(max(float(f"{value:.4g}"), distribution.low), distribution.high)
-        if value == "true":
+        if value == "true":  # a switch has no value on the command line
             words.append(f"--{name}")
         elif value == "false":
             words.append(f"--no-{name}")

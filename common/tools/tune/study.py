@@ -31,7 +31,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if prune:  # one epoch alone is too little to judge by
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
-    with usable(path, Exception):
+    with usable(path, Exception):  # Optuna fails in many ways on a damaged file
         study = optuna.create_study(
             storage=f"sqlite:///{path}",
             study_name="search",
@@ -46,8 +46,9 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
             f"{directory} is a search for {saved_objective}, not {objective}",
             advice="name another directory by --study",
         )
-    searched = {pair for trial in trials for pair in trial.distributions.items()}
-    if searched - set(space.items()):
+    # Pairs of a flag and its values. Each of the study's pairs must be one of this search.
+    saved_pairs = {pair for trial in trials for pair in trial.distributions.items()}
+    if saved_pairs - set(space.items()):
         raise UserError(
             f"{path} belongs to another search than {directory}/search.json",
             advice="move the file that does not belong here to another folder",
@@ -70,8 +71,8 @@ def reconciled(
 ) -> Study:
     """Return the study, rebuilt from the trials' directories if it disagrees with them.
 
-    A result counts for the values in the trial's own `config.json`. A study that was truncated or
-    lost rows is renamed, never overwritten.
+    A study may have lost rows, or been truncated. It is renamed then, never overwritten. The values
+    that a trial tried are those in its own `config.json`, whatever the study says.
     """
     objective = recipe.objective
     on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
@@ -95,7 +96,13 @@ def reconciled(
 
 @contextmanager
 def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[None]:
-    """Turn errors from a damaged study file, or from a full disk, into a `UserError`."""
+    """Turn errors from a damaged study file, or from a full disk, into a `UserError`.
+
+    Args:
+        path: the study's file, for the message.
+        errors: the class of the errors to turn. `Exception` is right only around code that does
+            nothing but use the study.
+    """
     try:
         yield
     except errors as problem:
@@ -110,6 +117,7 @@ def finished_trials(study: Study) -> list[FrozenTrial]:
     """Return the trials that finished, the best one first."""
     trials = study.get_trials(states=(TrialState.COMPLETE,))
     more_is_better = study.direction == StudyDirection.MAXIMIZE
+    # A finished trial has a value; only its type allows None.
     return sorted(trials, key=lambda trial: float(trial.value or 0), reverse=more_is_better)
 
 

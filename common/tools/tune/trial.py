@@ -39,9 +39,14 @@ def launch_command(
 
 @contextmanager
 def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
-    """Create the directory that `flag` names and lock it. Ctrl-C prints how to continue.
+    """Create a search's directory, and lock it while the `with` block runs.
 
-    SIGTERM acts like Ctrl-C from here on.
+    Ctrl-C inside the block prints how to continue. SIGTERM acts like Ctrl-C from here on.
+
+    Args:
+        directory: receives the runs of a search, or of variants.
+        flag: names the directory on the command line; for a message.
+        command_to_continue: goes on where Ctrl-C stopped; for a message.
 
     Raises:
         UserError: another process works in the directory.
@@ -68,7 +73,9 @@ class TrialRun:
     """Starts, follows and stops a run. A run that has already finished is only read."""
 
     def __init__(self, command: Sequence[str], directory: Path) -> None:
-        """Start the run, unless it has finished. It saves itself and ends when this process ends.
+        """Start the run, unless it has finished.
+
+        If this process ends first, the run saves itself and ends as well.
 
         Args:
             command: see `launch_command`.
@@ -105,7 +112,7 @@ class TrialRun:
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Ask a run that has not ended to save itself and end; kill it if it does not."""
+        """Ask a run that goes on to save itself and end; kill it after `STOP_SECONDS`."""
         if self.process is None or not self.is_running():
             return
         # A launcher may end before the recipe that it launched, so wait for all of them.
@@ -116,16 +123,24 @@ class TrialRun:
             process.kill()
 
     def reason(self) -> str:
-        """Return why the run failed: the reason in its status, or the last error it printed."""
+        """Return in one line why the run failed, for the search's message about it.
+
+        A run that could still write its status has stated the reason there. Otherwise the line says
+        how the process ended, and repeats the last error in the log.
+        """
         status = read_status(self.directory)
         if status.status == "failed" and status.reason:
             return status.reason
+        # Without a process, the run had finished before, so its exit status was 0. It counts as
+        # failed only if files are missing in its directory.
         code = self.process.returncode if self.process is not None else 0
+        # A negative code stands for the signal that ended the process.
         end = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-        # Some messages are framed.
         text = self.log.read_text(encoding="utf-8", errors="replace")
+        # Some libraries draw a frame of these characters around a message.
         stripped = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
         lines = [line for line in stripped if line]
         errors = [line for line in lines if line.startswith("error: ")]
+        # A log without an error line ends with the traceback's last line, or with nothing.
         last = (errors or lines or ["it printed nothing"])[-1]
         return f"{end}: {last.removeprefix('error: ')} ({self.log} has all of it)"

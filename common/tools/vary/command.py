@@ -31,7 +31,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the tool's own arguments, and the words that belong to the recipe's flags."""
+    """Return the tool's own arguments, and the words that belong to the recipe's flags.
+
+    Raises:
+        UserError: a flag of the recipe stands before the recipe.
+    """
     usage = "%(prog)s RECIPE [--FLAG VALUE | a,b,c ...] [options]"
     parser = tool_parser("vary", __doc__, usage, outlives_terminal=True)
     parser.add_argument("recipe", metavar="RECIPE", help="its file, before all flags")
@@ -46,6 +50,8 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--output-dir", metavar="DIR", help="default: runs/vary-RECIPE-…")
     arguments, flags = parser.parse_known_args(words)
+    # The parser does not know the recipe's flags. It takes the first word without dashes for
+    # RECIPE, which is the value of a flag if that flag comes first.
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
             "a flag stands before the recipe",

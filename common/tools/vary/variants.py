@@ -37,6 +37,8 @@ NAMES_OF_VALUES = {
 
 @dataclass(frozen=True)
 class Variant:
+    """One combination of the values that vary. It is trained once for each seed."""
+
     name: str
     processes: str  # how many, as typed
     flags: list[str]  # the command-line words of this variant's values
@@ -44,15 +46,20 @@ class Variant:
     def command(self, recipe: str, shared: Sequence[str], seed: int, directory: Path) -> list[str]:
         """Return the command that starts this variant's run with a seed, or resumes it."""
         flags = [*self.flags, *shared]
-        if seed:
+        if seed:  # 0 is the default, and with one seed `flags` may have a --seed of its own
             flags += ["--seed", str(seed)]
         launcher_options: list[str] = []
         if self.processes != "1":
             launcher_options = ["--multi_gpu", "--num_processes", self.processes]
-            launcher_options += ["--main_process_port", "0"]
+            launcher_options += ["--main_process_port", "0"]  # any free port
         return launch_command(launcher_options, recipe, flags, directory)
 
     def directory(self, parent: Path, seed: int) -> Path:
+        """Return the directory of the run with a seed.
+
+        The name for seed 0 is the same with one seed as with several, so that a repetition with a
+        larger ``--seeds`` finds the earlier run.
+        """
         return parent / (f"{self.name}-seed-{seed}" if seed else self.name)
 
 
@@ -71,6 +78,7 @@ def run_variants(
     Raises:
         UserError: the command can't work (nothing has run then), or some runs failed.
     """
+    # No flag needs to vary: several seeds of a single variant are useful, too.
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
@@ -102,10 +110,10 @@ def run_variants(
             if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):
                 finished[variant.name].append(str(run_directory))
     report(directory, finished)
-    failed = len(variants) * seeds - sum(map(len, finished.values()))
-    if failed:
+    failed_count = len(variants) * seeds - sum(map(len, finished.values()))
+    if failed_count:
         raise UserError(
-            f"{failed} runs failed, for the reasons printed above",
+            f"{failed_count} runs failed, for the reasons printed above",
             advice="correct what made them fail, and repeat the command to try them again",
         )
 
@@ -125,6 +133,7 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
         values = dict(zip(space, chosen, strict=True))
         name = name_of(count if len(process_counts) > 1 else "", values)
         variants[name] = Variant(name, count, command_words(space, values))
+    # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
             "two variants would have the same name",
@@ -134,7 +143,15 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
 
 
 def name_of(processes: str, values: dict[str, str]) -> str:
-    """Return a variant's name: its values, with the flag where the value alone says nothing."""
+    """Return a variant's name: its values, with the flag where the value alone says nothing.
+
+    The name is also that of a folder, so other characters than letters, digits and a few signs
+    become dashes.
+
+    Args:
+        processes: how many; empty if all variants have the same number.
+        values: the variant's values, by flag. If there are none, the name is ``alone``.
+    """
     parts = []
     for flag, value in values.items():
         if flag == "mixed-precision":
@@ -153,9 +170,14 @@ def default_directory(command: list[str]) -> str:
 
 
 def claim(directory: Path, command: list[str]) -> None:
-    """Mark a directory as that of a command; a `UserError` if it has other content."""
+    """Mark a directory as that of a command, so that only the same command continues in it.
+
+    Raises:
+        UserError: the directory has files, and they are not of this command.
+    """
     claimed = read_json_if_there(directory / "vary.json")
     content = {"asked": command}
+    # `working_in` has made the lock already.
     if claimed != content and set(os.listdir(directory)) - {".lock"}:
         raise UserError(
             f"{directory} has files of something else than these variants",
@@ -177,6 +199,7 @@ def run_one(command: list[str], directory: Path) -> bool:
     if status == "finished":
         say(f"{directory.name}  finished")
         return True
+    # The process has ended. If it could not write how, it failed.
     outcome = "failed" if status in ("running", "unknown") else status
     say(f"{directory.name}  {outcome}: {run.reason()}")
     return False
