@@ -138,7 +138,7 @@ class BlockBatches(Sequence[torch.Tensor]):
             raise IndexError(index)
         order = self.order
         update, micro_batch = divmod(self.first + index, order.accumulation)
-        # `positions` are those of this micro-batch in its global batch. Each belongs to a lane.
+        # The positions of this micro-batch in its global batch, each of which belongs to a lane.
         start = (micro_batch * order.world_size + order.rank) * order.batch_size
         positions = np.arange(start, start + order.batch_size)
         samples_per_lane = order.global_batch // self.lanes

@@ -84,6 +84,7 @@ class TextSamples(TensorSamples):
         end = arrays["offsets"][samples + 1][:, None]
         position = start + torch.arange(length, device=device)
         is_token = position < end
+        # Padding of the last samples may lie beyond the end of the array. It is masked below.
         tokens = arrays["tokens"][position.clamp(max=len(arrays["tokens"]) - 1)]
         is_in_second = position - start >= arrays["seconds"][samples][:, None]
         return {
@@ -131,12 +132,14 @@ class StreamedText(TextSamples):
         rows, labels = self.rows.read(samples, epoch)
         columns = list(zip(*rows, strict=True))
         encoded = encode(self.tokenizer, columns, self.max_length)
+        # The rows of the batch as a small split of their own, of which the batch takes all samples.
         batch_samples = TextSamples(*encoded, labels, token_positions=self.token_positions)
         indices = torch.arange(len(batch_samples))
         batch = batch_samples.fetch(indices, epoch)
         return batch | {"work": batch_samples.count(indices)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Take the work out of the entries, which the model gets, and attach it to the batch."""
         work = batch.pop("work")
         return CountedBatch(batch, work)
 
@@ -267,8 +270,9 @@ def load_text(
 def tokenizer_of_evaluated(source: DataSource, checkpoint: str) -> dict[str, str]:
     """Return settings that read data with the tokenizer of the model that is evaluated.
 
-    A new tokenizer would number tokens differently. The settings are empty if the model's tokenizer
-    is that of `checkpoint`, or if nothing is evaluated as a whole.
+    With the checkpoint "scratch", a new tokenizer would be trained, and would number tokens
+    differently. The settings are empty for any other checkpoint, which has the model's tokenizer,
+    and if nothing is evaluated as a whole.
     """
     if not source.is_whole or source.evaluated is None or checkpoint != "scratch":
         return {}

@@ -102,6 +102,7 @@ def prepare_whole_text(
         table.keep(name, [row for row, texts in enumerate(rows) if all(texts)], "text")
     texts = {name: [split[column][:] for column in columns] for name, split in table.splits.items()}
     table.notes.append(f"text from {' and '.join(columns)}")
+    # An evaluated model brings its own tokenizer. So "scratch" means a run that trains.
     if checkpoint == "scratch":
         encoder = train_wordpiece([text for column in texts["train"] for text in column])
     else:
@@ -150,6 +151,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
         token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
     if not all(rows):
         raise ValueError("it makes no tokens of some texts")
+    # The second text of a sample begins at its first token of type 1.
     seconds = [
         types.index(1) if 1 in types else len(row)
         for row, types in zip(rows, token_types, strict=True)

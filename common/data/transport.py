@@ -49,6 +49,7 @@ def prepare_worker() -> None:
 
 def share_or_copy(storage: torch.UntypedStorage) -> Reduced:
     """Reduce a storage for pickle: to its place in shared memory, or to a copy of its bytes."""
+    # Only storages on a CPU are copied. All others are left to torch.
     if storage.device.type != "cpu" or has_descriptors_for_sharing():
         try:
             return reduce_storage(storage)
@@ -60,6 +61,7 @@ def share_or_copy(storage: torch.UntypedStorage) -> Reduced:
 
 
 def storage_of(values: np.ndarray) -> torch.UntypedStorage:
+    """Make the storage anew in the process that receives a copy of its bytes."""
     # A copy lies in memory that torch aligns. Kernels may add unaligned values in another order.
     return torch.from_numpy(values).clone().untyped_storage()
 
@@ -67,7 +69,11 @@ def storage_of(values: np.ndarray) -> torch.UntypedStorage:
 def collate_tensors(
     tensors: list[torch.Tensor], *, collate_fn_map: CollateFunctions | None = None
 ) -> torch.Tensor:
-    """Stack samples as torch's `default_collate` does, in ordinary memory if need be."""
+    """Stack samples as torch's `default_collate` does in a worker.
+
+    Torch stacks them in shared memory there. If this has no room, they are stacked in ordinary
+    memory.
+    """
     try:
         return collate_in_shared_memory(tensors, collate_fn_map=collate_fn_map)
     except RuntimeError as error:
@@ -91,6 +97,7 @@ def by_path(mapped: np.memmap) -> Reduced:
     if not isinstance(mapped.base, mmap):  # a slice of a map: its offset in the file is not known
         return np.array, (np.asarray(mapped),)
     order = "C" if mapped.flags.c_contiguous else "F"
+    # To open the file with "w+" again would erase it.
     mode = mapped.mode.replace("w+", "r+")
     return np.memmap, (mapped.filename, mapped.dtype, mode, mapped.offset, mapped.shape, order)
 

@@ -122,6 +122,7 @@ class Workers:
     @property
     def have_begun(self) -> bool:
         """Whether there is a loader of torch, and so perhaps workers."""
+        # `cached_property` stores its value under its name, once it was read.
         return "processes" in vars(self)
 
     def close(self) -> None:
@@ -129,6 +130,7 @@ class Workers:
         if self.watch is not None:
             self.watch.ended.set()
             self.watch = None
+        # Without a reference to it, torch's loader is deleted and ends its workers.
         vars(self).pop("processes", None)
 
     def batches(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
@@ -169,6 +171,7 @@ class Workers:
             obstacle = obstacle_to_workers(self.count)
             if obstacle is not None:
                 self.do_without(obstacle)
+        # `do_without` has set the count to 0 if there was an obstacle.
         if self.count == 0:
             return iter(self.processes)
         return self.start_workers()
@@ -278,6 +281,7 @@ class Workers:
                 advice=f"{advice}pass --num-workers 0",
                 every_rank=True,
             ) from None
+        # If a stop was requested, the watch killed the workers on purpose.
         if watch.verdict != "stop requested":
             raise LostProcessError(f"a worker of the loader is gone ({error_text})") from error
 

@@ -101,6 +101,7 @@ def check_checkpoint(name: str, max_length: int) -> None:
 
         with reading(f"checkpoint {name}: its config.json", PRETRAINED_ADVICE):
             saved_config, _ = BertConfig.get_config_dict(name)
+            # `model_type` is read by its name, so that `reading` reports a config.json without it.
             facts = {**SMALL, "model_type": saved_config["model_type"], **saved_config}
     model_type = facts["model_type"]
     if model_type != "bert":
@@ -109,6 +110,7 @@ def check_checkpoint(name: str, max_length: int) -> None:
             advice="pass a BERT model, such as bert-base-uncased, as --model",
         )
     length = padded_length(max_length)
+    # No real BERT is above the upper limits.
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
     for field, (least, most) in limits.items():
         value = facts[field]
@@ -199,6 +201,7 @@ def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceCla
 
 
 def settings(data: TextData, dropout: float) -> BertSettings:
+    """Return the options that pretrained and small BERTs have in common."""
     return {
         "num_labels": len(data.class_names),
         "id2label": dict(enumerate(data.class_names)),

@@ -28,6 +28,7 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
         UserError: torch compiles nothing for the device.
     """
     refuse_device_without_compiler()
+    # `--auto-batch-size` may choose accumulation later.
     accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
     device_has_graphs = has_compiled_graphs(default_device())
     graphs = device_has_graphs and not accumulates and world_size() == 1
@@ -73,5 +74,6 @@ def is_compiled(model: nn.Module) -> bool:
 
 def compile_seconds() -> float:
     """Return the seconds that this process has spent compiling models so far."""
+    # If torch has not imported this module, it has compiled nothing.
     utils = sys.modules.get("torch._dynamo.utils")
     return utils.calculate_time_spent()["total_wall_time"] if utils else 0.0

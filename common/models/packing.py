@@ -53,6 +53,7 @@ def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
     is_padding = (torch.arange(padded_length) >= lengths[:, None]).flatten()
     tokens = len(is_padding) - int(is_padding.sum())
     rounded = -(-tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+    # A stable sort puts the real tokens (0) first, in their order, and the padding (1) behind.
     return is_padding.byte().argsort(stable=True)[:rounded]
 
 
@@ -85,6 +86,7 @@ def pack(
     if has_variable_length_kernel(hidden):
         ends = named["attention_mask"].sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
         # The packed padding counts as one more sequence behind the real ones; it may be empty.
+        # The first `pad` puts a 0 before the ends, the second the number of packed tokens behind.
         named[STARTS] = F.pad(F.pad(ends, (1, 0)), (0, 1), value=len(positions))
     packed = hidden.flatten(0, 1).index_select(0, positions)[None]
     return (packed,), named
@@ -160,6 +162,7 @@ def packed_attention(
     keys = key[0].transpose(0, 1)
     values = value[0].transpose(0, 1)
     if sequence_starts is not None and queries.shape[-1] % 8 == 0:  # the kernel needs such a width
+        # The sequence of packed padding has fewer than `TOKEN_MULTIPLE` tokens.
         longest = max(length, TOKEN_MULTIPLE)
         attended = flash_attention(
             queries, keys, values, sequence_starts, longest, dropout, scaling
@@ -194,7 +197,8 @@ def flash_attention(
     """
     is_causal = False
     returns_debug_mask = False  # of dropout
-    # `torch.nn.attention.varlen.varlen_attn` calls this, too, but without dropout.
+    # `torch.nn.attention.varlen.varlen_attn` calls this, too, but without dropout. Starts and the
+    # longest sequence are passed twice: for the queries, and for the keys and values.
     attended, *_ = torch.ops.aten._flash_attention_forward(
         queries,
         keys,

@@ -26,5 +26,6 @@ class Views(nn.Module):
         logits = torch.zeros((), device=images.device)
         for (down, right), weight in zip(SHIFTS, WEIGHTS, strict=True):
             view = padded[:, :, 1 - down : 1 - down + height, 1 - right : 1 - right + width]
+            # The view and its mirror image share the weight.
             logits = logits + weight / 2 * (self.model(view) + self.model(view.flip(3)))
         return logits

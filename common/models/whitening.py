@@ -8,8 +8,9 @@ SMALLEST_VARIANCE = 5e-4  # added to each, so that directions of mere noise are 
 def whitening_filters(images: torch.Tensor, kernel_size: int) -> torch.Tensor:
     """Return filters whose outputs, over all patches, are uncorrelated and have variance 1.
 
-    They are the principal directions of the patches, each divided by its deviation, and the
-    negatives of all: after an activation, both signs are left (arXiv 2404.00498, section 3.1).
+    They are the principal directions of the patches, each divided by its standard deviation. The
+    negative of each filter is added, because an activation such as ReLU cuts off one of the two
+    signs (arXiv 2404.00498, section 3.1).
 
     Args:
         images: [samples, channels, height, width], scaled to mean 0.
