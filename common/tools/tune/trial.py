@@ -123,7 +123,7 @@ class TrialRun:
             process.kill()
 
     def reason(self) -> str:
-        """Return in one line why the run failed, for the search's message about it.
+        """Return in one line why the run failed, for the message that a tool prints about it.
 
         A run that could still write its status has stated the reason there. Otherwise the line says
         how the process ended, and repeats the last error in the log.
