@@ -251,7 +251,8 @@ class Runs(RuleBasedStateMachine):
             return
         # Whatever was edited or copied in, the run keeps its identity, also if it starts at update
         # 0.
-        assert self.seeds[run_id] == config.seed
+        # A start that was killed may have written the run's config before it came to this check.
+        assert self.seeds.setdefault(run_id, config.seed) == config.seed
         weight = attempt.model.weight[0].tolist()
         assert weight[0] == config.seed
         if attempt.manifest is not None:
