@@ -61,7 +61,7 @@ class Config(TrainingConfig):
 
 
 OBJECTIVE = "accuracy:max"
-DEFAULT_EPOCHS = {"cifar10": 9, "mnist": 2, "digits": 30, "synthetic": 1, "other": 8}
+DEFAULT_EPOCHS = {"cifar10": 10, "mnist": 2, "digits": 30, "synthetic": 1, "other": 8}
 
 # --------------------------------------------------------------------------------------- Data
 
