@@ -135,7 +135,7 @@ def examine_sample(
     shape = shape_of(images, source, table.first, requested)
     decode = decoder_of(source, table.first, shape)
     counts = counts_of(np.stack([decode(image) for image in images]))
-    table.notes.append(f"image size and scaling by {len(images):,} of the images")
+    table.notes.append(f"image size and scaling come from {len(images):,} of the images")
     return shape, counts
 
 

@@ -171,8 +171,8 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
             advice="put the new samples into another folder, or into a split named test",
         )
     notes.append(
-        f"they are not as when {trained.run} read them, in content or flags: samples that it was "
-        "trained on may be among them"
+        f"the data or their flags have changed since {trained.run} was trained, so some of the "
+        "evaluated samples may have been training samples"
     )
 
 

@@ -57,9 +57,15 @@ UNSUPPORTED_LAUNCHERS = {
 }
 # By precision, why a device can't run it.
 MISSING_PRECISION = {
-    "fp16": "fp16 needs a GPU that has it and there is none here (it would silently run as fp32)",
-    "bf16": "bf16 needs a GPU that has it, and this one has not",
-    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020), and there is none here",
+    "fp16": (
+        "fp16 needs a GPU that supports it, and this machine has none (Accelerate would silently "
+        "train in fp32)"
+    ),
+    "bf16": "this GPU does not support bf16",
+    "tf32": (
+        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), and this machine "
+        "has none"
+    ),
 }
 # What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
@@ -378,15 +384,16 @@ def running_precision(accelerator: Accelerator) -> str:
     return "tf32" if is_tf32 else accelerator.mixed_precision
 
 
-def left_out(accelerator: Accelerator, named: Iterable[object]) -> str | None:
-    """Return the class name of a prepared object that is not `named`, or None if all are.
+def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
+    """Return the class name of a prepared object that is not in `kept_parts`; None if all are.
 
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
     """
-    # DDP's wrapper has the network as `module`. Accelerate's has the optimizer as `optimizer`.
-    bare = {id(getattr(part, "module", part)) for part in named}
+    # Accelerate wraps a network in DDP, which has it as `module`, and an optimizer in a class that
+    # has it as `optimizer`.
+    kept_ids = {id(getattr(part, "module", part)) for part in kept_parts}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
-        if id(getattr(part, "module", part)) not in bare:
+        if id(getattr(part, "module", part)) not in kept_ids:
             return type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
     return None
 
@@ -454,8 +461,8 @@ def cpu_has_bf16() -> bool:
 
 def set_kernels(precision: str, deterministic: bool) -> None:
     """Choose the kernels for a precision, and deterministic ones if requested."""
-    # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where the
-    # newer one has been written to. cuDNN's default is TF32: fp32 has to be asked for.
+    # Torch has two interfaces to TF32. Use the older one: torch's compiler reads it, and raises an
+    # error if the newer one was set. cuDNN uses TF32 by default, so turn that off for fp32.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = not deterministic

@@ -195,9 +195,8 @@ def refuse_unfit_loss(
     """
     if couples:
         raise UserError(
-            "--auto-batch-size would change the updates, because this recipe's loss depends on "
-            "what "
-            "else is in a micro-batch (couples_samples=True)",
+            "--auto-batch-size would change the updates, because this recipe's loss depends on the "
+            "other samples of a micro-batch (couples_samples=True)",
             advice="leave --auto-batch-size out, and pass --batch-size",
         )
     if processes == 1:
