@@ -156,17 +156,17 @@ def main(config: Config) -> None:
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
         generator, discriminator, description = build_model(config, data)
-        sides = []  # model, optimizer and scheduler of each network
-        for model, rate in ((generator, 1), (discriminator, 2)):
+        networks = []  # each with its optimizer and scheduler
+        for model, rate_factor in ((generator, 1), (discriminator, 2)):
             if config.compile:
                 compile_model(model, config)
             groups = decay_groups(model, config.weight_decay)
             optimizer = torch.optim.AdamW(
-                groups, lr=rate * config.learning_rate, betas=(0.5, 0.999), fused=True
+                groups, lr=rate_factor * config.learning_rate, betas=(0.5, 0.999), fused=True
             )
             scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
-            sides.append(accelerator.prepare(model, optimizer, scheduler))
-        (model, optimizer, scheduler), (discriminator, optimizer_d, scheduler_d) = sides
+            networks.append(accelerator.prepare(model, optimizer, scheduler))
+        (model, optimizer, scheduler), (discriminator, optimizer_d, scheduler_d) = networks
         run.keep(
             model=model,  # the generator: what is evaluated, and kept at the end
             optimizer=optimizer,
@@ -188,12 +188,12 @@ def main(config: Config) -> None:
                 )
                 accelerator.backward(loss + loss_d)  # no weight takes part in both
                 if accelerator.sync_gradients:
-                    for network, its_optimizer, _ in sides:
-                        run.clip_grad_norm_(network, its_optimizer)
-                for _, its_optimizer, its_scheduler in sides:
-                    its_optimizer.step()
-                    its_scheduler.step()
-                    its_optimizer.zero_grad()
+                    for network, network_optimizer, _ in networks:
+                        run.clip_grad_norm_(network, network_optimizer)
+                for _, network_optimizer, network_scheduler in networks:
+                    network_optimizer.step()
+                    network_scheduler.step()
+                    network_optimizer.zero_grad()
             run.record(loss, metrics(loss_d, logits))
             if run.should_save:
                 run.save()

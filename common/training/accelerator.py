@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import OptState
 from common.config import TrainingConfig
 from common.console import warn
 from common.errors import UserError, outcome_of
-from common.files import MOST_WORDS
+from common.files import MOST_CHARACTERS
 from common.measure.memory import limit_memory
 from common.system.devices import (
     USE_CPU_VARIABLE,
@@ -91,7 +91,8 @@ def launching() -> Iterator[None]:
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
         # A process that did not find the others may find them if the job is started again.
         is_resumable = outcome_of(problem).resumable
-        details = f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_WORDS]}"
+        text = " ".join(str(problem).split())[:MOST_CHARACTERS]
+        details = f"{type(problem).__name__}: {text}"
         problem_text = f"the processes that were launched can't begin ({details})"
         raise UserError(
             problem_text, advice=LAUNCH, every_rank=True, resumable=is_resumable
