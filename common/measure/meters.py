@@ -164,10 +164,11 @@ class Meters:
             The figures, with the maximum over ranks of each value in `used`; and the `numbers` of
             all ranks, float64 [world_size, n].
         """
-        parts = [[*vars(interval).values()], [*used.values()], numbers]
-        row = [*parts[0], *parts[1], *parts[2]]
-        columns = self.gather_rows(row).split([*map(len, parts)], dim=1)
-        intervals, used_by_ranks, numbers_of_ranks = columns
+        own_interval = [*vars(interval).values()]
+        own_used = [*used.values()]
+        rows = self.gather_rows([*own_interval, *own_used, *numbers])
+        sizes = [len(own_interval), len(own_used), len(numbers)]
+        intervals, used_by_ranks, numbers_of_ranks = rows.split(sizes, dim=1)
         figures: dict[str, float] = {}
         if interval.updates:  # an interval whose updates were all profiled has no speed
             figures |= throughput(intervals, self.flops, self.peak)

@@ -119,7 +119,7 @@ def build_accelerator(
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     # Whether Accelerate knows the type of the device; it always knows the CPU.
-    is_known = use_cpu or name_device_for_accelerate()
+    is_known_to_accelerate = use_cpu or name_device_for_accelerate()
     if not use_cpu:
         refuse_missing_devices()
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
@@ -137,7 +137,7 @@ def build_accelerator(
         cpu=use_cpu,
         # Accelerate refuses 16 bits on a device that it does not know (see `enable_precision`), and
         # TF32 is no precision of Accelerate's (see `set_kernels`).
-        mixed_precision=precision if is_known and precision != "tf32" else "no",
+        mixed_precision=precision if is_known_to_accelerate and precision != "tf32" else "no",
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[process_group, options],
@@ -145,7 +145,7 @@ def build_accelerator(
     # If the constructor got this, a variable of the environment would override it.
     accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
     refuse_missing_processes(accelerator)
-    enable_precision(accelerator, precision, is_known)
+    enable_precision(accelerator, precision, is_known_to_accelerate)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     if uses_fsdp and accelerator.num_processes > 1:
         if config.auto_batch_size:
@@ -176,14 +176,16 @@ def refuse_missing_devices() -> None:
         )
 
 
-def enable_precision(accelerator: Accelerator, precision: str, is_known: bool) -> None:
+def enable_precision(
+    accelerator: Accelerator, precision: str, is_known_to_accelerate: bool
+) -> None:
     """Turn on 16-bit precisions where Accelerate does not.
 
     Args:
         precision: the one that runs; see `choose_precision`.
-        is_known: whether Accelerate knows the type of the device.
+        is_known_to_accelerate: whether Accelerate knows the type of the device.
     """
-    if precision in ("fp16", "bf16") and not is_known:
+    if precision in ("fp16", "bf16") and not is_known_to_accelerate:
         # Accelerate refuses these on devices that it does not know.
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True
