@@ -39,12 +39,14 @@ class Config(TrainingConfig):
         2e-3  # Peak learning rate of the generator; the other's is twice as high.
     )
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)  # Of hidden layers.
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)
     noise_size: int = flag(
         32, least=1, most=10**6
     )  # Size of the noise that an image is drawn from.
-    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
-    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
+    # Height and width of images in pixels (default: the data set's).
+    image_size: int | None = flag(None, least=1, most=65536)
+    image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "frechet:min"
