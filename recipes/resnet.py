@@ -45,10 +45,8 @@ class Config(TrainingConfig):
     learning_rate: float = 0.1  # Peak learning rate.
     weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
     model: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"  # Depth of the network.
-    # Share of the target that is spread evenly over all classes.
-    label_smoothing: float = flag(0.1, least=0, most=1)
-    # Mirror each image in every other epoch (default: colour images only).
-    horizontal_flip: bool | None = None
+    label_smoothing: float = flag(0.1, least=0, most=1)  # Share of the target spread over classes.
+    horizontal_flip: bool | None = None  # Mirror every other epoch (default: colour images only).
     # Height and width of images in pixels (default: the data set's).
     image_size: int | None = flag(None, 1, 65536, role="size")
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
@@ -72,8 +70,7 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
-    # Mirroring spoils digits and letters, so only colour images are mirrored by default.
-    flip = config.horizontal_flip
+    flip = config.horizontal_flip  # by default, only in colour: it would spoil digits and letters
     data.splits["train"].flip = data.channels == 3 if flip is None else flip
     data.splits["train"].crop_padding = data.image_size // 8
     return data

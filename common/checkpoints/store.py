@@ -125,10 +125,10 @@ class Checkpoints:
         self.last_step = step
         saved_facts = json_safe(facts)
 
-        def write(copies: Contents) -> None:
-            self.write_checkpoint(self.unfinished_folder(step), copies, saved_facts)
+        def write_copies(copies: Contents) -> None:
+            self.write(self.unfinished_folder(step), copies, saved_facts)
 
-        self.begin(step, contents, write)
+        self.begin(step, contents, write_copies)
 
     def save_best(self, step: int, tensors: Tensors) -> None:
         """Copy the best model so far, and write it beside the checkpoints in the background.
@@ -141,12 +141,12 @@ class Checkpoints:
             if BEST.match(name):
                 del self.lasting_receipts[name]
 
-        def write(copies: Contents) -> None:
+        def write_copies(copies: Contents) -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.write_lasting(copies.lasting_files)
 
         if self.failure is None and files:
-            self.begin(step, Contents(lasting_files=files), write)
+            self.begin(step, Contents(lasting_files=files), write_copies)
 
     def read_best(self, step: int) -> "tuple[Path, dict[str, torch.Tensor | Rows]]":
         """Return the path of the model that `save_best` wrote at a step, and its tensors."""
@@ -243,9 +243,7 @@ class Checkpoints:
             replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
-    def write_checkpoint(
-        self, unfinished: Path, contents: Contents, facts: dict[str, JsonValue]
-    ) -> None:
+    def write(self, unfinished: Path, contents: Contents, facts: dict[str, JsonValue]) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
 
         The other ranks wait until rank 0 has renamed the folder. So the save of every rank fails if
