@@ -19,72 +19,88 @@ count = partial(flag, least=1, most=10**9)  # more is a slip of the hand
 
 @dataclass(kw_only=True)
 class TrainingConfig:
-    # Name, Hub id, folder or file; auto: public if at hand, else built in.
+    # Name, Hub id, folder or file; auto: the recipe's public data set if feasible, else built-in.
     dataset: str = data("auto")
-    dataset_config: str | None = data(None)  # Configuration of a Hub data set, as sst2 of glue.
-    label_column: str | None = data(None)  # Column of the labels, if its type does not tell.
-    # Hold out of train if there is no validation split; 0: nothing (default: 0.1 of train alone).
+    # Configuration of a Hub data set, such as sst2 of glue.
+    dataset_config: str | None = data(None)
+    label_column: str | None = data(None)  # Column of the labels, if it can't be inferred.
+    # Share of train held out without a validation split (default: 0.1 if train is the only split).
     validation_share: float | None = data(None, least=0, most=0.9)
     streaming: bool = data(False)  # Read parquet files while training, without a prepared copy.
-    # Initial weights: a run, a folder or safetensors file, a Hub id as timm/resnet18.a1_in1k.
+    # Initial weights: a run, folder or safetensors file, or a Hub id such as timm/resnet18.a1_in1k.
     init_from: str | None = data(None)
 
     epochs: int | None = count(None)  # Passes over the training data (default: by data set).
     max_steps: int | None = count(None)  # End after this many optimizer updates.
     batch_size: int = count(128, role="pace")  # Samples per process and micro-batch.
     gradient_accumulation_steps: int = count(1, role="pace")  # Micro-batches per optimizer update.
-    # Samples of an update over all processes: sets the accumulation.
+    # Samples of an update over all processes; the accumulation follows from it.
     effective_batch_size: int | None = count(None, role="pace")
-    auto_batch_size: bool = False  # Try micro-batches: what fits and is fastest, updates the same.
-    learning_rate: float | None = flag(None, least=0)  # Its peak (default: by recipe and data set).
-    # Have the rate grow with the samples of an update, from --base-batch-size.
+    # Choose the fastest micro-batch that fits into memory and makes the same updates.
+    auto_batch_size: bool = False
+    # Peak learning rate (default: by recipe and data set).
+    learning_rate: float | None = flag(None, least=0)
+    # Scale the learning rate with the samples of an update, relative to --base-batch-size.
     scale_learning_rate: Literal["no", "linear", "sqrt"] = "no"
-    base_batch_size: int | None = count(None)  # What the rate is for (default: the recipe's batch).
+    # Samples of an update that the learning rate is meant for (default: the recipe's batch size).
+    base_batch_size: int | None = count(None)
     weight_decay: float = flag(0.01, least=0)  # Decay of weight matrices, not of biases and norms.
-    warmup_steps: int | None = count(None, least=0)  # Linear warm-up (default: a share of the run).
-    schedule: Literal["linear", "cosine", "constant"] = "linear"  # Of the rate, after warm-up.
+    # Updates of linear warm-up (default: a share of the run, by recipe).
+    warmup_steps: int | None = count(None, least=0)
+    # Shape of the learning rate after warm-up.
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
     max_grad_norm: float = flag(1.0, least=0)  # Clip gradients' global L2 norm; 0 turns it off.
 
     # Precision of the arithmetic; no: fp32.
     mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "auto"
     compile: bool = False  # Compile the model with torch.compile.
-    gradient_compression: Literal["no", "fp16", "bf16"] = "no"  # Gradients' type between processes.
+    # Type in which gradients are sent between processes; no: not compressed.
+    gradient_compression: Literal["no", "fp16", "bf16"] = "no"
     gradient_checkpointing: bool = False  # Recompute activations: less memory, more time.
-    seed: int = flag(0, least=0, most=2**32 - 1)  # Of weights, sample order, augmentation, dropout.
+    # Seed of weights, sample order, augmentation and dropout.
+    seed: int = flag(0, least=0, most=2**32 - 1)
     deterministic: bool = False  # Only deterministic kernels: the same bits in every run.
     # Threads of a process on a CPU (default: its share of the cores).
     num_threads: int | None = pace(None, least=1, most=1024)
-    # Loader processes where data does not live on the device.
+    # Worker processes that make batches, where samples are not in the device's memory.
     num_workers: int | None = pace(None, least=0, most=1024)
-    data_placement: Literal["auto", "device", "workers"] = pace("auto")  # Where batches are made.
+    # Make batches from samples in the device's memory, or in worker processes.
+    data_placement: Literal["auto", "device", "workers"] = pace("auto")
 
     output_dir: str | None = once(None)  # Directory of the run (default: runs/RECIPE-TIMESTAMP).
-    # Updates between checkpoints, besides the ends of epochs (not more often than every 30 s).
+    # Updates between checkpoints. The end of an epoch has one too, if the last is 30 s old.
     checkpoint_every: int | None = count(None, role="pace")
     keep_checkpoints: int = count(2, role="record")  # Newest checkpoints to keep.
-    resume: str | None = once(None)  # auto, a run or a checkpoint: go on where it stopped.
+    # Run or checkpoint to continue; auto: the newest unfinished run, or a new one.
+    resume: str | None = once(None)
     # Updates between log lines (default: by the run's length, at most 1,000 lines).
     log_every: int | None = count(None, role="pace")
-    # Updates between evaluations (default: whole epochs, at most 20 a run).
+    # Updates between evaluations (default: whole epochs, at most 20 evaluations in a run).
     eval_every: int | None = count(None, role="pace")
-    # Seconds after which a rank that hangs ends the job.
+    # Seconds after which the job ends if a process hangs.
     collective_timeout: int = record(180, least=1, most=10**6)
-    keep: Literal["best", "last"] = "best"  # Model: the best of the evaluations, or the last.
-    # End after so many evaluations without a better one.
+    # Which model to export: the best one of the evaluations, or the last one.
+    keep: Literal["best", "last"] = "best"
+    # Stop after this many evaluations in a row without a better one.
     early_stopping: int | None = count(None)
-    target: float | None = record(None)  # Exit with an error if the objective ends up worse.
-    evaluate_only: bool = flag(False, role="kind")  # Evaluate --init-from's model, train nothing.
+    # End with an error if the final objective is worse than this.
+    target: float | None = record(None)
+    # Only evaluate the model of --init-from.
+    evaluate_only: bool = flag(False, role="kind")
 
-    tracker: Literal["wandb", "tensorboard", "none"] = record("wandb")  # Where metrics go as well.
+    # Where metrics go, besides the files of the run.
+    tracker: Literal["wandb", "tensorboard", "none"] = record("wandb")
     project: str = record("accelerate-recipes")  # Project of the run at the tracker.
     run_name: str | None = once(None)  # Name of the run (default: that of its directory).
-    group: str | None = record(None)  # Group of the run at the tracker, such as one of seeds.
-    tags: tuple[str, ...] = record(())  # Tags of the run there, besides those it gets by itself.
+    # Group of the run at the tracker, such as runs that differ only in their seed.
+    group: str | None = record(None)
+    tags: tuple[str, ...] = record(())  # Further tags of the run at the tracker.
     notes: str | None = once(None)  # What this run is for, shown beside it at the tracker.
     log_gradients: bool = record(False)  # Log the gradient norm of each layer, before clipping.
-    log_model: bool = record(False)  # Keep the final model at the tracker too, as an artifact.
+    log_model: bool = record(False)  # Upload the final model to the tracker, as an artifact.
     profile: bool = once(False)  # Profile some updates: a trace, tables, a picture and a verdict.
-    profile_shapes: bool = once(False)  # The same, operations told apart by their inputs' shapes.
+    # As --profile, with a row for each shape of an operation's inputs.
+    profile_shapes: bool = once(False)
     config: str | None = once(None)  # A config.json of an earlier run to repeat; flags override it.
 
     def validate(self) -> None:

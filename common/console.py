@@ -23,8 +23,11 @@ from common.system.printable import PLAIN, printable
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
-OF_THE_LAUNCHER = "what the launcher prints of it (KeyboardInterrupt, SignalException) is no error"
-TOLD: list[Callable[[str], None]] = []  # who gets each line of rank 0 besides the terminal
+LAUNCHER_TRACEBACKS = (
+    "the launcher may now print KeyboardInterrupt or SignalException, which is not an error"
+)
+# Functions that get each line of rank 0, besides the terminal.
+LINE_LISTENERS: list[Callable[[str], None]] = []
 
 
 class Output(io.TextIOWrapper):
@@ -54,12 +57,15 @@ class ToolOutput(io.TextIOWrapper):
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the tool if the output can't be written: silently if its reader left, else told."""
+        """End the tool if its output can't be written.
+
+        It ends silently if the reader of its output is gone, and otherwise says why.
+        """
         try:
             yield
         except OSError as error:
-            # Python writes what is left when it exits, which would fail once more. The null device
-            # takes it.
+            # When Python exits, it writes the rest of the output, which would fail once more. So
+            # the rest goes to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(error, BrokenPipeError):  # of `| head`, which has read what it wanted
                 raise SystemExit(1) from None
@@ -131,7 +137,7 @@ def say(message: str, style: str | None = None) -> None:
     """Print a line on rank 0: above the bar where there is one."""
     if is_main_rank():
         message = printable(message)
-        tell(message)
+        log_line(message)
         if CONSOLE.is_terminal:
             CONSOLE.print(message, markup=False, style=style)
         else:
@@ -139,18 +145,18 @@ def say(message: str, style: str | None = None) -> None:
 
 
 def warn(message: str, *, every_rank: bool = False) -> None:
-    """Print what a user should know of, though the run goes on: on rank 0, or on this rank."""
+    """Print a warning: on rank 0, or with `every_rank` on each rank that calls this."""
     if every_rank and not is_main_rank():
         print(f"rank {rank()}: {printable(message)}", flush=True)
     else:
         say(message, style="yellow")
 
 
-def tell(line: str) -> None:
-    """Pass a line to all of `TOLD`, such as the run's log, without printing it."""
+def log_line(line: str) -> None:
+    """Pass a line to all of `LINE_LISTENERS`, such as the run's log, without printing it."""
     line = printable(line)
-    for keep in TOLD:
-        keep(line)
+    for listener in LINE_LISTENERS:
+        listener(line)
 
 
 # Log lines that a run prints at once, and then each second. A run may have more updates a second
@@ -245,7 +251,7 @@ class Display:
         is_last = self.position is not None and self.position()[0] == self.total_steps
         if not (self.limit.allows() or is_last):
             return
-        print_line = say if self.live is None else tell  # the bar shows it already
+        print_line = say if self.live is None else log_line  # the bar shows it already
         print_line(f"{self.place()}  {text}")
 
     def place(self) -> str:
@@ -276,7 +282,7 @@ def begin() -> None:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        message = f"stopped by Ctrl-C before the first update; {OF_THE_LAUNCHER}"
+        message = f"stopped by Ctrl-C before the first update; {LAUNCHER_TRACEBACKS}"
         raise SystemExit(message if is_main_rank() else 1)
 
     signal.signal(signal.SIGINT, stop)

@@ -22,7 +22,7 @@ from common.errors import UserError, advice_for, is_of_disk
 from common.system.platforms import rename_path, replace_file, sync
 
 PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing file
-MOST_WORDS = 300  # characters of a library's message that a sentence repeats
+MOST_CHARACTERS = 300  # of a library's message that a sentence repeats
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
 SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
 # A JSON object as Python reads it. Only `common.run_directory.records` knows the structure of a
@@ -69,7 +69,7 @@ def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[N
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None
-        words = " ".join(str(cause).split())[:MOST_WORDS]
+        words = " ".join(str(cause).split())[:MOST_CHARACTERS]
         problem = f"{subject} can't be read ({type(cause).__name__}: {words})"
         raise UserError(problem, advice=advice, resumable=resumable) from None
 

@@ -28,8 +28,10 @@ class FlagUses:
         """Return where a flag may be used, or None where the source uses it nowhere."""
         if not self.is_known:
             return "the recipe"
-        call = CALLS_IN_THE_LOOP.get(flag)  # None for most flags, and nothing is named run.None
-        return self.lines.get(flag) or self.lines.get(f"run.{call}") or self.copies
+        place = self.lines.get(flag)
+        if place is None and flag in CALLS_IN_THE_LOOP:
+            place = self.lines.get(f"run.{CALLS_IN_THE_LOOP[flag]}")
+        return place or self.copies
 
 
 def find_flag_uses(recipe_file: Path) -> FlagUses:

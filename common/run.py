@@ -34,10 +34,10 @@ from common.measure.values import Metrics
 from common.objective import PREFIXES
 from common.track.names import Facts
 from common.training.accelerator import (
+    class_of_unkept_part,
     compute_dtype,
     forget_accelerator,
     is_called_by_a_program,
-    left_out,
     note_ranks_of_debug_launcher,
 )
 from common.training.early_stopping import EarlyStopping
@@ -96,7 +96,7 @@ class Run:
         self.settled_plan: Plan | None = None
         self.early_stopping: EarlyStopping | None = None
         # The work of the present batch, and the seconds for which the loop waited for it.
-        self.counted: tuple[Work, float] | None = None
+        self.present_work: tuple[Work, float] | None = None
         self.kept: KeptParts | None = None
         self.started: StartedRun | None = None
         DISPLAY.doing = "reading the data"
@@ -185,11 +185,11 @@ class Run:
             leave_unfit_fused_path(bare_part, self.device)
             start_momentum(bare_part)
             self.context.parts.add(name, part)
-        missing_part = left_out(self.accelerator, parts.values())
-        if missing_part:
+        missing_class = class_of_unkept_part(self.accelerator, parts.values())
+        if missing_class:
             raise UserError(
                 (
-                    f"{missing_part} was prepared but not passed to run.keep(), so a resume "
+                    f"{missing_class} was prepared but not passed to run.keep(), so a resume "
                     "would lose it"
                 ),
                 advice="add it to the call, as in run.keep(..., name=part)",
@@ -262,7 +262,7 @@ class Run:
                 if item is None:
                     break
                 batch, work = item
-                self.counted = work, time.perf_counter() - wait_began
+                self.present_work = work, time.perf_counter() - wait_began
                 if rehearsal.is_wanted:
                     rehearsal.begin(is_replaced=self.should_evaluate)
                 with started.memory_plan.watching(work):
@@ -302,7 +302,7 @@ class Run:
         """
         self.evaluations.rehearsal.end()
         is_update = self.accelerator.sync_gradients
-        work, waited = reached(self.counted, "for batch in run.batches(train_loader)")
+        work, waited = reached(self.present_work, "run.batches(train_loader)")
         self.context.meters.count(loss, metrics, work, waited, is_update)
         if is_update:
             self.end_update()

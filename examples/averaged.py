@@ -38,8 +38,10 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    schedule: Literal["linear", "cosine", "constant"] = "cosine"  # Of the learning rate.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
+    # Shape of the learning rate after warm-up.
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     decay: float = flag(0.98, least=0, most=1)  # Share of the average that an update keeps.
     mixup: float = flag(
@@ -47,8 +49,9 @@ class Config(TrainingConfig):
     )  # Parameter of the Beta distribution of mixing shares; 0: no mixup.
     early_stopping: int | None = 5  # Stop after this many evaluations without a better one.
     validation_share: float | None = 0.1  # Share of train held out for early stopping.
-    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
-    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
+    # Height and width of images in pixels (default: the data set's).
+    image_size: int | None = flag(None, least=1, most=65536)
+    image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"

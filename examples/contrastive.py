@@ -42,7 +42,8 @@ class Config(TrainingConfig):
     batch_size: int = 128  # Samples per process and micro-batch.
     learning_rate: float = 3e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((128,), 1, 10**6, role="size")  # Of hidden layers.
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((128,), 1, 10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     embedding_size: int = flag(32, 1, 10**6, role="size")  # Size of an image's embedding.
     noise: float = flag(0.2, least=0)  # Standard deviation of the noise added to pixels.

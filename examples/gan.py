@@ -39,12 +39,14 @@ class Config(TrainingConfig):
         2e-3  # Peak learning rate of the generator; the other's is twice as high.
     )
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)  # Of hidden layers.
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)
     noise_size: int = flag(
         32, least=1, most=10**6
     )  # Size of the noise that an image is drawn from.
-    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
-    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
+    # Height and width of images in pixels (default: the data set's).
+    image_size: int | None = flag(None, least=1, most=65536)
+    image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "frechet:min"
@@ -156,17 +158,17 @@ def main(config: Config) -> None:
         run.make_plan(train_loader, DEFAULT_EPOCHS)
 
         generator, discriminator, description = build_model(config, data)
-        sides = []  # model, optimizer and scheduler of each network
-        for model, rate in ((generator, 1), (discriminator, 2)):
+        networks = []  # each with its optimizer and scheduler
+        for model, rate_factor in ((generator, 1), (discriminator, 2)):
             if config.compile:
                 compile_model(model, config)
             groups = decay_groups(model, config.weight_decay)
             optimizer = torch.optim.AdamW(
-                groups, lr=rate * config.learning_rate, betas=(0.5, 0.999), fused=True
+                groups, lr=rate_factor * config.learning_rate, betas=(0.5, 0.999), fused=True
             )
             scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
-            sides.append(accelerator.prepare(model, optimizer, scheduler))
-        (model, optimizer, scheduler), (discriminator, optimizer_d, scheduler_d) = sides
+            networks.append(accelerator.prepare(model, optimizer, scheduler))
+        (model, optimizer, scheduler), (discriminator, optimizer_d, scheduler_d) = networks
         run.keep(
             model=model,  # the generator: what is evaluated, and kept at the end
             optimizer=optimizer,
@@ -188,12 +190,12 @@ def main(config: Config) -> None:
                 )
                 accelerator.backward(loss + loss_d)  # no weight takes part in both
                 if accelerator.sync_gradients:
-                    for network, its_optimizer, _ in sides:
-                        run.clip_grad_norm_(network, its_optimizer)
-                for _, its_optimizer, its_scheduler in sides:
-                    its_optimizer.step()
-                    its_scheduler.step()
-                    its_optimizer.zero_grad()
+                    for network, network_optimizer, _ in networks:
+                        run.clip_grad_norm_(network, network_optimizer)
+                for _, network_optimizer, network_scheduler in networks:
+                    network_optimizer.step()
+                    network_scheduler.step()
+                    network_optimizer.zero_grad()
             run.record(loss, metrics(loss_d, logits))
             if run.should_save:
                 run.save()

@@ -41,12 +41,15 @@ from common.training.optim import decay_groups
 class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 5e-3  # Peak learning rate.
-    rank: int = flag(8, least=1, most=10**6)  # Of the matrices added to the weights.
-    model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
+    rank: int = flag(8, least=1, most=10**6)  # Rank of the matrices added to the weights.
+    # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained.
+    model: str = "auto"
     max_length: int = flag(128, least=4, most=10**6)  # Tokens of a text, special ones included.
     dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
-    padding_free: Literal["auto", "no", "yes"] = "auto"  # Leave padding out; auto: on a CPU.
-    text_columns: tuple[str, ...] = flag((), role="data")  # One or two (default: all with text).
+    # Do not compute padding; auto: on a CPU only.
+    padding_free: Literal["auto", "no", "yes"] = "auto"
+    # One or two columns of text (default: all that have text).
+    text_columns: tuple[str, ...] = flag((), role="data")
 
 
 OBJECTIVE = "accuracy:max"

@@ -36,7 +36,8 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)  # Of hidden layers.
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
 

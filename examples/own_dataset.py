@@ -39,7 +39,7 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 5e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    widths: tuple[int, ...] = flag((32, 64), least=1, most=10**6)  # Of convolutions.
+    widths: tuple[int, ...] = flag((32, 64), least=1, most=10**6)  # Channels of each convolution.
     noise: float = flag(0.05, least=0)  # Standard deviation of the noise added in training.
 
 

@@ -37,10 +37,12 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
-    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
+    # Height and width of images in pixels (default: the data set's).
+    image_size: int | None = flag(None, least=1, most=65536)
+    image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"

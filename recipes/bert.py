@@ -42,12 +42,16 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
-    learning_rate: float | None = None  # Peak (default: 5e-5 pretrained, 1e-3 from scratch).
-    model: str = "auto"  # Hub id or folder of a checkpoint; scratch: a small one, not pretrained.
+    # Peak learning rate (default: 5e-5 for a pretrained model, 1e-3 from scratch).
+    learning_rate: float | None = None
+    # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained.
+    model: str = "auto"
     max_length: int = flag(128, 4, 10**6, role="size")  # Tokens of a text, special ones included.
     dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
-    padding_free: Literal["auto", "no", "yes"] = "auto"  # Leave padding out; auto: on a CPU.
-    text_columns: tuple[str, ...] = flag((), role="data")  # One or two (default: all with text).
+    # Do not compute padding; auto: on a CPU only.
+    padding_free: Literal["auto", "no", "yes"] = "auto"
+    # One or two columns of text (default: all that have text).
+    text_columns: tuple[str, ...] = flag((), role="data")
 
 
 OBJECTIVE = "accuracy:max"

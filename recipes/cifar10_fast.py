@@ -52,12 +52,12 @@ class Config(TrainingConfig):
     head_rate: float = flag(0.005, least=0)  # Peak learning rate of the last layer.
     weight_decay: float = 0.2  # Decay of the last layer; convolutions and biases have none.
     max_grad_norm: float = flag(0.0, least=0)  # Clip gradients' global L2 norm; 0 turns it off.
-    widths: tuple[int, ...] = flag((64, 256, 256), 1, 10**5, role="size")  # Of the stages.
-    label_smoothing: float = flag(0.2, least=0, most=1)  # Share of the target over all classes.
-    horizontal_flip: bool | None = None  # Mirror by turns (default: colour images only).
-    keep: Literal["best", "last"] = "last"  # Model: the best of the evaluations, or the last.
-    image_size: int | None = flag(None, 1, 65536, role="size")  # Pixels (default: the data set's).
-    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
+    widths: tuple[int, ...] = flag((64, 256, 256), 1, 10**5, role="size")  # Channels per stage.
+    label_smoothing: float = flag(0.2, least=0, most=1)  # Share of the target spread over classes.
+    horizontal_flip: bool | None = None  # Mirror every other epoch (default: colour images only).
+    keep: Literal["best", "last"] = "last"  # Which model to export: the best one, or the last one.
+    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
+    image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"
@@ -78,8 +78,8 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
-    natural = data.channels == 3 if config.horizontal_flip is None else config.horizontal_flip
-    data.splits["train"].flip = natural  # in colour; digits and letters are spoilt by mirroring
+    flip = config.horizontal_flip  # by default, only in colour: it would spoil digits and letters
+    data.splits["train"].flip = data.channels == 3 if flip is None else flip
     data.splits["train"].crop_padding = data.image_size // 16
     return data
 

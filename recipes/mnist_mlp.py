@@ -40,13 +40,17 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 512  # Samples per process and micro-batch.
-    learning_rate: float | None = None  # Its peak (default: 0.003 for MNIST, otherwise 0.001).
+    # Peak learning rate (default: 0.003 for MNIST, otherwise 0.001).
+    learning_rate: float | None = None
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")  # Of hidden layers.
+    # Widths of the hidden layers.
+    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    max_shift: int | None = flag(None, 0, 65536)  # In pixels (default: a 14th of the size).
-    image_size: int | None = flag(None, least=1, most=65536)  # Pixels (default: the data set's).
-    image_column: str | None = flag(None, role="data")  # Where it can't be found by its type.
+    # Most pixels by which training images are shifted (default: a 14th of the image size).
+    max_shift: int | None = flag(None, 0, 65536)
+    # Height and width of images in pixels (default: the data set's).
+    image_size: int | None = flag(None, least=1, most=65536)
+    image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"

@@ -88,36 +88,36 @@ class HostCopies:
         """
         if not self.is_asynchronous:
             return {name: copied(tensors) for name, tensors in files.items()}, lambda: None
-        sources = changed(files, torch.detach)  # a dict of its own, which `fetch` empties
+        sources = with_each_tensor(files, torch.detach)  # a new dict, because `fetch` empties it
         size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
         room = memory_room(self.device)
         has_room = room is not None and size < room[0]  # not if the free memory is unknown
         if has_room:
-            sources = changed(sources, torch.clone)
-        is_made = current_stream(self.device).record_event()
+            sources = with_each_tensor(sources, torch.clone)
+        sources_ready = current_stream(self.device).record_event()
         copies: Files = {name: {} for name in files}
         targets = dict(copies)  # the caller may take files out of `copies`
 
         def fetch() -> None:
-            self.fetch(sources, targets, is_made)
+            self.fetch(sources, targets, sources_ready)
 
         if has_room:
             return copies, fetch
-        fetch()  # now, because the sources are the tensors that training changes
+        fetch()  # at once, because training will change these tensors
         return copies, lambda: None
 
-    def fetch(self, sources: Files, targets: Files, is_made: torch.Event) -> None:
+    def fetch(self, sources: Files, targets: Files, sources_ready: torch.Event) -> None:
         """Copy tensors to the host, and wait until that is done.
 
         Args:
             sources: tensors on the device; they are released.
             targets: the same files without tensors, to which the copies are added.
-            is_made: the event after which the sources have their values.
+            sources_ready: the event after which the sources have their values.
         """
         use(self.device)
         self.pinned.use_again()
         stream = new_stream(self.device)
-        stream.wait_event(is_made)
+        stream.wait_event(sources_ready)
         with stream:
             for name, tensors in sources.items():
                 for key, value in tensors.items():
@@ -129,9 +129,9 @@ class HostCopies:
         sources.clear()  # releases the device's memory, which was in use until now
 
 
-def changed(files: Files, change: Callable[[torch.Tensor], torch.Tensor]) -> Files:
-    """Return the same files with each tensor changed."""
-    changed_files = {}
+def with_each_tensor(files: Files, function: Callable[[torch.Tensor], torch.Tensor]) -> Files:
+    """Return new files, in which the result of `function` takes the place of each tensor."""
+    results = {}
     for name, tensors in files.items():
-        changed_files[name] = {key: change(value) for key, value in tensors.items()}
-    return changed_files
+        results[name] = {key: function(value) for key, value in tensors.items()}
+    return results

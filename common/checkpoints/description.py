@@ -145,8 +145,9 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
             classes = f"the class {now[name]['class']} and was of {saved[name].get('class')}"
             raise UserError(f"{path} is of another recipe: {name} is of {classes}", advice=ADVICE)
     for name in described:
-        for difference in differences(name, saved[name], now[name]):
-            raise UserError(f"{path} is of another recipe: {difference}", advice=ADVICE)
+        first_difference = next(differences(name, saved[name], now[name]), None)
+        if first_difference is not None:
+            raise UserError(f"{path} is of another recipe: {first_difference}", advice=ADVICE)
 
 
 def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:

@@ -31,7 +31,7 @@ def save_model(
     model: nn.Module,
     facts: ModelFacts,
     card: str = "",
-    bare: nn.Module | None = None,
+    skeleton: nn.Module | None = None,
 ) -> None:
     """Write a finished model's folder: weights, facts and card, completely or not at all.
 
@@ -42,33 +42,45 @@ def save_model(
             arguments, class names, normalisation, image size. An entry ``files`` is not written
             there: it is a folder whose files are copied beside the weights.
         card: the text of `README.md`.
-        bare: for a sharded model, the same model without values. All ranks must call this function
-            then, and rank 0 writes one tensor at a time.
+        skeleton: the same model on the meta device, without values, if the model is sharded. All
+            ranks must then call this function, and rank 0 writes one tensor at a time.
 
     Raises:
         UserError: the folder can't be written.
     """
     weights = weights_of(model)
-    if bare is not None and not is_main_rank():  # `bare` is given for a sharded model alone
+    if skeleton is not None and not is_main_rank():
         take_part_in_gathering(weights)
         return
     with writing(str(folder)), replacing(folder) as unfinished:
         if facts.get("files") is not None:
             shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
-        save_pretrained = getattr(model if bare is None else bare, "save_pretrained", None)
-        if bare is not None:
-            if save_pretrained is not None:
-                save_pretrained(unfinished, state_dict={})  # the files besides the weights
-            write_sharded_weights(unfinished / WEIGHTS, weights)
-        elif save_pretrained is not None:
-            save_pretrained(unfinished)
+        if skeleton is None:
+            write_whole_model(unfinished, model, weights)
         else:
-            write_tensors(unfinished / WEIGHTS, copied(weights))
+            write_sharded_model(unfinished, skeleton, weights)
         model_facts = {name: facts[name] for name in facts if name != "files"}
         model_facts[WEIGHTS_DIGEST] = receipt_of(unfinished / WEIGHTS)["sha256"]
         write_json(unfinished / FACTS, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
+
+
+def write_whole_model(folder: Path, model: nn.Module, weights: Tensors) -> None:
+    """Write the weights of a model; for a Transformers model, also its other files."""
+    save_pretrained = getattr(model, "save_pretrained", None)
+    if save_pretrained is not None:
+        save_pretrained(folder)
+    else:
+        write_tensors(folder / WEIGHTS, copied(weights))
+
+
+def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> None:
+    """Write the weights of a sharded model on rank 0, and a Transformers model's other files."""
+    save_pretrained = getattr(skeleton, "save_pretrained", None)
+    if save_pretrained is not None:
+        save_pretrained(folder, state_dict={})  # the files besides the weights
+    write_sharded_weights(folder / WEIGHTS, weights)
 
 
 def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
@@ -80,7 +92,7 @@ def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
 def take_part_in_gathering(weights: Tensors) -> None:
     """Take this rank's part in `whole_tensors` on rank 0, without keeping the tensors.
 
-    To put a sharded tensor together is a collective operation, so all ranks must go through them.
+    Gathering a sharded tensor is a collective operation, in which all ranks must take part.
     """
     for _ in whole_tensors(weights):
         pass

@@ -23,8 +23,8 @@ State = dict[str, Any]  # a part's state: tensors and plain values, nested in di
 MODEL_ADVICE = "resume with the recipe and flags that wrote it, or resume from an older checkpoint"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
-# The integer type that is as wide as an element of so many bytes, to read its bits.
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# By the bytes of an element: the integer type of the same width, to read the element's bits.
+INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Network:
@@ -127,12 +127,17 @@ def sums_of_bits(tensors: Tensors) -> dict[str, int]:
         return {}
     # No integer type is as wide as complex128.
     real_parts = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
-    sums = torch.stack([part.view(BITS[part.element_size()]).sum() for part in real_parts])
+    sums = torch.stack([sum_of_bits(part) for part in real_parts])
     # The sums of unsharded tensors are multiplied by the number of ranks, which does no harm: such
     # a tensor has changed on all ranks or on none.
     if any(map(is_sharded, tensors.values())):
         torch.distributed.all_reduce(sums)
     return dict(zip(tensors, sums.tolist(), strict=True))
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a real tensor's elements, each read as an integer: int64 []."""
+    return tensor.view(INTEGER_TYPES[tensor.element_size()]).sum()
 
 
 class OptimizerState:
@@ -152,8 +157,8 @@ class OptimizerState:
     def load_state_dict(self, state: State) -> None:
         """Restore the state, but keep this optimizer's choice of kernels.
 
-        That choice depends on the device: a run may go on with a device whose fused kernel can't be
-        used, or the other way round.
+        That choice depends on the device. A run may continue on another type of device, and not
+        every device has a fused kernel that can be used.
         """
         saved_groups = []
         for group in state["param_groups"]:
@@ -180,7 +185,9 @@ class OptimizerState:
         parameters = [parameter for group in groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             for name, value in saved_states.get(index, {}).items():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape != ():
+                if not isinstance(value, torch.Tensor) or parameter.ndim == 0:
+                    continue
+                if value.shape == parameter.shape:
                     like_parameter = torch.empty_like(parameter, dtype=value.dtype)
                     fill(like_parameter, value)
                     self.optimizer.state[parameter][name] = like_parameter

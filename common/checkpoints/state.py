@@ -153,7 +153,7 @@ class Parts:
                 tensors, frozen = part.take()
                 # It has tensors alone, but a resume looks for its name.
                 contents.shared[name] = None
-                contents.once |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
+                contents.lasting_files |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
             else:
                 tensors, rest = pack({name: part.state_dict()})
                 contents.shared |= rest

@@ -49,7 +49,8 @@ class Contents:
     """The data that one rank writes into a checkpoint."""
 
     files: dict[str, Tensors] = field(default_factory=dict)  # by name of the file
-    once: dict[str, Tensors] = field(default_factory=dict)  # files that are written only once
+    # Files that are written once for all checkpoints, by name.
+    lasting_files: dict[str, Tensors] = field(default_factory=dict)
     # The states of the parts by name, without their tensors: the shared ones, which only rank 0
     # has, and those of this rank.
     shared: dict[str, JsonValue] = field(default_factory=dict)
@@ -102,7 +103,8 @@ class Checkpoints:
     failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
     lost: LostProcessError | None = None  # another rank's files did not appear in time
     last_step: int = -1  # the update of the latest checkpoint
-    once: dict[str, Receipt] = field(default_factory=dict)  # of the files that are written once
+    # Of the files that were written once for all checkpoints, by name.
+    lasting_receipts: dict[str, Receipt] = field(default_factory=dict)
     run_id: str | None = None  # of the run that these checkpoints belong to
     # Raises a `UserError` if the run's directory no longer belongs to this run.
     insist_on_own: Callable[[], None] = lambda: None
@@ -121,7 +123,12 @@ class Checkpoints:
         if self.failure is not None or step == self.last_step:
             return
         self.last_step = step
-        self.begin(step, contents, facts)
+        saved_facts = json_safe(facts)
+
+        def write_copies(copies: Contents) -> None:
+            self.write(self.unfinished_folder(step), copies, saved_facts)
+
+        self.begin(step, contents, write_copies)
 
     def save_best(self, step: int, tensors: Tensors) -> None:
         """Copy the best model so far, and write it beside the checkpoints in the background.
@@ -130,38 +137,50 @@ class Checkpoints:
         """
         self.wait()
         files = parts_of(f"best-{step:08d}", tensors, self.rank, self.world_size)
-        for name in [*self.once]:
+        for name in [*self.lasting_receipts]:
             if BEST.match(name):
-                del self.once[name]
+                del self.lasting_receipts[name]
+
+        def write_copies(copies: Contents) -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.write_lasting(copies.lasting_files)
+
         if self.failure is None and files:
-            self.begin(step, Contents(once=files), None)
+            self.begin(step, Contents(lasting_files=files), write_copies)
 
     def read_best(self, step: int) -> "tuple[Path, dict[str, torch.Tensor | Rows]]":
         """Return the path of the model that `save_best` wrote at a step, and its tensors."""
         path = self.folder / f"best-{step:08d}.safetensors"
-        file_names = {*self.once}
-        if path.exists():  # only rank 0 wrote it, so only rank 0 has it in `once`
+        file_names = {*self.lasting_receipts}
+        if path.exists():  # only rank 0 wrote it, so only rank 0 has its receipt
             file_names.add(path.name)
         tensors = read_parts(self.folder, path.stem, file_names)
         if not tensors:
             tensors |= read_tensors(path)  # raises the `UserError` that the file is missing
         return path, tensors
 
-    def begin(self, step: int, contents: Contents, facts: Mapping[str, object] | None) -> None:
-        """Copy tensors to the host, and start the thread that writes them.
+    def unfinished_folder(self, step: int) -> Path:
+        """Return the folder of a checkpoint that is being written."""
+        return self.folder / f"step-{step:08d}{UNFINISHED}"
+
+    def begin(self, step: int, contents: Contents, write: Callable[[Contents], None]) -> None:
+        """Copy tensors to the host, and start a thread that writes the copies.
+
+        Lasting files that were written before are left out.
 
         Args:
-            facts: of the checkpoint's manifest; None writes the files of `contents.once` alone.
+            write: writes the contents with the copied tensors.
         """
-        new_once = {
-            name: tensors for name, tensors in contents.once.items() if name not in self.once
+        new_files = {
+            name: tensors
+            for name, tensors in contents.lasting_files.items()
+            if name not in self.lasting_receipts
         }
-        copies, wait_for_copies = self.host_copies.begin({**contents.files, **new_once})
-        copies_once = {name: copies.pop(name) for name in new_once}
-        copied_contents = replace(contents, files=copies, once=copies_once)
+        copies, wait_for_copies = self.host_copies.begin({**contents.files, **new_files})
+        lasting_copies = {name: copies.pop(name) for name in new_files}
+        copied_contents = replace(contents, files=copies, lasting_files=lasting_copies)
         self.writer = threading.Thread(
-            target=self.write_or_fail,
-            args=(step, copied_contents, json_safe(facts), wait_for_copies),
+            target=self.write_or_fail, args=(step, copied_contents, write, wait_for_copies)
         )
         self.writer.start()
 
@@ -187,25 +206,20 @@ class Checkpoints:
         self,
         step: int,
         contents: Contents,
-        facts: dict[str, JsonValue] | None,
+        write: Callable[[Contents], None],
         wait_for_copies: Callable[[], None],
     ) -> None:
         """Write a save to disk, in the writing thread; note an error for the training thread."""
-        unfinished = self.folder / f"step-{step:08d}{UNFINISHED}"
         try:
             wait_for_copies()
             self.insist_on_own()
-            if facts is None:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self.write_once(contents.once)
-            else:
-                self.write(unfinished, contents, facts)
+            write(contents)
         except LostProcessError as lost:
             self.lost = lost
         # The training thread must hear of any error. A `UserError` is a SystemExit, no Exception.
         except (Exception, UserError) as problem:
             self.failure = SaveFailure.of(problem, self.rank)
-            self.tell_other_ranks_of_failure(unfinished, contents)
+            self.tell_other_ranks_of_failure(self.unfinished_folder(step), contents)
 
     def tell_other_ranks_of_failure(self, unfinished: Path, contents: Contents) -> None:
         """Remove what this rank wrote, and leave a file that ends the wait of the other ranks."""
@@ -213,11 +227,11 @@ class Checkpoints:
             # Make room first: nothing can be written to a full disk.
             for name in contents.files:
                 (unfinished / name).unlink(missing_ok=True)
-            for name in contents.once:
+            for name in contents.lasting_files:
                 (self.folder / f"{name}{UNFINISHED}").unlink(missing_ok=True)
             (unfinished / f"failed-{self.rank}").touch()
 
-    def write_once(self, files: Mapping[str, Tensors]) -> None:
+    def write_lasting(self, files: Mapping[str, Tensors]) -> None:
         """Write files beside the checkpoints, and keep their receipts for later manifests.
 
         The metadata of each file name the run, because no manifest may name the file yet.
@@ -225,7 +239,7 @@ class Checkpoints:
         metadata = None if self.run_id is None else {"run_id": self.run_id}
         for name, tensors in files.items():
             unfinished = self.folder / f"{name}{UNFINISHED}"
-            self.once[name] = write_tensors(unfinished, tensors, metadata)
+            self.lasting_receipts[name] = write_tensors(unfinished, tensors, metadata)
             replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
@@ -236,7 +250,7 @@ class Checkpoints:
         that of one does.
         """
         unfinished.mkdir(parents=True, exist_ok=True)
-        self.write_once(contents.once)
+        self.write_lasting(contents.lasting_files)
         receipts = {
             name: write_tensors(unfinished / name, tensors)
             for name, tensors in contents.files.items()
@@ -244,7 +258,7 @@ class Checkpoints:
         receipt_paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
         own_receipt = {
             "files": {name: receipt.to_json() for name, receipt in receipts.items()},
-            "once": {name: receipt.to_json() for name, receipt in self.once.items()},
+            "once": {name: receipt.to_json() for name, receipt in self.lasting_receipts.items()},
             "state": contents.of_rank,
         }
         write_json(receipt_paths[self.rank], own_receipt)
@@ -316,7 +330,7 @@ class Checkpoints:
                 it.
         """
         self.last_step = step_of(path)
-        self.once = {}
+        self.lasting_receipts = {}
         for name, receipt in manifest.files.items():
             if name.startswith(BESIDE) and not (without_best and is_best(name)):
-                self.once[name.removeprefix(BESIDE)] = receipt
+                self.lasting_receipts[name.removeprefix(BESIDE)] = receipt

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from common.data.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
 from common.data.guess import Feature
-from common.data.local_files import LocalFiles, dangling_note, find_files, following
+from common.data.local_files import (
+    LocalFiles,
+    dangling_error,
+    dangling_note,
+    find_files,
+    following,
+)
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.files import reading
@@ -104,9 +110,9 @@ def refuse_only_links(local_files: LocalFiles) -> None:
     `datasets` would find no file there, and report this without the links.
     """
     has_files = any(not local_files.is_hidden(path) for path in local_files.files)
-    if local_files.dangling and not has_files:
-        # This raises the error: without suffixes, it takes no file for readable.
-        dangling_note(local_files, set(), are_tables=False)
+    links = local_files.visible_links()
+    if links and not has_files:
+        raise dangling_error(local_files, links[0], "a class or split")
 
 
 def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[str]:
@@ -138,7 +144,7 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     ]
     if unread:
         example = repr(local_files.relative(unread[0]))
-        notes.append(f"{len(unread):,} files are in no split and not read, as {example}")
+        notes.append(f"{len(unread):,} files are in no split and are not read, such as {example}")
     return notes
 
 

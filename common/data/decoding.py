@@ -108,7 +108,8 @@ def prepare_images(
         shape, counts = decode_all(table, column, source, folder, requested)
     # Only a white level that was inferred is news for the user.
     if shape.white_level is not None and white_level is None:
-        table.notes.append(f"of more than 8 bits a channel: {shape.white_level:,} is white")
+        white = f"{shape.white_level:,}"
+        table.notes.append(f"images have more than 8 bits a channel: {white} is white")
     return {
         "channels": shape.channels,
         "image_size": shape.size,
@@ -135,7 +136,7 @@ def examine_sample(
     shape = shape_of(images, source, table.first, requested)
     decode = decoder_of(source, table.first, shape)
     counts = counts_of(np.stack([decode(image) for image in images]))
-    table.notes.append(f"image size and scaling by {len(images):,} of the images")
+    table.notes.append(f"image size and scaling come from {len(images):,} of the images")
     return shape, counts
 
 

@@ -148,7 +148,7 @@ def relabelled(
     if {*class_names} <= {str(label) for label in range(len(model_classes))}:
         renumbering = np.array([int(each) for each in class_names], dtype=np.int64)
         meanings = ", ".join(f"{label} is {model_classes[label]}" for label in renumbering.tolist())
-        return renumbering[labels], f"classes by their numbers: {meanings:.200}"
+        return renumbering[labels], f"classes are named by their numbers: {meanings:.200}"
     unknown = next(class_name for class_name in class_names if class_name not in model_labels)
     raise UserError(
         (

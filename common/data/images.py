@@ -419,7 +419,7 @@ def repeat_grey(arrays: Arrays) -> None:
 
 
 def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
-    """Return facts and splits of random colour images of any size, for tests of speed alone."""
+    """Return facts and splits of random colour images of any size, to measure speed only."""
     # As many classes as ImageNet has. The mean and deviation below are those of uniform noise.
     random = np.random.default_rng(0)
     arrays: Arrays = {}
@@ -434,6 +434,6 @@ def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
         "mean": [0.5] * 3,
         "std": [0.29] * 3,
         "class_names": [str(number) for number in range(1000)],
-        "notes": ["random images: speed alone"],
+        "notes": ["random images, for measuring speed only"],
     }
     return facts, arrays

@@ -79,7 +79,7 @@ class LabelledData:
         if values_of is not None and label_column is None and not candidates:
             candidates = guess_label(features, values_of)
             if len(candidates) == 1:
-                self.notes.append(f"labels from {candidates[0]}, as it alone has few values")
+                self.notes.append(f"labels from {candidates[0]}, the only column with few values")
         suitable = self.columns_of(ClassLabel, Value)
         (self.label_column,) = self.choose_columns(
             "--label-column", label_column, candidates, suitable

@@ -13,6 +13,8 @@ from common.errors import UserError
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
+# What to do about links that lead nowhere.
+FETCH = "fetch what they link to (git annex get, dvc pull), or remove the links"
 # Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
 HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 
@@ -31,6 +33,10 @@ class LocalFiles:
 
     def is_hidden(self, path: str) -> bool:
         return HIDDEN.search(self.relative(path)) is not None
+
+    def visible_links(self) -> list[str]:
+        """Return the paths of links that lead nowhere, without those that `datasets` ignores."""
+        return [path for path in self.dangling if not self.is_hidden(path)]
 
 
 def find_files(folder: Path) -> LocalFiles:
@@ -119,14 +125,13 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     run goes on without some of many images, but not without a whole class, table or split.
 
     Args:
-        suffixes: of the files that are read, in lower case. If it is empty, any link is an error.
+        suffixes: of the files that are read, in lower case.
         are_tables: whether these files are tables.
 
     Raises:
         UserError: a whole class, table or split would be missing.
     """
-    dangling = [path for path in local_files.dangling if not local_files.is_hidden(path)]
-    advice = "fetch what they link to (git annex get, dvc pull), or remove the links"
+    dangling = local_files.visible_links()
     readable = [path for path in local_files.files if os.path.splitext(path)[1].lower() in suffixes]
     has_data = {os.path.dirname(path) for path in readable}
     # A link without a suffix may stand for a folder, if the folders of other classes are beside it.
@@ -141,17 +146,25 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
         is_empty_class = suffix in suffixes and parent not in has_data
         if is_folder or is_missing_table or is_empty_class or not readable:
             missing = "a split" if is_missing_table else "a class or split"
-            raise UserError(
-                (
-                    f"data set {local_files.folder}: {local_files.relative(path)!r} is a link "
-                    f"that leads nowhere, and {missing} would be missing"
-                ),
-                advice=advice,
-            )
+            raise dangling_error(local_files, path, missing)
         count += suffix in suffixes
     if not count:
         return []
     total = count + sum(not local_files.is_hidden(path) for path in readable)
     first = next(path for path in dangling if os.path.splitext(path)[1].lower() in suffixes)
     example = repr(local_files.relative(first))
-    return [f"{count:,} of {total:,} files are links that lead nowhere, as {example}: {advice}"]
+    return [f"{count:,} of {total:,} files are links that lead nowhere, such as {example}: {FETCH}"]
+
+
+def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserError:
+    """Return the error for a link that leads nowhere, in place of data that can't be missing.
+
+    Args:
+        path: of the link.
+        missing: the data, such as "a split".
+    """
+    return UserError(
+        f"data set {local_files.folder}: {local_files.relative(path)!r} is a link that leads "
+        f"nowhere, and {missing} would be missing",
+        advice=FETCH,
+    )

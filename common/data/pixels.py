@@ -42,7 +42,7 @@ def image_to_pixels(
     if pixels is not None:
         if white_level is None:
             raise ValueError(
-                "it has more than 8 bits a channel, unlike those of train: write it with 8"
+                "it has more than 8 bits a channel, unlike the training images: save it with 8"
             )
         result = Image.fromarray(to_eight_bits(pixels, white_level))
     else:

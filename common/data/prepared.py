@@ -83,10 +83,10 @@ def prepare_whole(
     data = for_model.apply_to(source)
     split = data.facts["evaluated"]
     if evaluated.trained_on:
-        reason = f"{evaluated.model} was not trained on them"
+        reason = f"{evaluated.model} was not trained on these data"
     else:
-        reason = f"what {evaluated.model} was trained on is not known"
-    data.facts["notes"].append(f"{reason}: {split} is evaluated whole")
+        reason = f"it is not known on which data {evaluated.model} was trained"
+    data.facts["notes"].append(f"{reason}: the whole split {split} is evaluated")
     if split in ("test", "validation"):
         return data
     held_out = find_moved_data(source, evaluated, data, as_trained)
@@ -94,8 +94,8 @@ def prepare_whole(
         return held_out
     if evaluated.trained_on:
         data.facts["notes"].append(
-            f"if samples of {evaluated.trained_on[0].dataset} are among them, the figures are too "
-            "good: put new samples into a folder of their own, or name them test"
+            f"if these data include samples of {evaluated.trained_on[0].dataset}, the metrics are "
+            "too good: put new samples into a folder of their own, or into a split named test"
         )
     return data
 
@@ -171,8 +171,8 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
             advice="put the new samples into another folder, or into a split named test",
         )
     notes.append(
-        f"they are not as when {trained.run} read them, in content or flags: samples that it was "
-        "trained on may be among them"
+        f"the data or their flags have changed since {trained.run} was trained, so some of the "
+        "evaluated samples may have been training samples"
     )
 
 

@@ -75,13 +75,16 @@ def gathered_pixels(
 ) -> torch.Tensor:
     """Return what `shifted` does, by one gather of pixels."""
     count, height, width, _ = images.shape
-    rows, ys, xs = (torch.arange(n, device=images.device) for n in (count, height, width))
+    device = images.device
+    image_numbers = torch.arange(count, device=device)
+    ys = torch.arange(height, device=device)
+    xs = torch.arange(width, device=device)
     if is_mirrored is not None:
         xs = torch.where(is_mirrored[:, None], width - 1 - xs, xs)
     # The rows and columns that each window shows: [batch, height] and [batch, width].
     ys = reflected(ys + (tops - padding)[:, None], height)
     xs = reflected(xs + (lefts - padding)[:, None], width)
-    return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
+    return images[image_numbers[:, None, None], ys[:, :, None], xs[:, None, :]]
 
 
 def reflected(positions: torch.Tensor, size: int) -> torch.Tensor:

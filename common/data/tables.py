@@ -104,9 +104,8 @@ class Tables(LabelledData):
         present = set(self.labels["train"].tolist())
         missing = [name for number, name in enumerate(self.class_names) if number not in present]
         if missing:
-            self.notes.append(
-                f"train has no row of {len(missing)} classes: {', '.join(missing):.60}"
-            )
+            classes = "1 class" if len(missing) == 1 else f"{len(missing)} classes"
+            self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
         if len(present) < 2:
             raise UserError(
                 f"{self.where}all rows of train have the same label, and classification needs two",

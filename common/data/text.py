@@ -250,7 +250,7 @@ def load_text(
         else:
             splits[name] = TextSamples(*arrays, token_positions=token_positions)
     if token_positions is not None:
-        facts["notes"].append("its padding is left out")
+        facts["notes"].append("padding is not computed (--padding-free)")
     return TextData(
         name=source.name,
         splits=splits,

@@ -86,7 +86,7 @@ def prepare_streamed_text(
     if checkpoint != "scratch":
         return load_tokenizer(checkpoint)
     sampled_rows = rows.sample(SAMPLED_TEXTS)
-    table.notes.append(f"a vocabulary of {len(sampled_rows):,} of the texts")
+    table.notes.append(f"the vocabulary comes from {len(sampled_rows):,} of the texts")
     return train_wordpiece([text for row in sampled_rows for text in row])
 
 

@@ -39,8 +39,8 @@ from common.system.platforms import (
     worker_start_method,
 )
 
-# How torch's DataLoader begins the error for a worker that was killed or has exited.
-GONE = "DataLoader worker (pid"
+# Part of torch's error for a worker of a DataLoader that was killed or has exited.
+WORKER_GONE = "DataLoader worker (pid"
 TOO_MANY_FILES = "Too many open files"
 PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
@@ -261,7 +261,7 @@ class Workers:
             raise error
         watch.ended.set()
         error_text = str(error).strip()
-        is_lost = GONE in error_text or isinstance(error, (ConnectionError, EOFError))
+        is_lost = WORKER_GONE in error_text or isinstance(error, (ConnectionError, EOFError))
         # torch begins the text of an error from inside a worker with "Caught".
         is_from_dataset = error_text.startswith("Caught")
         if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):

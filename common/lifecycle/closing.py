@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from common.console import OF_THE_LAUNCHER, say, tell
+from common.console import LAUNCHER_TRACEBACKS, log_line, say
 from common.data.loader import Loader
 from common.data.workers import kill_workers
 from common.errors import (
@@ -45,7 +45,7 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     status = read_status(directory.path)
     # `write_failure` makes the second loss at one update not resumable.
     is_lost_again = is_first and outcome.resumable and status.resumable is False
-    tell(f"{outcome.status}: {outcome.reason}")
+    log_line(f"{outcome.status}: {outcome.reason}")
     context.logs.finish(exit_code=1)
     directory.remove_if_unused()
     if is_lost_again:
@@ -62,6 +62,6 @@ def close_after_request(error: Preempted, context: Context, outcome: Outcome, st
     """Print why a run stopped on request, close its logs, and note the end in `status.json`."""
     say(error.message)
     if error.is_by_ctrl_c:
-        say(OF_THE_LAUNCHER)
+        say(LAUNCHER_TRACEBACKS)
     context.logs.finish()
     context.directory.write_status(outcome.status, step, outcome.reason)

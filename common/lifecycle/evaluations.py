@@ -84,11 +84,11 @@ class Evaluations:
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
         """Let an evaluation read one batch, then restore the model's buffers."""
         put_buffers_back = keep_buffers(bare_model)
-        self.rehearsal.enter()
+        self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():
             yield
         put_buffers_back()
-        self.rehearsal.leave()
+        self.rehearsal.end_evaluation()
         DISPLAY.doing = ""
 
     def model_to_export(self, kept: KeptParts) -> nn.Module:
@@ -108,7 +108,7 @@ class Evaluations:
         values = logs.checked(figures)
         if self.rehearsal.is_on:
             logs.refuse_means(figures)
-            self.rehearsal.passed()
+            self.rehearsal.accept_figures()
             return
         is_best = self.is_best(values, split)
         logs.evaluation(values, split, is_best)

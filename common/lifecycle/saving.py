@@ -94,7 +94,7 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         # Start to look for the best model anew, by loading the state of no evaluation.
         no_best = Best(context.objective, best.is_kept)
         best.load_state_dict(no_best.state_dict())
-    best.insist_on(context.checkpoints.once, context.directory.path)
+    best.insist_on(context.checkpoints.lasting_receipts, context.directory.path)
     world_size_before = len(restored.manifest.ranks)
     world_size = context.accelerator.num_processes
     if world_size_before != world_size:

@@ -115,7 +115,7 @@ def reached(stage: Stage | None, call: str) -> Stage:
     """
     if stage is None:
         raise UserError(
-            f"the recipe has not called {call} yet, which this call needs",
-            advice=f"call {call} earlier in the recipe",
+            f"the recipe has not called {call} yet, but needs it by now",
+            advice=f"move {call} up, or add it",
         )
     return stage

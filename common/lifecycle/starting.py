@@ -211,13 +211,12 @@ def tell_unknown_contents(saved_config: RunConfig) -> None:
         )
 
 
-def tell_other_device(kind_before: str, kind_now: str) -> None:
-    """Say on rank 0 that a run goes on with another kind of device, such as "mps" after "cpu"."""
-    if kind_before != kind_now:
+def tell_other_device(device_before: str, device_now: str) -> None:
+    """Say on rank 0 if a run continues on another type of device, such as "mps" after "cpu"."""
+    if device_before != device_now:
         say(
-            f"the run goes on on {kind_now} instead of {kind_before}: figures differ by rounding, "
-            "and "
-            "the device draws other random numbers, such as those of dropout"
+            f"the run continues on {device_now} instead of {device_before}: metrics differ by "
+            "rounding, and the device draws other random numbers, such as those of dropout"
         )
 
 

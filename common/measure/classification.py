@@ -109,7 +109,7 @@ class ClassificationSums(Sums):
         They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. Two
         classes also have ``f1``, that of the second class; other numbers have ``macro_f1``.
         """
-        reduced = self.reduce()
+        reduced = self.over_all_ranks()
         classes = len(self.class_names)
         confusion = None
         # The defaults are for an evaluation in which no rank had a sample.

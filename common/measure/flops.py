@@ -14,7 +14,7 @@ from common.models.compile import as_written
 # A recipe's function: takes the model and a batch, and returns the loss and the model's outputs.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, object]]
 
-REAL_SAMPLES = 4  # samples without lengths that are counted together, as a batch
+REAL_SAMPLES = 4  # how many real samples are counted, in one batch, if samples have no lengths
 
 
 class TrainingFlops(NamedTuple):
@@ -62,12 +62,13 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     elif type(samples).example is Samples.example:
         numbers = samples_of_each_length(samples.lengths)
         batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
-    else:  # three lengths are enough for the parabola of `through`
+    else:  # three lengths are enough for the parabola of `fit_to_lengths`
         batches = {length: samples.example(1, int(length)) for length in (8.0, 16.0, 32.0)}
     counts = {
-        length: operations(model, compute_loss, batch, tensors) for length, batch in batches.items()
+        length: count_operations(model, compute_loss, batch, tensors)
+        for length, batch in batches.items()
     }
-    return through(counts)
+    return fit_to_lengths(counts)
 
 
 def training_flops_of_values(
@@ -93,11 +94,11 @@ def training_flops_of_values(
         counts = {}
         for length, number in numbers.items():
             batch = samples.values_of(number, device)
-            total = operations(model, compute_loss, batch, copies_of_tensors(model))
+            total = count_operations(model, compute_loss, batch, copies_of_tensors(model))
             counts[length] = total / len(number)
     finally:
         generators.load_state_dict(state_before)
-    return through(counts)
+    return fit_to_lengths(counts)
 
 
 def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -143,21 +144,22 @@ def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
     return {float(lengths[number]): torch.tensor([number]) for number in numbers}
 
 
-def through(counts: dict[float, float]) -> TrainingFlops:
-    """Fit a + bL + cL² to the operations by length L.
+def fit_to_lengths(counts: dict[float, float]) -> TrainingFlops:
+    """Find a, b and c such that a sample of L tokens takes a + bL + cL² operations.
 
-    The curve goes through all points. With fewer lengths than three, it has fewer terms.
+    The parabola goes through all points. With fewer than three lengths, it has fewer terms.
 
     Args:
         counts: by length in tokens, the operations of one sample.
     """
-    points = torch.tensor([*counts], dtype=torch.float64)
-    powers = torch.vander(points, increasing=True)
-    solved = torch.linalg.solve(powers, torch.tensor([*counts.values()], dtype=torch.float64))
-    return TrainingFlops(*solved.tolist())
+    lengths = torch.tensor([*counts], dtype=torch.float64)
+    powers = torch.vander(lengths, increasing=True)
+    operations = torch.tensor([*counts.values()], dtype=torch.float64)
+    coefficients = torch.linalg.solve(powers, operations)
+    return TrainingFlops(*coefficients.tolist())
 
 
-def operations(
+def count_operations(
     model: nn.Module, compute_loss: ComputeLoss, batch: Batch, tensors: dict[str, torch.Tensor]
 ) -> float:
     """Return the operations of one forward and backward pass.

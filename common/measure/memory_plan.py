@@ -26,7 +26,7 @@ from common.system.devices import has_own_memory_figures
 # For each part: its name, and its planned and measured MiB, None if unknown.
 MemoryRows = list[tuple[str, float | None, float | None]]
 # The parts that are planned before the first update.
-KNOWN = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "other")
+PLANNED_AT_START = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "other")
 
 
 class MemoryPlan:
@@ -112,7 +112,7 @@ class MemoryPlan:
         """
         if self.tracker is None:
             self.tracker = self.first_updates.enter_context(MemoryTracker(self.device))
-            hook = self.optimizer.register_step_pre_hook(self.see_gradients)
+            hook = self.optimizer.register_step_pre_hook(self.measure_gradients)
             self.first_updates.callback(hook.remove)
         if work.tokens > self.watched_tokens:
             self.watched_tokens = work.tokens
@@ -125,7 +125,7 @@ class MemoryPlan:
         if self.updates == FIRST_UPDATES:
             self.complete()
 
-    def see_gradients(self, *unused: object) -> None:
+    def measure_gradients(self, *unused: object) -> None:
         """Measure the gradients; the optimizer calls this before each of the first updates."""
         gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
         self.measured["gradients"] = mebibytes(gradients)
@@ -138,10 +138,10 @@ class MemoryPlan:
         new_parts = {}
         if "activations" in self.measured:
             new_parts["activations"] = self.measured["activations"]
-        # What was planned to be in use by now; the copies of a checkpoint were not.
+        # All planned memory should be in use by now, except for the copies of a checkpoint.
         expected = self.total - self.planned.get("checkpoint", 0.0) + sum(new_parts.values())
         new_parts["workspace"] = max(0.0, self.tracker.peak_mib - expected)
-        # How much longer than the measured batches the longest batch is.
+        # The longest batch has so many times the tokens of the longest measured one.
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
         for name, size in new_parts.items():
             self.planned[name] = ratio * size
@@ -156,14 +156,14 @@ class MemoryPlan:
         planned = self.planned | {"total": self.total}
         measured = self.measured | self.lasting()
         measured["total"] = peaks(self.device)[0] / MEBIBYTE
-        names = (*KNOWN, "activations", "workspace", "total")
+        names = (*PLANNED_AT_START, "activations", "workspace", "total")
         return [(name, planned.get(name), measured.get(name)) for name in names]
 
 
 def plan_text(facts: MemoryPlanFacts) -> str:
     """Return the planned sizes of the parts and their sum, on two lines."""
     parts = []
-    for name in KNOWN:
+    for name in PLANNED_AT_START:
         size = getattr(facts, f"{name}_mib")
         size_text = "unknown" if size is None else f"{size:,.1f}"
         parts.append(f"{name.replace('_', ' ')} {size_text}")

@@ -78,6 +78,7 @@ class Meters:
         self.clocks = (time.perf_counter(), time.process_time())  # at the last log line
         self.is_warned = False  # of other programs on the same cores
         self.memory_sizes: dict[str, deque[float]] = {}  # by owner, MiB at the last log lines
+        self.owners_warned_of: set[str] = set()  # whose memory kept rising
         self.utilizations: list[float] = []  # of the GPUs, from 0 to 1, in each interval
 
     def find_flops(
@@ -163,10 +164,11 @@ class Meters:
             The figures, with the maximum over ranks of each value in `used`; and the `numbers` of
             all ranks, float64 [world_size, n].
         """
-        parts = [[*vars(interval).values()], [*used.values()], numbers]
-        row = [*parts[0], *parts[1], *parts[2]]
-        columns = self.gather_rows(row).split([*map(len, parts)], dim=1)
-        intervals, used_by_ranks, numbers_of_ranks = columns
+        own_interval = [*vars(interval).values()]
+        own_used = [*used.values()]
+        rows = self.gather_rows([*own_interval, *own_used, *numbers])
+        sizes = [len(own_interval), len(own_used), len(numbers)]
+        intervals, used_by_ranks, numbers_of_ranks = rows.split(sizes, dim=1)
         figures: dict[str, float] = {}
         if interval.updates:  # an interval whose updates were all profiled has no speed
             figures |= throughput(intervals, self.flops, self.peak)
@@ -224,16 +226,15 @@ class Meters:
         if has_own_memory_figures(self.device):
             memory["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in memory.items():
+            if owner in self.owners_warned_of:
+                continue
             sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISES))
-            # After a warning, the last size is 0. It stays so, and 0 is not above the size before
-            # it, so there is no second warning.
-            if not sizes or sizes[-1] > 0:
-                sizes.append(size)
+            sizes.append(size)
             # The `RISES` oldest sizes are left out. At the beginning, they are from the time in
             # which libraries fill their caches.
             sentence = rising_sentence(owner, [*sizes][RISES:])
             if sentence:
-                sizes.append(0.0)
+                self.owners_warned_of.add(owner)
                 warn(sentence)
 
     def goodput(self) -> float:

@@ -89,8 +89,8 @@ def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
 
 
 @dataclass
-class Reduced:
-    """What `Sums.reduce` returns: the sums of all ranks, float64 on the host."""
+class SumsOfAllRanks:
+    """The sums of an evaluation over all ranks, float64 on the host."""
 
     totals: Totals  # by name, of added and recorded values, with "count"
     means: dict[str, float]  # by name, of recorded values only
@@ -201,8 +201,8 @@ class Sums:
             f"{name!r} is {conflict}", advice="give the metric another name", every_rank=True
         )
 
-    def reduce(self) -> Reduced:
-        """Return the sums of all ranks; called on all ranks.
+    def over_all_ranks(self) -> SumsOfAllRanks:
+        """Add up the sums of all ranks, and return them; called on all ranks.
 
         A rank may lack some names, or have had no batch at all.
         """
@@ -226,14 +226,14 @@ class Sums:
                 totals[name] = value
             if group == "recorded":
                 means[name] = float(value / sums["elements", name])
-        return Reduced(totals, means)
+        return SumsOfAllRanks(totals, means)
 
     def reduced(self) -> Totals:
         """Return the totals alone, by name, for a recipe that computes something else from them.
 
         They are those of all ranks, float64 on the host, with ``count``. Called on all ranks.
         """
-        return self.reduce().totals
+        return self.over_all_ranks().totals
 
     def result(self) -> Evaluation:
         """Return the figures over all ranks, with ``count``; called on all ranks.
@@ -241,14 +241,14 @@ class Sums:
         Raises:
             UserError: a figure that `finish` returned is not a single number.
         """
-        reduced_sums = self.reduce()
-        totals = reduced_sums.totals
-        values: dict[str, Measured] = dict(reduced_sums.means)
+        sums = self.over_all_ranks()
+        totals = sums.totals
+        values: dict[str, Measured] = dict(sums.means)
         if self.finish is not None:
             values |= self.finish(totals)
         else:
             for name, total in totals.items():
-                if name not in reduced_sums.means:
+                if name not in sums.means:
                     values[name] = total / totals["count"]
         figures = {name: figure(name, value) for name, value in values.items()}
         figures["count"] = int(totals["count"])

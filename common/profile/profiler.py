@@ -163,27 +163,25 @@ class Profiler:
     def measure(self, window: Window, first: int) -> Generator[None, None, None]:
         """Time some updates, then profile some. Each `yield` waits for the end of an update.
 
-        So ``yield from [None] * n`` waits for n updates.
-
         Args:
             window: the updates to profile.
             first: the update at which this process starts or resumes the run.
         """
-        yield from [None] * FIRST_UPDATES
+        yield from wait_for_updates(FIRST_UPDATES)
         with self.stopwatch.stopped():  # only stopping adds the time until now to the total
             seconds_before = self.stopwatch.total.seconds
         timed_updates = window.warm_up - FIRST_UPDATES
         self.is_timing = True
         with self.phases.watching():
-            yield from [None] * timed_updates
+            yield from wait_for_updates(timed_updates)
             self.is_timing = False
             self.phases.enter(None)
             self.stopwatch.stop()
             self.phase_milliseconds = self.phases.milliseconds()
             timed_seconds = self.stopwatch.total.seconds - seconds_before
             busy_seconds = (timed_seconds - self.waited) / timed_updates
-            # Of this iterator, `profile` takes one item for each update that it waits for.
-            updates = iter([None] * (window.end - window.warm_up))
+            # `profile` takes one item of this iterator for each update that it waits for.
+            updates = wait_for_updates(window.end - window.warm_up)
             if self.accelerator.is_main_process:
                 try:
                     yield from self.profile(window, updates, busy_seconds)
@@ -193,7 +191,8 @@ class Profiler:
                     warn(
                         f"--profile failed ({type(problem).__name__}: {problem}); training goes on"
                     )
-            yield from updates  # all of them on other ranks; on rank 0 those after an error
+            # On rank 0, wait for the updates that are left after an error; on others, for all.
+            yield from updates
         self.is_over = True
         # The other ranks wait for rank 0 here, and not in an update that is timed.
         self.accelerator.wait_for_everyone()
@@ -332,6 +331,12 @@ class Profiler:
         if self.procedure is not None:
             with suppress(Exception):
                 self.procedure.close()
+
+
+def wait_for_updates(count: int) -> Iterator[None]:
+    """Yield once for each of `count` updates."""
+    for _ in range(count):
+        yield
 
 
 def shares_text(shares: Mapping[str, float]) -> str:

@@ -29,5 +29,5 @@ def advice_to_go_on(directory: Path) -> str:
         return "it ended before training began: start it again"
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
-        return f"it would end so again ({reason}): start another"
+        return f"it would fail again for the same reason ({reason}): start another run"
     return f"go on with it by --resume {quoted(directory)}"

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from common.agreement import gather_from_ranks
 from common.config import TrainingConfig
-from common.console import DISPLAY, TOLD, say, warn
+from common.console import DISPLAY, LINE_LISTENERS, say, warn
 from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import Evaluation, of_all_ranks
@@ -81,7 +81,7 @@ class Log:
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             self.file = open_to_append(path)
             self.output = open_to_append(path.with_name("output.log"))
-            TOLD.append(self.keep_line)
+            LINE_LISTENERS.append(self.keep_line)
             with self.tracking():
                 if config.tracker == "wandb":
                     self.tracker = WandB(self.accelerator, config, run_config, self.directory, rows)
@@ -247,8 +247,8 @@ class Log:
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.write_row()
         self.media.write(self.tracker)  # media that no row followed
-        if self.keep_line in TOLD:
-            TOLD.remove(self.keep_line)
+        if self.keep_line in LINE_LISTENERS:
+            LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):
             if file is not None:
                 file.close()

@@ -92,9 +92,9 @@ def rate_lines(run: RunConfig) -> list[str]:
         return []
     batch_size_of_rank = run.environment.effective_batch_size // world_size
     return [
-        f"        {world_size} times that of one process, at the same learning rate: "
-        f"--effective-batch-size {batch_size_of_rank} keeps the update, "
-        "--scale-learning-rate the rate in proportion"
+        f"        this is {world_size} times the batch of one process, at the same learning rate: "
+        f"pass --effective-batch-size {batch_size_of_rank} to keep the batch, or "
+        "--scale-learning-rate linear to scale the rate"
     ]
 
 

@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import OptState
 from common.config import TrainingConfig
 from common.console import warn
 from common.errors import UserError, outcome_of
-from common.files import MOST_WORDS
+from common.files import MOST_CHARACTERS
 from common.measure.memory import limit_memory
 from common.system.devices import (
     USE_CPU_VARIABLE,
@@ -57,9 +57,15 @@ UNSUPPORTED_LAUNCHERS = {
 }
 # By precision, why a device can't run it.
 MISSING_PRECISION = {
-    "fp16": "fp16 needs a GPU that has it and there is none here (it would silently run as fp32)",
-    "bf16": "bf16 needs a GPU that has it, and this one has not",
-    "tf32": "tf32 needs a GPU that has it, as NVIDIA's since Ampere (2020), and there is none here",
+    "fp16": (
+        "fp16 needs a GPU that supports it, and this machine has none (Accelerate would silently "
+        "train in fp32)"
+    ),
+    "bf16": "this GPU does not support bf16",
+    "tf32": (
+        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), and this machine "
+        "has none"
+    ),
 }
 # What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
@@ -85,7 +91,8 @@ def launching() -> Iterator[None]:
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
         # A process that did not find the others may find them if the job is started again.
         is_resumable = outcome_of(problem).resumable
-        details = f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_WORDS]}"
+        text = " ".join(str(problem).split())[:MOST_CHARACTERS]
+        details = f"{type(problem).__name__}: {text}"
         problem_text = f"the processes that were launched can't begin ({details})"
         raise UserError(
             problem_text, advice=LAUNCH, every_rank=True, resumable=is_resumable
@@ -112,7 +119,7 @@ def build_accelerator(
     refuse_other_launchers()
     use_cpu = is_cpu_asked_for() or not torch.accelerator.is_available()
     # Whether Accelerate knows the type of the device; it always knows the CPU.
-    is_known = use_cpu or name_device_for_accelerate()
+    is_known_to_accelerate = use_cpu or name_device_for_accelerate()
     if not use_cpu:
         refuse_missing_devices()
     precision = choose_precision(config.mixed_precision, use_cpu, config.resume is not None)
@@ -130,7 +137,7 @@ def build_accelerator(
         cpu=use_cpu,
         # Accelerate refuses 16 bits on a device that it does not know (see `enable_precision`), and
         # TF32 is no precision of Accelerate's (see `set_kernels`).
-        mixed_precision=precision if is_known and precision != "tf32" else "no",
+        mixed_precision=precision if is_known_to_accelerate and precision != "tf32" else "no",
         # One scheduler step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[process_group, options],
@@ -138,7 +145,7 @@ def build_accelerator(
     # If the constructor got this, a variable of the environment would override it.
     accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
     refuse_missing_processes(accelerator)
-    enable_precision(accelerator, precision, is_known)
+    enable_precision(accelerator, precision, is_known_to_accelerate)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     if uses_fsdp and accelerator.num_processes > 1:
         if config.auto_batch_size:
@@ -169,14 +176,16 @@ def refuse_missing_devices() -> None:
         )
 
 
-def enable_precision(accelerator: Accelerator, precision: str, is_known: bool) -> None:
+def enable_precision(
+    accelerator: Accelerator, precision: str, is_known_to_accelerate: bool
+) -> None:
     """Turn on 16-bit precisions where Accelerate does not.
 
     Args:
         precision: the one that runs; see `choose_precision`.
-        is_known: whether Accelerate knows the type of the device.
+        is_known_to_accelerate: whether Accelerate knows the type of the device.
     """
-    if precision in ("fp16", "bf16") and not is_known:
+    if precision in ("fp16", "bf16") and not is_known_to_accelerate:
         # Accelerate refuses these on devices that it does not know.
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True
@@ -378,15 +387,16 @@ def running_precision(accelerator: Accelerator) -> str:
     return "tf32" if is_tf32 else accelerator.mixed_precision
 
 
-def left_out(accelerator: Accelerator, named: Iterable[object]) -> str | None:
-    """Return the class name of a prepared object that is not `named`, or None if all are.
+def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
+    """Return the class name of a prepared object that is not in `kept_parts`; None if all are.
 
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
     """
-    # DDP's wrapper has the network as `module`. Accelerate's has the optimizer as `optimizer`.
-    bare = {id(getattr(part, "module", part)) for part in named}
+    # Accelerate wraps a network in DDP, which has it as `module`, and an optimizer in a class that
+    # has it as `optimizer`.
+    kept_ids = {id(getattr(part, "module", part)) for part in kept_parts}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
-        if id(getattr(part, "module", part)) not in bare:
+        if id(getattr(part, "module", part)) not in kept_ids:
             return type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
     return None
 
@@ -454,8 +464,8 @@ def cpu_has_bf16() -> bool:
 
 def set_kernels(precision: str, deterministic: bool) -> None:
     """Choose the kernels for a precision, and deterministic ones if requested."""
-    # The older of torch's two interfaces to TF32: torch's compiler reads it, and raises where the
-    # newer one has been written to. cuDNN's default is TF32: fp32 has to be asked for.
+    # Torch has two interfaces to TF32. Use the older one: torch's compiler reads it, and raises an
+    # error if the newer one was set. cuDNN uses TF32 by default, so turn that off for fp32.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = not deterministic

@@ -195,9 +195,8 @@ def refuse_unfit_loss(
     """
     if couples:
         raise UserError(
-            "--auto-batch-size would change the updates, because this recipe's loss depends on "
-            "what "
-            "else is in a micro-batch (couples_samples=True)",
+            "--auto-batch-size would change the updates, because this recipe's loss depends on the "
+            "other samples of a micro-batch (couples_samples=True)",
             advice="leave --auto-batch-size out, and pass --batch-size",
         )
     if processes == 1:
@@ -380,24 +379,34 @@ def out_of_memory_error(
     """
     peak = memory.peak_memory(memory.memory_used(device))
     problem = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB"
-    if is_accelerator(device):  # on a CPU, the data lie in the host's memory in any case
-        placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
-        if placed_mib:
-            without = "none with --data-placement workers"
-            problem += f" (the data take {placed_mib:,.0f} of them, and {without})"
+    placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
+    # On a CPU, the data lie in the host's memory in any case.
+    if is_accelerator(device) and placed_mib:
+        problem += (
+            f" (the data take {placed_mib:,.0f} of them, and none with --data-placement workers)"
+        )
+    smaller_model = smaller_model_advice(config)
     if config.batch_size == 1:
-        advice = f"try --gradient-checkpointing, or {smaller_model_advice(config)}"
-        return TrainingError(problem, advice=advice, every_rank=True)
+        advice = f"try --gradient-checkpointing, or {smaller_model}"
+    else:
+        is_even = config.batch_size % 2 == 0
+        updates = "the same updates" if is_even else "almost the same updates"
+        command = command_with_half_the_batch(config, directory)
+        advice = f"either {smaller_model}, or make {updates} from half the batch with {command}"
+    return TrainingError(problem, advice=advice, every_rank=True)
+
+
+def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
+    """Return a command that resumes a run, or repeats it if it has no checkpoint.
+
+    It halves the micro-batch and doubles the accumulation.
+    """
     has_checkpoint = any(step_folders(directory / "checkpoints"))
     arguments = ["--resume", str(directory)] if has_checkpoint else sys.argv[1:]
-    half = config.batch_size // 2
+    command = f"accelerate launch {command_line([sys.argv[0], *arguments])}"
+    batch_size = config.batch_size // 2
     accumulation = config.gradient_accumulation_steps * 2
-    flags = f"--batch-size {half} --gradient-accumulation-steps {accumulation}"
-    same = "the same updates" if config.batch_size % 2 == 0 else "almost the same updates"
-    command = f"accelerate launch {command_line([sys.argv[0], *arguments])} {flags}"
-    smaller_model = smaller_model_advice(config)
-    advice = f"either {smaller_model}, or make {same} from half the batch with {command}"
-    return TrainingError(problem, advice=advice, every_rank=True)
+    return f"{command} --batch-size {batch_size} --gradient-accumulation-steps {accumulation}"
 
 
 def smaller_model_advice(config: TrainingConfig) -> str:

@@ -88,8 +88,8 @@ class GradientGuard:
                 trained.append(parameter)
                 gradients.append(gradient)
         self.watch_unfreezing(model, optimizer, trained)
-        # Of sharded gradients, each rank knows only the norm of its shards. `whole` combines them.
-        norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
+        # Of sharded gradients, each rank knows only the norm of its own shards.
+        norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
         self.unchecked.append(norm)
         # The log has the norm of the network that was clipped first.
         if model is next(iter(self.parameters)):
@@ -250,7 +250,7 @@ class GradientGuard:
 
     def layer_norms(self) -> dict[str, float]:
         """Return the gradient norm of each layer over all of its parameters."""
-        norms = [whole(norm) for norm in self.layers.values()]
+        norms = [norm_over_ranks(norm) for norm in self.layers.values()]
         values = torch.stack(norms).tolist() if norms else []
         squares = defaultdict[str, float](float)
         for name, norm in zip(self.layers, values, strict=True):
@@ -279,8 +279,8 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
-def whole(norm: torch.Tensor) -> torch.Tensor:
-    """Return a norm over all ranks; if it is sharded, this is a collective."""
+def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:
+    """Combine the ranks' norms of a sharded gradient, in a collective; others are complete."""
     return cast("DTensor", norm).full_tensor() if is_sharded(norm) else norm
 
 

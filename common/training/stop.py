@@ -180,8 +180,7 @@ class StopAgreement:
             f"a checkpoint could not be written ({cause})",
             advice=(
                 f"{advice_for(cause.message)}, then go on from the checkpoint before it with "
-                "--resume "
-                f"{quoted(self.directory)}"
+                f"--resume {quoted(self.directory)}"
             ),
             resumable=cause.is_of_disk,
         )

@@ -133,7 +133,7 @@ def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     tf32 = (*FLAGS, "--mixed-precision", "tf32")
     error, _ = run(*tf32, "--output-dir", directory)
     assert isinstance(error, UserError)
-    assert "tf32 needs a GPU that has it" in error.message
+    assert "tf32 needs a GPU that supports it" in error.message
     monkeypatch.setattr(accelerator, "is_offered", lambda precision, use_cpu: True)
     killed(monkeypatch, Run, "finish", *tf32, "--output-dir", directory)
     facts = json.loads((directory / "config.json").read_text())
@@ -165,7 +165,7 @@ def test_precision_that_the_machine_has_not_is_refused(
     (directory / "config.json").write_text(json.dumps(signed(facts)))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    assert "fp16 needs a GPU that has it" in error.message
+    assert "fp16 needs a GPU that supports it" in error.message
     assert "pass --mixed-precision" not in error.message
     facts["config"]["mixed_precision"] = facts["environment"]["mixed_precision"] = "bf16"
     (directory / "config.json").write_text(json.dumps(signed(facts)))

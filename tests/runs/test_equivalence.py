@@ -187,7 +187,7 @@ def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finishe
         *("bert", "--config", whole_bert.directory, "--padding-free", "no"),
         launcher="python",
     )
-    left_out = "its padding is left out"
+    left_out = "padding is not computed (--padding-free)"
     assert whole_bert.config["config"]["padding_free"] == "auto"  # a GPU that repeats it decides
     assert left_out in whole_bert.config["data"]["notes"]
     assert left_out in whole_bert.output

@@ -196,12 +196,12 @@ def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(
     checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=GPU)
     for step in (1, 2):
         files = state()
-        once = {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}
+        lasting = {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}
         named = {f"{name}.safetensors": tensors for name, tensors in files.items()}
-        contents = Contents(files=named, once=once, shared={"model": None}, of_rank={})
+        contents = Contents(files=named, lasting_files=lasting, shared={"model": None}, of_rank={})
         checkpoints.save(step, contents, {})
         change(files)
-        once["frozen-model.safetensors"]["f"].zero_()
+        lasting["frozen-model.safetensors"]["f"].zero_()
         checkpoints.wait()
         assert checkpoints.failure is None
         folder = tmp_path / f"step-{step:08d}"

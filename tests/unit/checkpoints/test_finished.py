@@ -168,7 +168,7 @@ def save_of(folder: Path, step: int, run_id: str, keep: int = 2) -> None:
     """Write a best model and a checkpoint of the run with this identity."""
     checkpoints = Checkpoints(folder, 0, 1, keep, 5.0, run_id=run_id)
     contents = contents_of(step)
-    contents.once = {}
+    contents.lasting_files = {}
     checkpoints.save_best(step, {"weight": torch.full((2,), float(step))})
     checkpoints.save(step, contents, {"global_step": step, "run_id": run_id})
     checkpoints.wait()

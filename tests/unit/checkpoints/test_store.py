@@ -38,7 +38,7 @@ def contents_of(step: int, rank: int = 0) -> Contents:
     if rank == 0:
         contents.files["model.safetensors"] = {"weight": values}
         contents.shared["log"] = {"step": step}
-        contents.once["frozen-model.safetensors"] = {"frozen": torch.arange(5.0)}
+        contents.lasting_files["frozen-model.safetensors"] = {"frozen": torch.arange(5.0)}
     return contents
 
 

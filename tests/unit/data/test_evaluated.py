@@ -86,8 +86,9 @@ def test_new_data_are_evaluated_completely(
     assert data.class_names == [*NAMES]
     assert np.bincount(data.splits[role].labels).tolist() == [23, 0, 23]
     assert data.mean == trained[1].mean
-    assert any("was not trained on them" in note for note in data.notes)
-    is_doubtful = any(f"if samples of {trained[0]} are among them" in note for note in data.notes)
+    assert any("was not trained on these data" in note for note in data.notes)
+    warning = f"if these data include samples of {trained[0]}"
+    is_doubtful = any(warning in note for note in data.notes)
     assert is_doubtful == (split in ("", "train"))
 
 

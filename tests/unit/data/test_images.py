@@ -79,7 +79,8 @@ def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
             assert "000.png names two splits" in refusal(partial(images, folder))
             continue
         data = images(folder)
-        is_noted = any("4 files are in no split and not read, as" in note for note in data.notes)
+        unread = "4 files are in no split and are not read, such as"
+        is_noted = any(unread in note for note in data.notes)
         assert (name in data.class_names) != (is_noted or name.startswith(".")), name
     folder = write_image_folder(tmp_path / "flat", ["cat", "train"], per_class=4, split=".")
     message = (

@@ -238,7 +238,7 @@ def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
 def test_class_missing_from_train_is_noted(tmp_path: Path) -> None:
     """Such a class can't be learned, and often marks rows without a label."""
     with_beside("sentence,label\nx,-1\n")(tmp_path / "mine")
-    assert "train has no row of 1 classes: -1" in text(tmp_path / "mine").notes
+    assert "train has no rows of 1 class: -1" in text(tmp_path / "mine").notes
 
 
 def replace_value(path: Path, column: str, row: int, value: Any) -> None:

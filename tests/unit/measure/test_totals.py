@@ -169,7 +169,7 @@ def evaluated() -> Any:
         plain.add(11, squares=logits.square().sum(0), words=5)
         plain.record(loss, {"right": logits.argmax(-1) == labels}, 11)
     figures = dict(sums.result())
-    reduced = plain.reduce()
+    reduced = plain.over_all_ranks()
     return figures, sums.result().confusion, reduced.totals["squares"], reduced.means
 
 

@@ -55,10 +55,10 @@ def test_printed_and_recorded_text_is_escaped(
 ) -> None:
     """The example clears a terminal."""
     kept: list[str] = []
-    monkeypatch.setattr(console, "TOLD", [kept.append])
+    monkeypatch.setattr(console, "LINE_LISTENERS", [kept.append])
     console.say("run \x1b[2J")
     console.warn("run \x1b[2J")
-    console.tell("run \x1b[2J")
+    console.log_line("run \x1b[2J")
     assert capsys.readouterr().out == "run \\x1b[2J\n" * 2
     assert kept == ["run \\x1b[2J"] * 3
 

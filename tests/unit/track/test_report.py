@@ -25,7 +25,7 @@ def lines(processes: int, scale: float = 1.0, **flags: Any) -> list[str]:
 def test_larger_update_of_more_processes_is_mentioned() -> None:
     """It is not if a flag asks for it, or if the learning rate scales with it."""
     (notice,) = lines(4)
-    assert "4 times that of one process, at the same learning rate" in notice
+    assert "4 times the batch of one process, at the same learning rate" in notice
     assert "--effective-batch-size 64" in notice
     assert lines(1) == []
     assert lines(4, effective_batch_size=256) == []

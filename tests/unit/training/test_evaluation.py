@@ -155,9 +155,9 @@ def test_rehearsal_is_due_once() -> None:
     rehearsal = Rehearsal(is_wanted=True)
     rehearsal.begin(is_replaced=False)
     assert rehearsal.is_due
-    rehearsal.enter()
+    rehearsal.begin_evaluation()
     assert (rehearsal.is_due, rehearsal.is_on, rehearsal.is_reading) == (False, True, True)
-    rehearsal.leave()
+    rehearsal.end_evaluation()
     assert (rehearsal.is_on, rehearsal.is_reading) == (True, False)
     rehearsal.end()
     rehearsal.begin(is_replaced=False)

@@ -240,7 +240,7 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
     [
         (("nowhere", "x.png"), "nowhere is no folder"),
         (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
-        (("refused", "x.png"), r"refused is failed .*would end so again \(the loss is NaN\)"),
+        (("refused", "x.png"), r"refused is failed .*for the same reason \(the loss is NaN\)"),
         (("early", "x.png"), "early is failed .*it ended before training began: start it again$"),
         (("run", "nothing"), "nothing holds no images: pass image files"),
         (("run", "pipe.png"), r"image pipe\.png can't be read .*a pipe or a device"),
