@@ -1,12 +1,15 @@
 """Reads the command line into a dataclass, over the flags of an earlier run if it names one."""
 
 import argparse
-import contextlib
+import ast
 import functools
 import inspect
+import io
 import os
 import re
 import sys
+import textwrap
+import tokenize
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from types import NoneType
@@ -192,17 +195,40 @@ def argument_of(flag_type: object, comment: str) -> object:
 def comments_of(owner: type) -> dict[str, str]:
     """Return the comment above or beside each field of a class, by the field's name.
 
-    These comments are the help of the flags. A class that was typed into an interpreter has no
-    file, and so no comments.
+    These comments are the help of the flags. A formatter may break the line of a field, so the
+    comment may be beside any of its lines. A class that was typed into an interpreter has no file,
+    and so no comments.
     """
-    source = ""
-    with contextlib.suppress(OSError):
-        source = inspect.getsource(owner)
-    comments = {}
-    pattern = r"^    (?:# (.+)\n    (\w+):|(\w+): .*  # (.+)$)"
-    for above, name_below, name, beside in re.findall(pattern, source, re.M):
-        comments[name_below or name] = above or beside
+    try:
+        source = textwrap.dedent(inspect.getsource(owner))
+        definition = ast.parse(source).body[0]
+    except (OSError, SyntaxError):
+        return {}
+    comments_above, comments_beside = comments_by_line(source)
+    comments: dict[str, str] = {}
+    for field in definition.body if isinstance(definition, ast.ClassDef) else ():
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        name = field.target.id
+        for line in range(field.lineno, (field.end_lineno or field.lineno) + 1):
+            if line in comments_beside:
+                comments[name] = comments_beside[line]
+        if field.lineno - 1 in comments_above:
+            comments[name] = comments_above[field.lineno - 1]
     return comments
+
+
+def comments_by_line(source: str) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the comments that have a line of their own, and those beside code, by line from 1."""
+    alone: dict[int, str] = {}
+    beside: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            has_own_line = not token.line[:column].strip()
+            comments = alone if has_own_line else beside
+            comments[line] = token.string.lstrip("# ")
+    return alone, beside
 
 
 def read_early() -> argparse.Namespace:
