@@ -20,6 +20,7 @@ from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_firs
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
 from common.run_directory.directory import refuse_to_resume
+from common.run_directory.records import CONFIG, excerpt_of
 from common.run_directory.resume import ResumableConfig, resumed_config, with_effective_batch
 from common.system.machine import is_main_rank
 
@@ -103,7 +104,7 @@ def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> C
     if early.config is not None:
         return read_config(config_class, Path(early.config))
     if early.evaluate_only and early.init_from:
-        is_run = os.path.isfile(os.path.join(early.init_from, "config.json"))
+        is_run = os.path.isfile(os.path.join(early.init_from, CONFIG))
         return read_config(config_class, Path(early.init_from)) if is_run else None
     return None
 
@@ -267,12 +268,13 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     Raises:
         UserError: the file does not exist, or is not the `config.json` of a run of this recipe.
     """
-    path = path / "config.json" if os.path.isdir(path) else path
+    path = path / CONFIG if os.path.isdir(path) else path
     if not os.path.exists(path):
         raise UserError(f"--config {path} does not exist", advice="pass a run's config.json")
-    saved = read_json(path)
-    values = saved.get("config")
-    if not isinstance(values, dict):
+    # A tolerant reader: an old file, or one that a user wrote, may have flags alone.
+    saved = excerpt_of(read_json(path))
+    values = saved.config
+    if values is None:
         raise UserError(
             f"{path} is not the config.json of a run",
             advice="pass the config.json of a run directory, such as runs/NAME/config.json",
@@ -287,7 +289,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             ),
             advice="pass the config.json of a run of this recipe",
         )
-    recipe = saved.get("recipe")
+    recipe = saved.recipe
     missing_flags = sorted(names - values.keys())
     # A file of an older version of this recipe may lack flags, which get their defaults.
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):

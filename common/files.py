@@ -25,8 +25,8 @@ PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing 
 MOST_WORDS = 300  # characters of a library's message that a sentence repeats
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
 SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
-# A JSON object as Python reads it. Only `common.run_directory.records` knows the structure of a
-# file, so here nothing is known about the values.
+# A JSON object as Python reads it, with values of any type. `common.run_directory.records` has the
+# types of the files in a run's directory.
 JsonObject = dict[str, Any]
 # NaN and infinities, which Python writes although JSON has no names for them, become None.
 parse = partial(json.loads, parse_constant=lambda name: None)

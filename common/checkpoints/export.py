@@ -19,17 +19,18 @@ from common.console import say
 from common.errors import UserError
 from common.files import receipt_of, replacing, write_json, write_text, writing
 from common.initial import initial_facts, weights_file
-from common.run_directory.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
+from common.run_directory.directory import INITIAL, WEIGHTS, model_folder
+from common.run_directory.records import FACTS, WeightsDigest
 from common.system.machine import is_main_rank
 
-# Facts about a model by name, in JSON; `files` is the path of a folder, or None.
-ModelFacts = Mapping[str, Any]
+# A recipe's description of its model, in JSON; `files` is the path of a folder, or None.
+Description = Mapping[str, Any]
 
 
 def save_model(
     folder: Path,
     model: nn.Module,
-    facts: ModelFacts,
+    facts: Description,
     card: str = "",
     bare: nn.Module | None = None,
 ) -> None:
@@ -65,10 +66,15 @@ def save_model(
         else:
             write_tensors(unfinished / WEIGHTS, copied(weights))
         model_facts = {name: facts[name] for name in facts if name != "files"}
-        model_facts[WEIGHTS_DIGEST] = receipt_of(unfinished / WEIGHTS)["sha256"]
+        model_facts |= digest_of_weights(unfinished / WEIGHTS).to_json()
         write_json(unfinished / FACTS, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
+
+
+def digest_of_weights(path: Path) -> WeightsDigest:
+    """Return the entry of `model.json` for a file of weights; an OSError if it can't be read."""
+    return WeightsDigest(weights_sha256=receipt_of(path)["sha256"])
 
 
 def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
@@ -114,7 +120,7 @@ def load_initial(
     assert initial_model is not None  # otherwise there is nothing to load
     source = weights_file(initial_model)
     weights = read_rows([source])
-    initial_class_names = initial_facts(initial_model).get("class_names")
+    initial_class_names = initial_facts(initial_model).class_names
     refuse_other_kind(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:  # an evaluation must not use a head with random values
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
@@ -141,7 +147,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
             shutil.copy(source, unfinished / WEIGHTS)
-            write_json(unfinished / FACTS, {WEIGHTS_DIGEST: receipt_of(source)["sha256"]})
+            write_json(unfinished / FACTS, digest_of_weights(source).to_json())
         else:
             shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 
@@ -149,7 +155,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
 def heads_to_begin_anew(
     model: nn.Module,
     weights: Mapping[str, torch.Tensor | Rows],
-    initial_class_names: list[str] | None,
+    initial_class_names: object,
     class_names: list[str] | None,
 ) -> dict[str, nn.Linear]:
     """Return the heads, by name, that keep random values instead of taking initial weights.
@@ -162,7 +168,8 @@ def heads_to_begin_anew(
 
     Args:
         weights: by name.
-        initial_class_names: the class names of the weights; None if they are unknown.
+        initial_class_names: the class names of the weights, a list of texts unless a copy describes
+            its model in another way; None if they are unknown.
         class_names: those of the run's data; None if the data have no classes.
     """
     if class_names is None:

@@ -27,24 +27,26 @@ from common.errors import (
 from common.files import (
     advice_to_read,
     locked,
-    read_json,
     read_json_if_there,
     receipt_of,
     write_json,
     writing,
 )
 from common.run_directory.identity import signed_config
-from common.run_directory.records import Status, read_record
+from common.run_directory.records import (
+    CONFIG,
+    FACTS,
+    STATUS,
+    Status,
+    WeightsDigest,
+    excerpt_of,
+    read_record,
+)
 from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
-STATUS = "status.json"
-CONFIG = "config.json"
 INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no others
-# The files in a model's folder: its weights, and how to build and use the model.
-WEIGHTS = "model.safetensors"
-FACTS = "model.json"
-WEIGHTS_DIGEST = "weights_sha256"  # the entry of FACTS with the SHA-256 of WEIGHTS
+WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside FACTS
 # Seconds to wait until another job ends: it may take as long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
@@ -306,7 +308,7 @@ def saved_run_id(path: Path) -> str | None:
 def read_run_id(file: Path) -> str | None:
     """Return the run's id in a JSON file; None if the file has none or can't be read."""
     with contextlib.suppress(UserError):
-        run_id = (read_json_if_there(file) or {}).get("run_id")
+        run_id = excerpt_of(read_json_if_there(file) or {}).run_id
         return run_id if isinstance(run_id, str) and run_id else None
     return None
 
@@ -368,10 +370,10 @@ def insist_on_written_weights(folder: Path) -> None:
     A `model.json` without a digest, as older versions wrote, is accepted.
     """
     path = folder / WEIGHTS
-    expected_digest = read_json(folder / FACTS).get(WEIGHTS_DIGEST)
+    expected_digest = read_record(folder / FACTS, WeightsDigest).weights_sha256
     if expected_digest is not None and digest_of_file(path) != expected_digest:
         mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
-        advice = f"take a whole copy, or remove {WEIGHTS_DIGEST} there if you changed the weights"
+        advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
         raise UserError(mistake, advice=advice)
 
 
