@@ -40,6 +40,7 @@ class PreparedFacts(TypedDict):
 
     class_names: list[str]
     notes: list[str]  # printed for the user
+    held_out: int  # rows (streamed: row groups) of train that became the validation split
     splits: NotRequired[list[str]]  # their names; `Prepared` has them as the keys of its arrays
     fingerprint: NotRequired[str]  # of the arrays; not in the file, because `cached` computes it
     evaluated: NotRequired[str]  # the only split, if it is evaluated as a whole

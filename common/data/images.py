@@ -38,7 +38,7 @@ from common.system.devices import to_device
 from common.system.machine import local_world_size, usable_cores
 
 # Part of a cache's name. A new value has all caches made again.
-CACHE_VERSION = "images-10"
+CACHE_VERSION = "images-11"
 # The images and the labels of each split, or its row groups alone if the data set is streamed.
 Arrays = dict[str, list[np.ndarray]]
 LOW_BITS = 2**30 - 1  # of 31 random bits, those that choose a shift
@@ -431,6 +431,7 @@ def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
         arrays[split] = [images, labels]
     facts: ImageFacts = {
         "channels": 3,
+        "held_out": 0,
         "white_level": None,
         "image_size": size,
         "mean": [0.5] * 3,

@@ -20,7 +20,7 @@ from common.system.platforms import quoted
 from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import TensorBoard, TrackerSettingsError, WandB
+from common.track.trackers import Command, TensorBoard, TrackerSettingsError, WandB
 
 
 class LogState(TypedDict):
@@ -56,7 +56,7 @@ class Log:
         self.output: TextIO | None = None
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[str] = set()
+        self.printed_evaluations: set[str] = set()  # lines, none of which is printed twice
 
     def start(
         self,
@@ -238,8 +238,8 @@ class Log:
                 with self.tracker.limited():
                     self.tracker.run.write_logs(line)
 
-    def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[str]:
-        """Close the files and the tracker; return the commands or URLs that show the run.
+    def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[Command]:
+        """Close the files and the tracker; return how the user can view or upload the run.
 
         Args:
             summary: for the tracker; by default, the latest values.

@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
@@ -31,6 +31,13 @@ if TYPE_CHECKING:  # a run imports only its own tracker
 LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
 PROBE_BYTES = 2**16  # written to a folder to see whether it takes W&B's files
 SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again to answer
+
+
+class Command(NamedTuple):
+    """What a user can do with a tracked run after its end."""
+
+    purpose: Literal["view", "upload"]
+    text: str  # a line for the shell, or a URL
 
 
 class TrackerSettingsError(ValueError):
@@ -59,7 +66,7 @@ class TensorBoard:
         if not accelerator.trackers:
             raise ModuleNotFoundError("pip install tensorboard")
         self.accelerator = accelerator
-        self.commands = [f"tensorboard --logdir {quoted(shown_path(directory))}"]
+        self.commands = [Command("view", f"tensorboard --logdir {quoted(shown_path(directory))}")]
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
         """Limit nothing: `WandB.limited` guards against a service, and TensorBoard has none."""
@@ -140,10 +147,12 @@ class WandB:
             self.begin(accelerator, run_config, earlier)
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = quoted(shown_path(Path(self.run.dir).parent))
+        self.commands: list[Command] = []
         if self.run.offline:
-            self.commands = [f"wandb leet {folder}", f"wandb sync {folder}"]
-        else:
-            self.commands = [self.run.url] if self.run.url else []
+            self.commands.append(Command("view", f"wandb leet {folder}"))
+            self.commands.append(Command("upload", f"wandb sync {folder}"))
+        elif self.run.url:
+            self.commands.append(Command("view", self.run.url))
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
         """Limit the time that the calls in a block may wait for W&B's service."""
