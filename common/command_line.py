@@ -6,7 +6,6 @@ import functools
 import inspect
 import io
 import os
-import re
 import sys
 import textwrap
 import tokenize
@@ -23,12 +22,8 @@ from common.run_directory.directory import refuse_to_resume
 from common.run_directory.records import CONFIG, excerpt_of
 from common.run_directory.resume import ResumableConfig, resumed_config, with_effective_batch
 from common.system.machine import is_main_rank
+from common.system.printable import has_secret
 
-# A password or token before a host (https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host),
-# or a word that looks like a token of the Hub, of W&B or of GitHub.
-CREDENTIALS = re.compile(
-    r":(//)?[^/\s]*@|hf_[A-Za-z0-9]{30}|wandb_v\d_\w{20}|gh[pousr]_\w{30}|github_pat_\w{20}"
-)
 # The groups of shared flags in `--help`, each with its first flag in `TrainingConfig`.
 GROUPS = {
     "data": "dataset",
@@ -248,7 +243,7 @@ def refuse_credentials(words: list[str]) -> None:
     """Refuse a command line that holds a secret, before any message or file can repeat it."""
     for word_before, word in zip(["", *words], words, strict=False):
         # The message names the flag alone: of --dataset=VALUE, or in the word before VALUE.
-        if CREDENTIALS.search(word):
+        if has_secret(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
                 f"{flag.split('=')[0]} has a user's name or token in its address",

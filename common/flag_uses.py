@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Calls through which the core reads a flag during the run. Others are over at the first update.
-CALLS_IN_THE_LOOP = {"max_grad_norm": "clip_grad_norm_", "early_stopping": "should_stop"}
+from common.flags import TAKES_EFFECT_IN
+
 # Calls that take all flags at once, so that the source names none of them.
 CALLS_THAT_COPY = {"vars", "asdict", "astuple", "fields"}
 
@@ -28,8 +28,12 @@ class FlagUses:
         """Return where a flag may be used, or None where the source uses it nowhere."""
         if not self.is_known:
             return "the recipe"
-        call = CALLS_IN_THE_LOOP.get(flag)  # None for most flags, and nothing is named run.None
-        return self.lines.get(flag) or self.lines.get(f"run.{call}") or self.copies
+        place = self.lines.get(flag)
+        call = TAKES_EFFECT_IN.get(flag)
+        # Calls outside of the loop are over at the first update.
+        if place is None and call is not None and call.is_in_loop:
+            place = self.lines.get(call.name)
+        return place or self.copies
 
 
 def find_flag_uses(recipe_file: Path) -> FlagUses:

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.files import JsonObject, json_safe, parse, read_json_if_there, signed
+from common.files import SIGNATURE, JsonObject, json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
 from common.run_directory.records import CONFIG, STATUS, Status, excerpt_of
 from common.system.platforms import quoted
 from common.system.printable import listed
-
-SIGNATURE = "sha256"  # the entry of a signed file with the digest of all other entries
 
 
 class EditedConfigError(UserError):

@@ -7,7 +7,6 @@ it was started with, and `config.json` lists the updates at which changed source
 import ast
 import difflib
 import hashlib
-import re
 from pathlib import Path
 
 from common.console import say, warn
@@ -15,11 +14,11 @@ from common.files import write_text
 from common.run_directory.directory import RunDirectory
 from common.run_directory.records import Source, SourceChange
 from common.system.machine import is_main_rank
+from common.system.printable import without_tokens
 
 KEPT = "recipe.py"  # in the run's directory: the text of the first start
 MOST_LINES = 40  # of a difference that are printed
 LONGEST_LINE = 120
-TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{20,}|gh[pousr]_\w{30,}|github_pat_\w{20,}")
 
 
 class RecipeSource:
@@ -35,7 +34,7 @@ class RecipeSource:
             return  # the recipe was typed into an interpreter
         # The digest is of the file itself. The text that is kept has no tokens.
         self.sha256 = hashlib.sha256(content).hexdigest()
-        self.text = TOKEN.sub("***", content.decode("utf-8", "replace"))
+        self.text = without_tokens(content.decode("utf-8", "replace"))
 
     def record(self, directory: RunDirectory, saved: Source, step: int) -> Source:
         """Return the entry of the source in `config.json`, and keep the text where it is new.

@@ -18,8 +18,8 @@ MOST_LINES_OF_A_RECIPE = 240
 LEVELS = (
     ("system",),
     ("errors",),
-    ("agreement", "files", "console", "flag_uses", "flags", "objective"),
-    ("tables",),
+    ("agreement", "files", "console", "flags", "objective"),
+    ("flag_uses", "tables"),
     ("run_directory",),
     ("initial",),
     ("command_line",),
