@@ -75,6 +75,8 @@ class LabelledData:
         self.name = name
         self.features = features
         self.notes = []
+        self.classes = []
+        self.class_names = []
         self.values_of = values_of
         candidates = self.label_candidates()
         if values_of is not None and label_column is None and not candidates:

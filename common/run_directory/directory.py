@@ -89,28 +89,30 @@ class RunDirectory:
                 checkpoints would be lost.
             SystemExit: with status 0, on all ranks, if the run is finished.
         """
+        self.path = Path(output_dir or "")  # `take` chooses another one if the user named none
+        self.run_id = ""  # random, and unique to this run; `take` chooses it
         self.named_by_clock = output_dir is None
+        self.was_made = False  # whether this rank has made the directory, as only rank 0 does
         self.lock = contextlib.ExitStack()
         self.has_config = False  # whether this process has written `config.json`
         self.seen_at = -math.inf  # clock time of the last check that the directory is this run's
-
-        def take() -> Taken:
-            return self.take(output_dir, recipe, resume, min(patience, PATIENCE), is_finished)
-
+        patience = min(patience, PATIENCE)
         try:
-            taken = ask_rank_zero(take)
-            self.path = taken.path
-            self.run_id = taken.run_id
+            taken = ask_rank_zero(
+                lambda: self.take(output_dir, recipe, resume, patience, is_finished)
+            )
             if several_machines() and not taken.is_finished:
-                insist_on_sight(taken.mark, min(patience, PATIENCE))
+                insist_on_sight(taken.mark, patience)
         except UserError:
-            if hasattr(self, "path"):  # not if rank 0 could not make the directory
-                self.remove_if_unused()
+            self.remove_if_unused()
             self.release()
             time.sleep(LETTING_GO)  # or gloo may abort this process when it exits
             let_main_rank_exit_first()
             raise
+        self.path = taken.path
+        self.run_id = taken.run_id
         if taken.is_finished:
+            # An exception, because no caller may use a directory that is not locked.
             self.release()
             time.sleep(LETTING_GO)
             raise SystemExit(0)
@@ -128,6 +130,7 @@ class RunDirectory:
         All ranks get the returned value, through `ask_rank_zero`.
         """
         self.path = make_directory(output_dir, recipe, resume)
+        self.was_made = True
         self.lock.enter_context(locked(self.path / LOCK, patience))
         # Another job may have used the directory while this one waited for the lock.
         if not resume:
@@ -217,9 +220,11 @@ class RunDirectory:
 
     def remove_if_unused(self) -> None:
         """Remove a directory that the user did not name, if training never began in it."""
+        if not self.was_made or not self.named_by_clock:
+            return
         names = {path.name for path in self.path.glob("*")}
         # The status and the lock are there from the beginning. Any other file is worth keeping.
-        if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
+        if names <= {STATUS, LOCK}:
             self.release()  # Windows can't remove an open file
             shutil.rmtree(self.path, ignore_errors=True)
 

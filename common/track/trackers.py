@@ -142,9 +142,21 @@ class WandB:
             mode = "offline"
             reason = f"the server refused: {type(problem).__name__}"
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
+        self.objective = Objective.parse(run_config.objective)
+        self.best: float | None = None
+        # The split that is evaluated during training: validation, or else test.
+        split = next(PREFIXES[name] for name in PREFIXES if name in run_config.data.sizes)
+        # A metric without a slash in its name belongs to no section, and W&B shows it before all
+        # sections. So the most important metrics are logged under such names as well.
+        self.top_names = {
+            f"{split}/{self.objective.metric}": f"{self.objective.metric}_{split}",
+            "train/loss": "loss_train",
+            f"{split}/loss": f"loss_{split}",
+        }
         self.service = ServiceWatch()
         with self.limited():
-            self.begin(accelerator, run_config, earlier)
+            self.run: WandbRun = accelerator.get_tracker("wandb", unwrap=True)
+            self.begin(run_config, earlier)
         self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = quoted(shown_path(Path(self.run.dir).parent))
         self.commands: list[Command] = []
@@ -158,30 +170,12 @@ class WandB:
         """Limit the time that the calls in a block may wait for W&B's service."""
         return self.service.limited()
 
-    def begin(
-        self,
-        accelerator: Accelerator,
-        run_config: RunConfig,
-        earlier: Sequence[Mapping[str, float]],
-    ) -> None:
+    def begin(self, run_config: RunConfig, earlier: Sequence[Mapping[str, float]]) -> None:
         """Define how W&B shows the metrics, and log the `earlier` rows again that it lost."""
-        self.run: WandbRun = accelerator.get_tracker("wandb", unwrap=True)
         self.run.config.update(flat(run_config), allow_val_change=True)
         self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
             self.run.define_metric(name, hidden=True)  # these make no useful charts
-        objective = Objective.parse(run_config.objective)
-        # The split that is evaluated during training: validation, or else test.
-        split = next(PREFIXES[name] for name in PREFIXES if name in run_config.data.sizes)
-        # A metric without a slash in its name belongs to no section, and W&B shows it before all
-        # sections. So the most important metrics are logged under such names as well.
-        self.top_names = {
-            f"{split}/{objective.metric}": f"{objective.metric}_{split}",
-            "train/loss": "loss_train",
-            f"{split}/loss": f"loss_{split}",
-        }
-        self.objective = objective
-        self.best: float | None = None
         for row in earlier:
             if row[STEP] >= self.run.step:  # the next step that W&B expects
                 self.log(row)
