@@ -391,9 +391,9 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether `--early-stopping` ends the run here."""
+        """Whether `--early-stopping` ends the run here, which the first True also prints."""
         early_stopping = reached(self.early_stopping, "run.loaders(data)")
-        return early_stopping.is_due(self.progress.global_step)
+        return early_stopping.decide(self.progress.global_step)
 
     @property
     def should_save(self) -> bool:

@@ -170,7 +170,7 @@ class Best:
     later: int = 0  # evaluations since the first one with this value
     loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
-    def improves(self, value: float, step: int, loss: float | None = None) -> bool:
+    def record(self, value: float, step: int, loss: float | None = None) -> bool:
         """Record an evaluation; return whether its model is the one to keep.
 
         Args:
