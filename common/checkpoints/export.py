@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from common.checkpoints.copies import copied
-from common.checkpoints.pack import Tensors, identity
+from common.checkpoints.pack import Tensors, storage_key
 from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.config import TrainingConfig
@@ -204,7 +204,7 @@ def names_by_weight(model: nn.Module) -> list[list[str]]:
     """Return the names of each tensor in a model's state; tied weights have several names."""
     names: dict[Hashable, list[str]] = defaultdict(list)
     for name, value in model.state_dict().items():
-        names[identity(value)].append(name)
+        names[storage_key(value)].append(name)
     return [*names.values()]
 
 

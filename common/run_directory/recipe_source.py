@@ -16,7 +16,7 @@ from common.run_directory.records import Source, SourceChange
 from common.system.machine import is_main_rank
 from common.system.printable import without_tokens
 
-KEPT = "recipe.py"  # in the run's directory: the text of the first start
+FIRST_SOURCE = "recipe.py"  # in the run's directory: the text of the first start
 MOST_LINES = 40  # of a difference that are printed
 LONGEST_LINE = 120
 
@@ -50,14 +50,14 @@ class RecipeSource:
         if self.text is None or self.sha256 is None:
             return saved
         if saved.sha256 is None:  # a first start, or a run of an older version
-            keep(directory, KEPT, self.text)
+            keep(directory, FIRST_SOURCE, self.text)
             return Source(sha256=self.sha256, changes=[])
         changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
             say(f"the recipe was changed at update {change.global_step} of this run")
         # Compare with the source that the run used last: of its last change, or of its start.
         last_sha256 = changes[-1].sha256 if changes else saved.sha256
-        last_file = directory.path / (changes[-1].file if changes else KEPT)
+        last_file = directory.path / (changes[-1].file if changes else FIRST_SOURCE)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
             name = f"recipe-at-{step:08d}.py"
             warn(

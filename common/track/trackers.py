@@ -18,6 +18,7 @@ from common.objective import PREFIXES, Objective
 from common.run_directory.records import RunConfig
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_letters
+from common.tables import markdown_table
 from common.track import media
 from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
@@ -90,13 +91,8 @@ class TensorBoard:
                 caption = entry.captions[number] if entry.captions else number
                 writer.add_image(f"{entry.name}/{caption}", pixels, entry.step, dataformats="HWC")
         elif isinstance(entry, TableEntry):
-            lines: list[Sequence[object]] = [
-                entry.columns,
-                ["---"] * len(entry.columns),
-                *entry.rows,
-            ]
-            text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-            writer.add_text(entry.name, text, entry.step)
+            rows = [[str(cell) for cell in row] for row in (entry.columns, *entry.rows)]
+            writer.add_text(entry.name, "\n".join(markdown_table(rows)), entry.step)
         elif isinstance(entry, HistogramEntry):
             # TensorBoard takes values, not counts: repeat the middle of each bin.
             middles = (np.array(entry.edges[:-1]) + entry.edges[1:]) / 2
