@@ -59,16 +59,19 @@ class RecipeSource:
         last_sha256 = changes[-1].sha256 if changes else saved.sha256
         last_file = directory.path / (changes[-1].file if changes else FIRST_SOURCE)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
+            self.tell_change(last_file, step)
             name = f"recipe-at-{step:08d}.py"
-            warn(
-                "the recipe was changed since the run was last saved: it is used from update "
-                f"{step} on"
-            )
-            for line in self.changed_lines(last_file):
-                say(line)
             keep(directory, name, self.text)
             changes.append(SourceChange(global_step=step, sha256=self.sha256, file=name))
         return Source(sha256=saved.sha256, changes=changes)
+
+    def tell_change(self, last_file: Path, step: int) -> None:
+        """Print that the recipe was changed, and the lines that differ from `last_file`."""
+        warn(
+            f"the recipe was changed since the run was last saved: it is used from update {step} on"
+        )
+        for line in self.changed_lines(last_file):
+            say(line)
 
     def is_same_code(self, path: Path) -> bool:
         """Whether the text at `path` differs in comments, docstrings and line ends alone.
