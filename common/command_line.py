@@ -1,4 +1,8 @@
-"""Reads the command line into a dataclass, over the flags of an earlier run if it names one."""
+"""Reads the command line into a dataclass, over the flags of an earlier run if it names one.
+
+Functions import `common.run_directory` only when they read a run, because it needs pydantic. The
+help of a tool, which reads no run, would otherwise take twice as long.
+"""
 
 import argparse
 import ast
@@ -12,15 +16,12 @@ import tokenize
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
 from common.console import spare_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
-from common.run_directory.directory import refuse_to_resume
-from common.run_directory.records import CONFIG, excerpt_of
-from common.run_directory.resume import ResumableConfig, resumed_config, with_effective_batch
 from common.system.machine import is_main_rank
 from common.system.printable import has_secret
 
@@ -34,15 +35,18 @@ GROUPS = {
 }
 
 
-class ParsableConfig(ResumableConfig, Protocol):
-    """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
+if TYPE_CHECKING:
+    from common.run_directory.resume import ResumableConfig
 
-    evaluate_only: bool
+    class ParsableConfig(ResumableConfig, Protocol):
+        """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
 
-    def validate(self) -> None: ...
+        evaluate_only: bool
+
+        def validate(self) -> None: ...
 
 
-ConfigType = TypeVar("ConfigType", bound=ParsableConfig)
+ConfigType = TypeVar("ConfigType", bound="ParsableConfig")
 
 
 def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
@@ -66,6 +70,8 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         config = config_from_words(config_class, description, early)
         check_limits(config)
         if config.effective_batch_size is not None and not config.evaluate_only:
+            from common.run_directory.resume import with_effective_batch
+
             config = with_effective_batch(config, config.effective_batch_size)
         record_reads(config)  # from here on, because a recipe's own `validate` uses what it reads
         config.validate()
@@ -89,6 +95,8 @@ def config_from_words(
 
     if early.resume is None:
         return parse(None)
+    from common.run_directory.resume import resumed_config
+
     recipe = Path(sys.argv[0]).stem
     config: ConfigType = resumed_config(config_class, parse, early.resume, early.output_dir, recipe)
     return config
@@ -99,6 +107,8 @@ def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> C
     if early.config is not None:
         return read_config(config_class, Path(early.config))
     if early.evaluate_only and early.init_from:
+        from common.run_directory.records import CONFIG
+
         is_run = os.path.isfile(os.path.join(early.init_from, CONFIG))
         return read_config(config_class, Path(early.init_from)) if is_run else None
     return None
@@ -133,6 +143,8 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
 
     Otherwise a supervisor would repeat the command for ever: see `refuse_to_resume`.
     """
+    from common.run_directory.directory import refuse_to_resume
+
     directory = early.output_dir
     if early.resume not in (None, "auto"):
         is_checkpoint = Path(early.resume).parent.name == "checkpoints"
@@ -263,6 +275,8 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     Raises:
         UserError: the file does not exist, or is not the `config.json` of a run of this recipe.
     """
+    from common.run_directory.records import CONFIG, excerpt_of
+
     path = path / CONFIG if os.path.isdir(path) else path
     if not os.path.exists(path):
         raise UserError(f"--config {path} does not exist", advice="pass a run's config.json")

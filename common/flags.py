@@ -198,7 +198,7 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
 
 def outside_type(expected_type: Any, value: object) -> str | None:
     """Return the name of the expected type if a value has another one; None if it fits."""
-    # Imported here because `--help` does not need it.
+    # Imported here because the help of a tool does not need it.
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     options = ConfigDict(strict=True, arbitrary_types_allowed=True)

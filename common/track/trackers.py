@@ -91,7 +91,8 @@ class TensorBoard:
                 caption = entry.captions[number] if entry.captions else number
                 writer.add_image(f"{entry.name}/{caption}", pixels, entry.step, dataformats="HWC")
         elif isinstance(entry, TableEntry):
-            rows = [[str(cell) for cell in row] for row in (entry.columns, *entry.rows)]
+            table: list[Sequence[object]] = [entry.columns, *entry.rows]
+            rows = [[str(cell) for cell in row] for row in table]
             writer.add_text(entry.name, "\n".join(markdown_table(rows)), entry.step)
         elif isinstance(entry, HistogramEntry):
             # TensorBoard takes values, not counts: repeat the middle of each bin.
