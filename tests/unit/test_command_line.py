@@ -391,10 +391,16 @@ def test_mistake_leaves_the_status_of_other_runs_alone(
 
 # Help.
 
-SCRIPTS = [f"recipes.{recipe}" for recipe in RECIPES] + [f"examples.{copy.name}" for copy in COPIES]
+EXAMPLES = [f"examples.{copy.name}" for copy in COPIES]
 
 
-@pytest.mark.parametrize("name_of_module", SCRIPTS)
+@pytest.mark.parametrize(
+    "name_of_module",
+    [
+        *(f"recipes.{recipe}" for recipe in RECIPES),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES),
+    ],
+)
 def test_help_names_each_flag(
     name_of_module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -415,6 +421,13 @@ def test_help_names_each_flag(
                 assert text in output, name
     assert "Newest checkpoints to keep. (default: 2)" in output
     assert "None" not in output
+
+
+@pytest.mark.parametrize("name_of_module", EXAMPLES)
+def test_each_flag_of_an_example_has_a_help(name_of_module: str) -> None:
+    """The comment at its field is the help, and not one of the base class."""
+    module = import_module(name_of_module)
+    assert comments_of(module.Config) == help_of(module.Config, Path(str(module.__file__)))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
