@@ -1,30 +1,30 @@
-"""Reads the command line into a dataclass, over the flags of an earlier run if it names one."""
+"""Reads the command line into a dataclass, over the flags of an earlier run if it names one.
+
+Functions import `common.run_directory` only when they read a run, because it needs pydantic. The
+help of a tool, which reads no run, would otherwise take twice as long.
+"""
 
 import argparse
-import contextlib
+import ast
 import functools
 import inspect
+import io
 import os
-import re
 import sys
+import textwrap
+import tokenize
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
 from common.console import spare_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
-from common.run_directory.directory import refuse_to_resume
-from common.run_directory.resume import ResumableConfig, resumed_config, with_effective_batch
 from common.system.machine import is_main_rank
+from common.system.printable import has_secret
 
-# A password or token before a host (https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host),
-# or a word that looks like a token of the Hub, of W&B or of GitHub.
-CREDENTIALS = re.compile(
-    r":(//)?[^/\s]*@|hf_[A-Za-z0-9]{30}|wandb_v\d_\w{20}|gh[pousr]_\w{30}|github_pat_\w{20}"
-)
 # The groups of shared flags in `--help`, each with its first flag in `TrainingConfig`.
 GROUPS = {
     "data": "dataset",
@@ -35,15 +35,18 @@ GROUPS = {
 }
 
 
-class ParsableConfig(ResumableConfig, Protocol):
-    """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
+if TYPE_CHECKING:
+    from common.run_directory.resume import ResumableConfig
 
-    evaluate_only: bool
+    class ParsableConfig(ResumableConfig, Protocol):
+        """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
 
-    def validate(self) -> None: ...
+        evaluate_only: bool
+
+        def validate(self) -> None: ...
 
 
-ConfigType = TypeVar("ConfigType", bound=ParsableConfig)
+ConfigType = TypeVar("ConfigType", bound="ParsableConfig")
 
 
 def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
@@ -67,6 +70,8 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         config = config_from_words(config_class, description, early)
         check_limits(config)
         if config.effective_batch_size is not None and not config.evaluate_only:
+            from common.run_directory.resume import with_effective_batch
+
             config = with_effective_batch(config, config.effective_batch_size)
         record_reads(config)  # from here on, because a recipe's own `validate` uses what it reads
         config.validate()
@@ -90,6 +95,8 @@ def config_from_words(
 
     if early.resume is None:
         return parse(None)
+    from common.run_directory.resume import resumed_config
+
     recipe = Path(sys.argv[0]).stem
     config: ConfigType = resumed_config(config_class, parse, early.resume, early.output_dir, recipe)
     return config
@@ -100,7 +107,9 @@ def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> C
     if early.config is not None:
         return read_config(config_class, Path(early.config))
     if early.evaluate_only and early.init_from:
-        is_run = os.path.isfile(os.path.join(early.init_from, "config.json"))
+        from common.run_directory.records import CONFIG
+
+        is_run = os.path.isfile(os.path.join(early.init_from, CONFIG))
         return read_config(config_class, Path(early.init_from)) if is_run else None
     return None
 
@@ -134,6 +143,8 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
 
     Otherwise a supervisor would repeat the command for ever: see `refuse_to_resume`.
     """
+    from common.run_directory.directory import refuse_to_resume
+
     directory = early.output_dir
     if early.resume not in (None, "auto"):
         is_checkpoint = Path(early.resume).parent.name == "checkpoints"
@@ -192,17 +203,40 @@ def argument_of(flag_type: object, comment: str) -> object:
 def comments_of(owner: type) -> dict[str, str]:
     """Return the comment above or beside each field of a class, by the field's name.
 
-    These comments are the help of the flags. A class that was typed into an interpreter has no
-    file, and so no comments.
+    These comments are the help of the flags. A formatter may break the line of a field, so the
+    comment may be beside any of its lines. A class that was typed into an interpreter has no file,
+    and so no comments.
     """
-    source = ""
-    with contextlib.suppress(OSError):
-        source = inspect.getsource(owner)
-    comments = {}
-    pattern = r"^    (?:# (.+)\n    (\w+):|(\w+): .*  # (.+)$)"
-    for above, name_below, name, beside in re.findall(pattern, source, re.M):
-        comments[name_below or name] = above or beside
+    try:
+        source = textwrap.dedent(inspect.getsource(owner))
+        definition = ast.parse(source).body[0]
+    except (OSError, SyntaxError):
+        return {}
+    comments_above, comments_beside = comments_by_line(source)
+    comments: dict[str, str] = {}
+    for field in definition.body if isinstance(definition, ast.ClassDef) else ():
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        name = field.target.id
+        for line in range(field.lineno, (field.end_lineno or field.lineno) + 1):
+            if line in comments_beside:
+                comments[name] = comments_beside[line]
+        if field.lineno - 1 in comments_above:
+            comments[name] = comments_above[field.lineno - 1]
     return comments
+
+
+def comments_by_line(source: str) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the comments that have a line of their own, and those beside code, by line from 1."""
+    alone: dict[int, str] = {}
+    beside: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            has_own_line = not token.line[:column].strip()
+            comments = alone if has_own_line else beside
+            comments[line] = token.string.lstrip("# ")
+    return alone, beside
 
 
 def read_early() -> argparse.Namespace:
@@ -221,7 +255,7 @@ def refuse_credentials(words: list[str]) -> None:
     """Refuse a command line that holds a secret, before any message or file can repeat it."""
     for word_before, word in zip(["", *words], words, strict=False):
         # The message names the flag alone: of --dataset=VALUE, or in the word before VALUE.
-        if CREDENTIALS.search(word):
+        if has_secret(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
                 f"{flag.split('=')[0]} has a user's name or token in its address",
@@ -241,12 +275,15 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     Raises:
         UserError: the file does not exist, or is not the `config.json` of a run of this recipe.
     """
-    path = path / "config.json" if os.path.isdir(path) else path
+    from common.run_directory.records import CONFIG, excerpt_of
+
+    path = path / CONFIG if os.path.isdir(path) else path
     if not os.path.exists(path):
         raise UserError(f"--config {path} does not exist", advice="pass a run's config.json")
-    saved = read_json(path)
-    values = saved.get("config")
-    if not isinstance(values, dict):
+    # A tolerant reader: an old file, or one that a user wrote, may have flags alone.
+    saved = excerpt_of(read_json(path))
+    values = saved.config
+    if values is None:
         raise UserError(
             f"{path} is not the config.json of a run",
             advice="pass the config.json of a run directory, such as runs/NAME/config.json",
@@ -261,7 +298,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             ),
             advice="pass the config.json of a run of this recipe",
         )
-    recipe = saved.get("recipe")
+    recipe = saved.recipe
     missing_flags = sorted(names - values.keys())
     # A file of an older version of this recipe may lack flags, which get their defaults.
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):

@@ -181,14 +181,25 @@ class LineLimit:
         return True
 
 
+def make_bar() -> progress.Progress:
+    """Return a bar with no task yet. A task needs the field `text`."""
+    text = partial(progress.TextColumn, markup=False)
+    return progress.Progress(
+        *(progress.SpinnerColumn(), text("{task.description}"), progress.BarColumn(None)),
+        *(text("{task.fields[text]}"), progress.TimeRemainingColumn()),
+    )
+
+
 class Display:
     """Shows a run's progress: as a bar on a terminal, else as a printed line per log interval."""
 
     def __init__(self) -> None:
         self.live: Live | None = None
+        self.bar = make_bar()
         self.doing = ""  # the present activity, if it is not training
         self.text = ""  # the figures of the last interval
         self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
+        self.total_steps = 0  # of the whole run, once it is known
         self.limit = LineLimit()
 
     def begin(self, doing: str = "") -> None:
@@ -199,11 +210,7 @@ class Display:
         """
         self.doing = doing
         if self.live is None and is_main_rank() and CONSOLE.is_terminal:
-            text = partial(progress.TextColumn, markup=False)
-            self.bar = progress.Progress(
-                *(progress.SpinnerColumn(), text("{task.description}"), progress.BarColumn(None)),
-                *(text("{task.fields[text]}"), progress.TimeRemainingColumn()),
-            )
+            self.bar = make_bar()
             self.bar.add_task("", total=None, text="")
             # A thread of its own draws: no update waits for the terminal.
             self.live = Live(

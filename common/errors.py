@@ -106,7 +106,7 @@ class LostProcessError(RuntimeError):
 class Outcome(NamedTuple):
     """How a run ended, as `status.json` records it."""
 
-    status: str  # preempted or failed
+    status: str  # as in `Status` of `common.run_directory.records`
     resumable: bool  # whether the same command, given again, may end in another way
     reason: str | None
 

@@ -25,9 +25,10 @@ PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing 
 MOST_CHARACTERS = 300  # of a library's message that a sentence repeats
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
 SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
-# A JSON object as Python reads it. Only `common.run_directory.records` knows the structure of a
-# file, so here nothing is known about the values.
+# A JSON object as Python reads it, with values of any type. `common.run_directory.records` has the
+# types of the files in a run's directory.
 JsonObject = dict[str, Any]
+SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
 # NaN and infinities, which Python writes although JSON has no names for them, become None.
 parse = partial(json.loads, parse_constant=lambda name: None)
 
@@ -193,12 +194,12 @@ def digest_of(value: object) -> str:
 
 
 def signed(value: Mapping[str, object]) -> JsonObject:
-    """Return a JSON object with the digest of its other entries as ``sha256``.
+    """Return a JSON object with the digest of its other entries as `SIGNATURE`.
 
     An object that was written so equals its `signed` again, unless it has been edited.
     """
-    entries = {name: entry for name, entry in value.items() if name != "sha256"}
-    return entries | {"sha256": digest_of(entries)}
+    entries = {name: entry for name, entry in value.items() if name != SIGNATURE}
+    return entries | {SIGNATURE: digest_of(entries)}
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Calls through which the core reads a flag during the run. Others are over at the first update.
-CALLS_IN_THE_LOOP = {"max_grad_norm": "clip_grad_norm_", "early_stopping": "should_stop"}
+from common.flags import TAKES_EFFECT_IN
+
 # Calls that take all flags at once, so that the source names none of them.
 CALLS_THAT_COPY = {"vars", "asdict", "astuple", "fields"}
 
@@ -29,8 +29,10 @@ class FlagUses:
         if not self.is_known:
             return "the recipe"
         place = self.lines.get(flag)
-        if place is None and flag in CALLS_IN_THE_LOOP:
-            place = self.lines.get(f"run.{CALLS_IN_THE_LOOP[flag]}")
+        call = TAKES_EFFECT_IN.get(flag)
+        # Calls outside of the loop are over at the first update.
+        if place is None and call is not None and call.is_in_loop:
+            place = self.lines.get(call.name)
         return place or self.copies
 
 

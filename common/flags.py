@@ -40,17 +40,33 @@ ROLES = {
     # The kind of run, such as `--evaluate-only`.
     "kind": Role(repeated=False, free=False, compared=False, searched=False),
 }
+
+
+class RecipeCall(NamedTuple):
+    """A call by which a recipe puts a flag into effect."""
+
+    text: str  # as a message shows it
+    # Whether it belongs into the loop, where a recipe may make it only after the first update.
+    is_in_loop: bool = False
+
+    @property
+    def name(self) -> str:
+        """The call without its arguments, such as ``run.plan.schedule``."""
+        return self.text.partition("(")[0]
+
+
+SCHEDULE = RecipeCall("run.plan.schedule(...)")
 # Flags that take effect only if a recipe makes a certain call. The core reads them for other
 # purposes too, which does not count as a use. The call itself counts, by `mark_read`, and so does a
 # recipe that reads the flag.
 TAKES_EFFECT_IN = {
-    "schedule": "run.plan.schedule(...)",
-    "warmup_steps": "run.plan.schedule(...)",
-    "scale_learning_rate": "run.plan.schedule(...)",
-    "base_batch_size": "run.plan.schedule(...)",
-    "auto_batch_size": "run.start(description, compute_loss)",
-    "max_grad_norm": "run.clip_grad_norm_(model, optimizer)",
-    "early_stopping": "run.should_stop",
+    "schedule": SCHEDULE,
+    "warmup_steps": SCHEDULE,
+    "scale_learning_rate": SCHEDULE,
+    "base_batch_size": SCHEDULE,
+    "auto_batch_size": RecipeCall("run.start(description, compute_loss)"),
+    "max_grad_norm": RecipeCall("run.clip_grad_norm_(model, optimizer)", is_in_loop=True),
+    "early_stopping": RecipeCall("run.should_stop", is_in_loop=True),
 }
 # Modules that only copy or show all flags. Their reading a flag does not count as a use.
 MERELY_COPY = (
@@ -182,7 +198,7 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
 
 def outside_type(expected_type: Any, value: object) -> str | None:
     """Return the name of the expected type if a value has another one; None if it fits."""
-    # Imported here because `--help` does not need it.
+    # Imported here because the help of a tool does not need it.
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     options = ConfigDict(strict=True, arbitrary_types_allowed=True)
@@ -307,7 +323,7 @@ def refuse_flag(config: object, name: str, recipe: str) -> None:
         recipe: the name of the recipe's file.
     """
     call = TAKES_EFFECT_IN.get(name)
-    needs = f"it takes effect in {call}" if call else f"use config.{name} before the loop"
+    needs = f"it takes effect in {call.text}" if call else f"use config.{name} before the loop"
     raise UserError(
         (
             f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} "

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 
 from common.agreement import ask_rank_zero
-from common.files import JsonObject, read_json_if_there, reading
-from common.run_directory.directory import FACTS, WEIGHTS, insist_on_written_weights, model_folder
+from common.files import read_json_if_there, reading
+from common.run_directory.directory import WEIGHTS, insist_on_written_weights, model_folder
+from common.run_directory.records import FACTS, InitialFacts, read_record_if_there
 
 PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
 MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file
@@ -63,16 +64,16 @@ def weights_file(path: str | Path) -> Path:
     return model_folder(path) / WEIGHTS  # with `path`, the user's own words, for the message
 
 
-def initial_facts(path: str | None) -> JsonObject:
+def initial_facts(path: str | None) -> InitialFacts:
     """Return the facts about the model that `--init-from` names.
 
-    These are `mean`, `std` and `channels` of images and, of a run's model, `class_names` and all
-    else in its `model.json`. Nothing is known of a single file of weights.
+    Published weights state the scaling and the size of images. Nothing is known of a single file of
+    weights.
     """
     if path is None or os.path.isfile(path):
-        return {}
+        return InitialFacts()
     folder = weights_file(path).parent
-    facts_of_run = read_json_if_there(folder / FACTS)
+    facts_of_run = read_record_if_there(folder / FACTS, InitialFacts)
     if facts_of_run is not None:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
@@ -81,12 +82,12 @@ def initial_facts(path: str | None) -> JsonObject:
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")
-        return {
-            "mean": [float(value) for value in settings["mean"]],
-            "std": [float(value) for value in settings["std"]],
-            "channels": int(channels),
-            "published_size": int(size),
-        }
+        return InitialFacts(
+            mean=[float(value) for value in settings["mean"]],
+            std=[float(value) for value in settings["std"]],
+            channels=int(channels),
+            published_size=int(size),
+        )
 
 
 def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:

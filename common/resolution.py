@@ -17,10 +17,9 @@ class ConfigResolution:
         self.config = config
         # As the command line stated them. Later attempts take those of the first attempt.
         self.stated: Flags = dict(vars(config))
-        self.resolved: dict[str, object] = {}  # what `resolve` has changed
 
     def resolve(self, **values: object) -> None:
-        """Set flags by name, and note those whose value changes.
+        """Set flags by name.
 
         Raises:
             AttributeError: the config has no such flag.
@@ -31,4 +30,3 @@ class ConfigResolution:
                 raise AttributeError(f"{type(self.config).__name__} has no flag {name}")
             if flags[name] != value:
                 setattr(self.config, name, value)
-                self.resolved[name] = value

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.console import DISPLAY
@@ -181,7 +182,7 @@ class Run:
         # An optimizer may be of any class that has `param_groups`.
         parts: dict[str, Any] = {name: part for name, part in all_parts.items() if part is not None}
         for name, part in parts.items():
-            bare_part = getattr(part, "optimizer", part)
+            bare_part = bare_optimizer(part)
             leave_unfit_fused_path(bare_part, self.device)
             start_momentum(bare_part)
             self.context.parts.add(name, part)
@@ -391,9 +392,9 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether `--early-stopping` ends the run here."""
+        """Whether `--early-stopping` ends the run here, which the first True also prints."""
         early_stopping = reached(self.early_stopping, "run.loaders(data)")
-        return early_stopping.is_due(self.progress.global_step)
+        return early_stopping.decide(self.progress.global_step)
 
     @property
     def should_save(self) -> bool:

@@ -44,9 +44,8 @@ class Config(TrainingConfig):
     hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     decay: float = flag(0.98, least=0, most=1)  # Share of the average that an update keeps.
-    mixup: float = flag(
-        0.2, least=0
-    )  # Parameter of the Beta distribution of mixing shares; 0: no mixup.
+    # Parameter of the Beta distribution of mixing shares; 0: no mixup.
+    mixup: float = flag(0.2, least=0)
     early_stopping: int | None = 5  # Stop after this many evaluations without a better one.
     validation_share: float | None = 0.1  # Share of train held out for early stopping.
     # Height and width of images in pixels (default: the data set's).

@@ -40,9 +40,8 @@ class Config(TrainingConfig):
     # Widths of the hidden layers.
     hidden_sizes: tuple[int, ...] = flag((16,), 1, 10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    teacher_updates: int = flag(
-        60, least=1, most=10**6
-    )  # The teacher's updates, each with all samples.
+    # Updates of the teacher, each with all samples.
+    teacher_updates: int = flag(60, least=1, most=10**6)
     temperature: float = flag(2.0, least=0.1)  # Divisor of both networks' logits.
     # Height and width of images in pixels (default: the data set's).
     image_size: int | None = flag(None, least=1, most=65536)

@@ -35,15 +35,13 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
-    learning_rate: float = (
-        2e-3  # Peak learning rate of the generator; the other's is twice as high.
-    )
+    # Peak learning rate of the generator; the discriminator's is twice as high.
+    learning_rate: float = 2e-3
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     # Widths of the hidden layers.
     hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)
-    noise_size: int = flag(
-        32, least=1, most=10**6
-    )  # Size of the noise that an image is drawn from.
+    # Size of the noise that an image is drawn from.
+    noise_size: int = flag(32, least=1, most=10**6)
     # Height and width of images in pixels (default: the data set's).
     image_size: int | None = flag(None, least=1, most=65536)
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.

@@ -55,7 +55,7 @@ class Config(TrainingConfig):
 
 
 OBJECTIVE = "accuracy:max"
-DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 4, "synthetic": 1, "other": 3}
+DEFAULT_EPOCHS = {"sst2": 3, "mrpc": 5, "docstrings": 4, "other": 3}
 
 # --------------------------------------------------------------------------------------- Data
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from common.checkpoints.copies import copied
-from common.checkpoints.pack import Tensors, identity
+from common.checkpoints.pack import Tensors, storage_key
 from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.config import TrainingConfig
@@ -19,17 +19,18 @@ from common.console import say
 from common.errors import UserError
 from common.files import receipt_of, replacing, write_json, write_text, writing
 from common.initial import initial_facts, weights_file
-from common.run_directory.directory import FACTS, INITIAL, WEIGHTS, WEIGHTS_DIGEST, model_folder
+from common.run_directory.directory import INITIAL, WEIGHTS, model_folder
+from common.run_directory.records import FACTS, WeightsDigest
 from common.system.machine import is_main_rank
 
-# Facts about a model by name, in JSON; `files` is the path of a folder, or None.
-ModelFacts = Mapping[str, Any]
+# A recipe's description of its model, in JSON; `files` is the path of a folder, or None.
+Description = Mapping[str, Any]
 
 
 def save_model(
     folder: Path,
     model: nn.Module,
-    facts: ModelFacts,
+    facts: Description,
     card: str = "",
     skeleton: nn.Module | None = None,
 ) -> None:
@@ -60,7 +61,7 @@ def save_model(
         else:
             write_sharded_model(unfinished, skeleton, weights)
         model_facts = {name: facts[name] for name in facts if name != "files"}
-        model_facts[WEIGHTS_DIGEST] = receipt_of(unfinished / WEIGHTS)["sha256"]
+        model_facts |= digest_of_weights(unfinished / WEIGHTS).to_json()
         write_json(unfinished / FACTS, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
@@ -81,6 +82,11 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
     if save_pretrained is not None:
         save_pretrained(folder, state_dict={})  # the files besides the weights
     write_sharded_weights(folder / WEIGHTS, weights)
+
+
+def digest_of_weights(path: Path) -> WeightsDigest:
+    """Return the entry of `model.json` for a file of weights; an OSError if it can't be read."""
+    return WeightsDigest(weights_sha256=receipt_of(path)["sha256"])
 
 
 def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
@@ -126,7 +132,7 @@ def load_initial(
     assert initial_model is not None  # otherwise there is nothing to load
     source = weights_file(initial_model)
     weights = read_rows([source])
-    initial_class_names = initial_facts(initial_model).get("class_names")
+    initial_class_names = initial_facts(initial_model).class_names
     refuse_other_kind(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:  # an evaluation must not use a head with random values
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
@@ -153,7 +159,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
             shutil.copy(source, unfinished / WEIGHTS)
-            write_json(unfinished / FACTS, {WEIGHTS_DIGEST: receipt_of(source)["sha256"]})
+            write_json(unfinished / FACTS, digest_of_weights(source).to_json())
         else:
             shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 
@@ -161,7 +167,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
 def heads_to_begin_anew(
     model: nn.Module,
     weights: Mapping[str, torch.Tensor | Rows],
-    initial_class_names: list[str] | None,
+    initial_class_names: object,
     class_names: list[str] | None,
 ) -> dict[str, nn.Linear]:
     """Return the heads, by name, that keep random values instead of taking initial weights.
@@ -174,7 +180,8 @@ def heads_to_begin_anew(
 
     Args:
         weights: by name.
-        initial_class_names: the class names of the weights; None if they are unknown.
+        initial_class_names: the class names of the weights, a list of texts unless a copy describes
+            its model in another way; None if they are unknown.
         class_names: those of the run's data; None if the data have no classes.
     """
     if class_names is None:
@@ -209,7 +216,7 @@ def names_by_weight(model: nn.Module) -> list[list[str]]:
     """Return the names of each tensor in a model's state; tied weights have several names."""
     names: dict[Hashable, list[str]] = defaultdict(list)
     for name, value in model.state_dict().items():
-        names[identity(value)].append(name)
+        names[storage_key(value)].append(name)
     return [*names.values()]
 
 

@@ -27,6 +27,14 @@ KERNELS = ("fused", "foreach")
 INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def bare_optimizer(part: Any) -> Any:
+    """Return the optimizer that a wrapper, such as Accelerate's, has as `optimizer`.
+
+    Any other object is returned as it is, so this may be called with a part of any kind.
+    """
+    return getattr(part, "optimizer", part)
+
+
 class Network:
     """A module, as a part of a checkpoint.
 
@@ -146,10 +154,12 @@ class OptimizerState:
     Its tensors get back their exact values, in the memory layout of their parameters.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | AcceleratedOptimizer) -> None:
-        if isinstance(optimizer, AcceleratedOptimizer):
-            optimizer = optimizer.optimizer
-        self.optimizer: torch.optim.Optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        # Another wrapper than Accelerate's may have a state of its own, so it is saved as it is.
+        is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
+        self.optimizer: torch.optim.Optimizer = (
+            bare_optimizer(optimizer) if is_wrapped else optimizer
+        )
 
     def state_dict(self) -> State:
         return self.optimizer.state_dict()

@@ -48,7 +48,7 @@ class Packer:
 
     def __init__(self) -> None:
         self.tensors: Tensors = {}
-        self.names: dict[Hashable, str] = {}  # of the stored tensors, by their identity
+        self.names: dict[Hashable, str] = {}  # of the stored tensors, by `storage_key`
 
     def pack_value(self, value: object, place: str) -> JsonValue:
         """Return a value as JSON, and store the tensors in it."""
@@ -107,7 +107,7 @@ class Packer:
         if not is_sharded(tensor):
             # A conjugate or negative view only notes the operation, and files have no such notes.
             tensor = tensor.resolve_conj().resolve_neg()
-        key = identity(tensor)
+        key = storage_key(tensor)
         if key not in self.names:
             name = place.encode("ascii", "backslashreplace").decode()
             while name in self.tensors:  # keys with dots in them can lead to the same place
@@ -171,7 +171,7 @@ def unfit(value: object, place: str) -> TypeError:
     return TypeError(f"{place}: a value of type {type(value).__name__}{details} can't be kept")
 
 
-def identity(tensor: torch.Tensor) -> Hashable:
+def storage_key(tensor: torch.Tensor) -> Hashable:
     """Return a key that two tensors share if they are views of the same elements (tied weights)."""
     tensor = local(tensor)
     if tensor.numel() == 0:

@@ -73,7 +73,7 @@ class SaveFailure:
     @classmethod
     def of(cls, problem: BaseException, rank: int) -> Self:
         """Return the failure that an error in the writing thread of a rank caused."""
-        # Of a `UserError`, without its advice: `Stopper.raise_failure` adds some.
+        # The text of a `UserError` without its advice: `StopAgreement.raise_failure` adds its own.
         text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(
             f"rank {rank}: {text}",

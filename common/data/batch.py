@@ -222,6 +222,10 @@ class TensorSamples(Samples):
     They are placed on the device if they fit, and a batch is then a gather.
     """
 
+    # On the host; empty in a subclass that streams its samples and does not call `keep`.
+    arrays: dict[str, torch.Tensor | np.ndarray] = {}
+    placed: dict[str, torch.Tensor] = {}  # on the device, from `place` on
+
     def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
@@ -260,10 +264,7 @@ class TensorSamples(Samples):
         return self.finish(self.take(self.placed, samples), samples, epoch)
 
     def fingerprint(self) -> str | None:
-        arrays = getattr(self, "arrays", None)
-        if arrays is None:  # a subclass that streams its samples does not call `keep`
-            return None
-        return fingerprint_of_arrays(arrays)
+        return fingerprint_of_arrays(self.arrays) if self.arrays else None
 
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch of rows of `tensors`, which must all be on one device.

@@ -18,7 +18,16 @@ import numpy as np
 from common.data.fingerprint import short_digest
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.files import locked, read_json, receipt_of, replacing, signed, write_json, writing
+from common.files import (
+    SIGNATURE,
+    locked,
+    read_json,
+    receipt_of,
+    replacing,
+    signed,
+    write_json,
+    writing,
+)
 
 FACTS = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
@@ -40,6 +49,7 @@ class PreparedFacts(TypedDict):
 
     class_names: list[str]
     notes: list[str]  # printed for the user
+    held_out: int  # rows (streamed: row groups) of train that became the validation split
     splits: NotRequired[list[str]]  # their names; `Prepared` has them as the keys of its arrays
     fingerprint: NotRequired[str]  # of the arrays; not in the file, because `cached` computes it
     evaluated: NotRequired[str]  # the only split, if it is evaluated as a whole
@@ -103,8 +113,7 @@ def cached(
             for split in contents.pop("splits")
         }
     digests = contents.pop("files")
-    # `make_cache` added it, as a signature of the file of facts.
-    del contents["sha256"]
+    del contents[SIGNATURE]  # `make_cache` has signed the file of facts
     array_digests = {name: digest for name, digest in digests.items() if name.endswith(".npy")}
     contents["fingerprint"] = short_digest(array_digests)
     # The rest is what `prepare` returned. `cast` is safe: the signature shows that no one has

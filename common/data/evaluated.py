@@ -13,7 +13,7 @@ from common.data.pixels import FULL_SCALE
 from common.errors import UserError
 from common.files import read_json_if_there
 from common.initial import initial_facts, weights_file
-from common.run_directory.directory import FACTS
+from common.run_directory.records import CONFIG, FACTS, excerpt_of
 
 MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 
@@ -48,10 +48,15 @@ def read_evaluated(model: str) -> Evaluated:
         UserError: there is no such model, or its files can't be read.
     """
     facts = initial_facts(model)
-    names = facts.get("class_names")
-    class_names = [str(name) for name in names] if isinstance(names, list) else None
-    image_facts = ("image_size", "channels", "white_level")
-    preprocessing = {name: facts[name] for name in image_facts if facts.get(name) is not None}
+    class_names = None
+    if isinstance(facts.class_names, list):
+        class_names = [str(name) for name in facts.class_names]
+    image_facts = {
+        "image_size": facts.image_size,
+        "channels": facts.channels,
+        "white_level": facts.white_level,
+    }
+    preprocessing = {name: value for name, value in image_facts.items() if isinstance(value, int)}
     # `recipes predict` uses the same default for a model that states no white level.
     if preprocessing:
         preprocessing.setdefault("white_level", FULL_SCALE)
@@ -71,22 +76,23 @@ def training_history(model: str | None) -> list[TrainedOn]:
             folder = weights_file(model).parent
         except UserError:  # the code that loads the weights reports it
             break
-        record = read_json_if_there(folder.parent / "config.json")
+        contents = read_json_if_there(folder.parent / CONFIG)
         # Only the folder `model` in a run's directory has all of these.
-        if folder.name != "model" or not (folder / FACTS).is_file() or record is None:
+        if folder.name != "model" or not (folder / FACTS).is_file() or contents is None:
             break
-        config = record.get("config")
-        data = record.get("data")
-        if not isinstance(config, dict) or not isinstance(data, dict):
+        # A tolerant reader: an old or edited file may still say on which data the run trained.
+        saved = excerpt_of(contents)
+        if saved.config is None or saved.data is None:
             break
+        config = saved.config
         history.append(
             TrainedOn(
                 run=str(folder.parent),
                 dataset=str(config.get("dataset")),
                 configuration=config.get("dataset_config"),
                 validation_share=config.get("validation_share"),
-                fingerprint=data.get("fingerprint"),
-                sizes=data.get("sizes") or {},
+                fingerprint=saved.data.fingerprint,
+                sizes=saved.data.sizes or {},
             )
         )
         initial_model = config.get("init_from")

@@ -6,11 +6,10 @@ Augmentation and scaling of pixels take place on the device.
 import functools
 import json
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -34,11 +33,12 @@ from common.data.sources import DataSource
 from common.errors import UserError
 from common.files import reading
 from common.initial import initial_facts
+from common.run_directory.records import InitialFacts
 from common.system.devices import to_device
 from common.system.machine import local_world_size, usable_cores
 
 # Part of a cache's name. A new value has all caches made again.
-CACHE_VERSION = "images-10"
+CACHE_VERSION = "images-11"
 # The images and the labels of each split, or its row groups alone if the data set is streamed.
 Arrays = dict[str, list[np.ndarray]]
 LOW_BITS = 2**30 - 1  # of 31 random bits, those that choose a shift
@@ -280,9 +280,9 @@ def load_images(
         UserError: the data or the facts about the weights can't be read.
     """
     initial = initial_facts(init_from)
-    size = image_size or initial.get("published_size") or evaluated_size(source)
+    size = image_size or initial.published_size or evaluated_size(source)
     folder, facts, arrays = decoded(source, size, image_column, label_column)
-    if {"mean", "std", "channels"} <= initial.keys():
+    if initial.has_scaling:
         scale_as_initially(facts, arrays, initial, init_from)
     index = facts.get("index")
     if index is None:
@@ -343,7 +343,7 @@ def decoded(
 
 
 def scale_as_initially(
-    facts: ImageFacts, arrays: Arrays, initial: Mapping[str, Any], init_from: str | None
+    facts: ImageFacts, arrays: Arrays, initial: InitialFacts, init_from: str | None
 ) -> None:
     """Replace the scaling of a data set by that of the initial weights, in place.
 
@@ -357,7 +357,7 @@ def scale_as_initially(
     scaling = initial_scaling(initial, init_from)
     facts["mean"] = scaling["mean"]
     facts["std"] = scaling["std"]
-    if facts["channels"] == 1 and initial["channels"] == 3:
+    if facts["channels"] == 1 and initial.channels == 3:
         facts["channels"] = 3
         if "index" not in facts:  # streamed images are decoded to three channels
             repeat_grey(arrays)
@@ -392,19 +392,21 @@ def streamed_splits(
     return splits
 
 
-def initial_scaling(initial: Mapping[str, Any], init_from: str | None) -> Scaling:
+def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     """Return the mean and std with which initial weights were trained.
 
     Raises:
         UserError: they are not one number for each channel, or a deviation is not positive.
     """
     with reading(f"--init-from {init_from}: its mean and std", "pass the safetensors file alone"):
-        scaling = np.array([initial["mean"], initial["std"]], dtype=float)
+        if not isinstance(initial.channels, int):
+            raise TypeError(f"images of {initial.channels!r} channels")
+        scaling = np.array([initial.mean, initial.std], dtype=float)
         # `reshape` raises a `ValueError` unless there is one number for each channel.
-        _, std = scaling.reshape(2, initial["channels"])
-        if (std <= 0).any():
-            raise ValueError("a deviation of 0")
-    return {"mean": initial["mean"], "std": initial["std"]}
+        mean, std = scaling.reshape(2, initial.channels)
+        if not np.isfinite(scaling).all() or (std <= 0).any():
+            raise ValueError("a deviation of 0, or a number that is not finite")
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def repeat_grey(arrays: Arrays) -> None:
@@ -429,6 +431,7 @@ def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
         arrays[split] = [images, labels]
     facts: ImageFacts = {
         "channels": 3,
+        "held_out": 0,
         "white_level": None,
         "image_size": size,
         "mean": [0.5] * 3,

@@ -47,6 +47,7 @@ class LabelledData:
     classes: list[LabelValue]  # the value of each class in the label column
     # The split that is evaluated as a whole, because the model was not trained on the data.
     evaluated_split: str | None = None
+    held_out_count = 0  # rows or row groups of train that became the validation split
 
     def __init__(
         self,
@@ -74,6 +75,8 @@ class LabelledData:
         self.name = name
         self.features = features
         self.notes = []
+        self.classes = []
+        self.class_names = []
         self.values_of = values_of
         candidates = self.label_candidates()
         if values_of is not None and label_column is None and not candidates:
@@ -256,6 +259,7 @@ class LabelledData:
                 f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out",
                 advice="add rows, or add a split named validation",
             )
+        self.held_out_count = count
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         # The candidates are cut into `count` equal parts, and the middle of each part is chosen.
         positions = (np.arange(count) + 0.5) * len(candidates) / count
@@ -267,6 +271,7 @@ class LabelledData:
             "splits": list(self.splits),
             "class_names": self.class_names,
             "notes": self.notes,
+            "held_out": self.held_out_count,
         }
         if self.evaluated_split is not None:
             facts["evaluated"] = self.evaluated_split

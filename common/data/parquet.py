@@ -172,6 +172,7 @@ class ParquetTables(LabelledData):
         files = self.files_of(opened_builder.builder)
         self.splits = {}
         self.shards: list[str] = []
+        self.index: RowGroupIndex | None = None  # from `write_groups` on
         chosen_splits = choose_splits(files, source)
         self.first, first_name = chosen_splits[0]
         if source.is_whole:
@@ -262,15 +263,19 @@ class ParquetTables(LabelledData):
         """
         for role, groups in self.splits.items():
             write_array(folder / f"{role}_groups.npy", [groups], len(groups))
-        self.index: RowGroupIndex = {
+        index: RowGroupIndex = {
             "shards": self.shards,
             "classes": self.classes,
             "columns": [*columns, self.label_column],
         }
-        return ParquetRows(self.splits[self.first], **self.index)
+        self.index = index
+        return ParquetRows(self.splits[self.first], **index)
 
     def facts(self) -> PreparedFacts:
-        return {**super().facts(), "index": self.index}
+        facts = super().facts()
+        if self.index is not None:
+            facts["index"] = self.index
+        return facts
 
 
 def read_footer(path: str) -> Footer:

@@ -157,8 +157,7 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     """
     notes = data.facts["notes"]
     notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
-    # `choose_held_out` notes that it held samples out. Splits of the data set itself stay valid.
-    is_held_out = any(note.startswith("held out ") for note in notes)
+    is_held_out = data.facts["held_out"] > 0  # splits of the data set itself stay valid
     if not is_held_out or trained.fingerprint in (None, data.facts["fingerprint"]):
         return
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}

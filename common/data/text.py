@@ -224,7 +224,7 @@ def load_text(
         raise UserError(
             "--dataset synthetic makes images, not text", advice="pass docstrings or a folder"
         )
-    version = f"text-9-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
+    version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {
         "checkpoint": checkpoint,
         "max_length": max_length,

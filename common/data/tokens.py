@@ -143,7 +143,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
     """
     rows: list[list[int]] = []
     token_types: list[list[int]] = []
-    for part in parts_of(texts):
+    for part in slices_for_one_call(texts):
         columns = [[with_short_words(text) for text in column[part]] for column in texts]
         encoded = encoder(*columns, truncation=True, max_length=max_length)
         rows += encoded["input_ids"]
@@ -161,7 +161,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
     return [tokens, offsets, np.array(seconds)]
 
 
-def parts_of(texts: Columns) -> Iterator[slice]:
+def slices_for_one_call(texts: Columns) -> Iterator[slice]:
     """Yield slices of the rows, each small enough to be tokenised in one call.
 
     A slice has at least one row, even if that row is too long.

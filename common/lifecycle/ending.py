@@ -11,6 +11,7 @@ from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
+from common.run_directory.records import SUMMARY, ModelFacts, Summary
 from common.track import media, report
 from common.track.card import model_card
 from common.track.names import Facts
@@ -47,7 +48,7 @@ def finish(
     wait_for_ranks(context.accelerator)  # no rank waits while rank 0 writes a whole model
     if was_trained:
         export_model(started, evaluations, kept_step, summary)
-    context.directory.write("summary.json", summary)
+    context.directory.write(SUMMARY, Summary.model_validate(summary).to_json())
     write_memory(context, memory)
     attach_results(started, figures, memory)
     commands = context.logs.finish(summary)
@@ -80,8 +81,8 @@ def end_training(context: Context, log_training: Callable[[], None]) -> None:
         compare_weights(context)
 
 
-def summarize(context: Context, final_figures: Facts, kept_step: int) -> Facts:
-    """Return the contents of `summary.json`."""
+def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[str, float]:
+    """Return the figures in `summary.json`."""
     summary = {**context.logs.latest, **final_figures}
     if not context.config.evaluate_only:
         summary |= context.meters.whole_run()
@@ -107,13 +108,13 @@ def export_model(
         return
     model = evaluations.model_to_export(started.kept)
     bare_model = accelerator.bare(model)
-    description = {
-        "recipe": context.recipe,
-        "class": type(bare_model).__name__,
-        "update": kept_step,
-        "run_id": context.directory.run_id,
-        **started.description,
-    }
+    facts = ModelFacts(
+        recipe=context.recipe,
+        class_name=type(bare_model).__name__,
+        update=kept_step,
+        run_id=context.directory.run_id,
+    )
+    description = {**facts.to_json(), **started.description}
     loaded = started.loaded
     card = model_card(
         context.config, started.saved_config, description, loaded.data, loaded.test_split, summary

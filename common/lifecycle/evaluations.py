@@ -110,7 +110,7 @@ class Evaluations:
             logs.refuse_means(figures)
             self.rehearsal.accept_figures()
             return
-        is_best = self.is_best(values, split)
+        is_best = self.record_if_validation(values, split)
         logs.evaluation(values, split, is_best)
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
@@ -126,10 +126,11 @@ class Evaluations:
         """
         logs = self.context.logs
         values = logs.checked(figures)
-        logs.evaluation(values, split, self.is_best(values, split), position)
+        is_best = self.record_if_validation(values, split)
+        logs.evaluation(values, split, is_best, position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
-    def is_best(self, values: Facts, split: str) -> bool:
+    def record_if_validation(self, values: Facts, split: str) -> bool:
         """Record an evaluation of validation data; return whether its model is the one to keep.
 
         Test data choose no model, so their evaluations are not recorded.
@@ -138,7 +139,7 @@ class Evaluations:
         if split != "validation":
             return False
         value = values[context.objective.metric]
-        return context.best.improves(value, context.progress.global_step, values.get("loss"))
+        return context.best.record(value, context.progress.global_step, values.get("loss"))
 
     def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
         """Load the weights that `model` had at its best evaluation; see `load_best` of the run.

@@ -24,7 +24,7 @@ def save(started: StartedRun) -> None:
         # A checkpoint after a non-finite update would only end the resumed run again.
         context.guard.check(step)
         compare_weights(context)
-        context.checkpoints.save(step, context.parts.collect(), identity(started))
+        context.checkpoints.save(step, context.parts.collect(), run_identity(started))
         context.agreement.note_checkpoint()
     DISPLAY.doing = ""
 
@@ -34,7 +34,7 @@ def compare_weights(context: Context) -> None:
     insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
-def identity(started: StartedRun) -> RunIdentity:
+def run_identity(started: StartedRun) -> RunIdentity:
     """Return the facts of this run for a manifest; a resume compares those in `KEPT`."""
     context = started.context
     plan = started.plan
@@ -85,7 +85,7 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     best = context.best
     last_name = resume_path.name if resume_path.name.startswith("step-") else None
     restored = restore_newest(
-        context.checkpoints, last_name, context.parts, identity(started), saved_objective
+        context.checkpoints, last_name, context.parts, run_identity(started), saved_objective
     )
     if restored is None:
         return None

@@ -17,8 +17,15 @@ from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler
-from common.run_directory.directory import CONFIG, read_status
-from common.run_directory.records import Architecture, PeakRate, RunConfig, Source, read_record
+from common.run_directory.directory import read_status
+from common.run_directory.records import (
+    CONFIG,
+    Architecture,
+    PeakRate,
+    RunConfig,
+    Source,
+    read_record,
+)
 from common.track import facts
 from common.track.names import Facts
 from common.training.accelerator import compute_dtype

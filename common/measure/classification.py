@@ -1,6 +1,6 @@
 """Ready-made figures for single-label classification: accuracy, F1, and rates of each class."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from accelerate import Accelerator
@@ -14,16 +14,35 @@ from common.system.devices import has_float64
 class Classified(Evaluation):
     """The figures of a classification, with the counts and predictions behind them."""
 
-    # Counts of all ranks, [classes, classes]: true class, then predicted class. None if there are
-    # too many classes for a matrix.
-    confusion: torch.Tensor | None
-    # Counts of all ranks, [3, classes]: samples classified correctly, predicted, and labelled.
-    class_counts: torch.Tensor
-    class_names: Sequence[str]
-    # This rank's first batches, in their order, [samples] each.
-    predicted: torch.Tensor  # int64
-    labels: torch.Tensor  # int64
-    probabilities: torch.Tensor  # float32, of the predicted classes
+    def __init__(
+        self,
+        figures: Mapping[str, float],
+        *,
+        class_names: Sequence[str],
+        confusion: torch.Tensor | None,
+        class_counts: torch.Tensor,
+        predicted: torch.Tensor,
+        labels: torch.Tensor,
+        probabilities: torch.Tensor,
+    ) -> None:
+        """Keep the figures by name, and what they were computed from.
+
+        Args:
+            confusion: counts of all ranks, [classes, classes]: true class, then predicted class.
+                None if there are too many classes for a matrix.
+            class_counts: counts of all ranks, [3, classes]: samples classified correctly,
+                predicted, and labelled.
+            predicted: the classes of this rank's first batches, in their order, int64 [samples].
+            labels: of the same samples, int64 [samples].
+            probabilities: of the predicted classes, float32 [samples].
+        """
+        super().__init__(figures)
+        self.class_names = class_names
+        self.confusion = confusion
+        self.class_counts = class_counts
+        self.predicted = predicted
+        self.labels = labels
+        self.probabilities = probabilities
 
     def by_class(self) -> list[tuple[str, float, float, float, int]]:
         """Return for each class its name, precision, recall, F1 and number of samples."""
@@ -127,14 +146,17 @@ class ClassificationSums(Sums):
             "accuracy": float(class_counts[0].sum()) / max(count, 1),
             **({"f1": float(f1[1])} if classes == 2 else {"macro_f1": float(f1.mean())}),
         }
-        result = Classified(figures | reduced.means | {"count": count})
-        result.confusion = confusion
-        result.class_counts = class_counts
-        result.class_names = self.class_names
         no_batch = torch.empty((2, 0), dtype=torch.long)
-        result.predicted, result.labels = torch.cat(self.seen or [no_batch], dim=1).cpu()
-        result.probabilities = torch.cat(self.probabilities or [torch.empty(0)]).cpu()
-        return result
+        predicted, labels = torch.cat(self.seen or [no_batch], dim=1).cpu()
+        return Classified(
+            figures | reduced.means | {"count": count},
+            class_names=self.class_names,
+            confusion=confusion,
+            class_counts=class_counts,
+            predicted=predicted,
+            labels=labels,
+            probabilities=torch.cat(self.probabilities or [torch.empty(0)]).cpu(),
+        )
 
 
 def rates(class_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

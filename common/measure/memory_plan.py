@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.shards import local
 from common.console import say
 from common.data.batch import Work
@@ -55,7 +56,7 @@ class MemoryPlan:
         self.accelerator = accelerator
         self.device = accelerator.device
         self.model = model
-        self.optimizer = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+        self.optimizer = bare_optimizer(optimizer)
         self.most_tokens = most_tokens_of_batch(loader)
         # The tokens of the longest micro-batch so far. Infinity means that no activations are
         # measured: a compiled model would be compiled with the hooks, and again without them.

@@ -109,6 +109,7 @@ class PowerMeter:
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"  # NVML is NVIDIA's
         self.nvml: ModuleType | None = None
+        self.handle: Any = None  # NVML's object for the GPU
         if self.is_gpu:
             with suppress(Exception):  # no driver or no permission must not stop the run
                 import pynvml
@@ -117,6 +118,7 @@ class PowerMeter:
                 identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
                 self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
                 self.nvml = pynvml
+        self.sampled_at = 0.0  # clock time of the last call of `sample`
         self.sampled_until = 0  # the time of the last sample, by the driver's clock
         self.samples: list[int] = []  # of the utilisation, in percent
         self.last_reading = (time.perf_counter(), self.joules())

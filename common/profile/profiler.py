@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +84,9 @@ class Profiler:
     procedure: Generator[None, None, None] | None = None
     is_over: bool = False
     is_timing: bool = False
+    placement: str = ""  # where batches are made, "device" or "workers"; known with the first batch
+    # By phase of an update, in the timed updates.
+    phase_milliseconds: Mapping[str, float] = field(default_factory=dict)
     waited: float = 0.0  # seconds for which the timed updates waited for batches
     # The seconds of waiting in which batches were made, and the number of those micro-batches. One
     # wait may make the data of several micro-batches.

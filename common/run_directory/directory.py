@@ -27,24 +27,26 @@ from common.errors import (
 from common.files import (
     advice_to_read,
     locked,
-    read_json,
     read_json_if_there,
     receipt_of,
     write_json,
     writing,
 )
 from common.run_directory.identity import signed_config
-from common.run_directory.records import Status, read_record
+from common.run_directory.records import (
+    CONFIG,
+    FACTS,
+    STATUS,
+    Status,
+    WeightsDigest,
+    excerpt_of,
+    read_record,
+)
 from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
-STATUS = "status.json"
-CONFIG = "config.json"
 INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no others
-# The files in a model's folder: its weights, and how to build and use the model.
-WEIGHTS = "model.safetensors"
-FACTS = "model.json"
-WEIGHTS_DIGEST = "weights_sha256"  # the entry of FACTS with the SHA-256 of WEIGHTS
+WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside FACTS
 # Seconds to wait until another job ends: it may take as long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
@@ -87,28 +89,30 @@ class RunDirectory:
                 checkpoints would be lost.
             SystemExit: with status 0, on all ranks, if the run is finished.
         """
+        self.path = Path(output_dir or "")  # `take` chooses another one if the user named none
+        self.run_id = ""  # random, and unique to this run; `take` chooses it
         self.named_by_clock = output_dir is None
+        self.was_made = False  # whether this rank has made the directory, as only rank 0 does
         self.lock = contextlib.ExitStack()
         self.has_config = False  # whether this process has written `config.json`
         self.seen_at = -math.inf  # clock time of the last check that the directory is this run's
-
-        def take() -> Taken:
-            return self.take(output_dir, recipe, resume, min(patience, PATIENCE), is_finished)
-
+        patience = min(patience, PATIENCE)
         try:
-            taken = ask_rank_zero(take)
-            self.path = taken.path
-            self.run_id = taken.run_id
+            taken = ask_rank_zero(
+                lambda: self.take(output_dir, recipe, resume, patience, is_finished)
+            )
             if several_machines() and not taken.is_finished:
-                insist_on_sight(taken.mark, min(patience, PATIENCE))
+                insist_on_sight(taken.mark, patience)
         except UserError:
-            if hasattr(self, "path"):  # not if rank 0 could not make the directory
-                self.remove_if_unused()
+            self.remove_if_unused()
             self.release()
             time.sleep(LETTING_GO)  # or gloo may abort this process when it exits
             let_main_rank_exit_first()
             raise
+        self.path = taken.path
+        self.run_id = taken.run_id
         if taken.is_finished:
+            # An exception, because no caller may use a directory that is not locked.
             self.release()
             time.sleep(LETTING_GO)
             raise SystemExit(0)
@@ -126,6 +130,7 @@ class RunDirectory:
         All ranks get the returned value, through `ask_rank_zero`.
         """
         self.path = make_directory(output_dir, recipe, resume)
+        self.was_made = True
         self.lock.enter_context(locked(self.path / LOCK, patience))
         # Another job may have used the directory while this one waited for the lock.
         if not resume:
@@ -215,9 +220,11 @@ class RunDirectory:
 
     def remove_if_unused(self) -> None:
         """Remove a directory that the user did not name, if training never began in it."""
+        if not self.was_made or not self.named_by_clock:
+            return
         names = {path.name for path in self.path.glob("*")}
         # The status and the lock are there from the beginning. Any other file is worth keeping.
-        if is_main_rank() and self.named_by_clock and names <= {STATUS, LOCK}:
+        if names <= {STATUS, LOCK}:
             self.release()  # Windows can't remove an open file
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -306,7 +313,7 @@ def saved_run_id(path: Path) -> str | None:
 def read_run_id(file: Path) -> str | None:
     """Return the run's id in a JSON file; None if the file has none or can't be read."""
     with contextlib.suppress(UserError):
-        run_id = (read_json_if_there(file) or {}).get("run_id")
+        run_id = excerpt_of(read_json_if_there(file) or {}).run_id
         return run_id if isinstance(run_id, str) and run_id else None
     return None
 
@@ -368,10 +375,10 @@ def insist_on_written_weights(folder: Path) -> None:
     A `model.json` without a digest, as older versions wrote, is accepted.
     """
     path = folder / WEIGHTS
-    expected_digest = read_json(folder / FACTS).get(WEIGHTS_DIGEST)
+    expected_digest = read_record(folder / FACTS, WeightsDigest).weights_sha256
     if expected_digest is not None and digest_of_file(path) != expected_digest:
         mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
-        advice = f"take a whole copy, or remove {WEIGHTS_DIGEST} there if you changed the weights"
+        advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
         raise UserError(mistake, advice=advice)
 
 

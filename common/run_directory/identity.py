@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.files import JsonObject, json_safe, parse, read_json_if_there, signed
+from common.files import SIGNATURE, JsonObject, json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
-from common.run_directory.records import Status
+from common.run_directory.records import CONFIG, STATUS, Status, excerpt_of
 from common.system.platforms import quoted
 from common.system.printable import listed
-
-SIGNATURE = "sha256"  # the entry of a signed file with the digest of all other entries
 
 
 class EditedConfigError(UserError):
@@ -53,7 +51,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     Args:
         saved: the contents of `config.json`.
     """
-    path = directory / "config.json"
+    path = directory / CONFIG
     witnesses = find_witnesses(directory)
     if SIGNATURE in saved and saved != signed(saved):
         raise EditedConfigError(
@@ -63,7 +61,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
                 f"{quoted(path)}"
             ),
         )
-    run_id = saved.get("run_id")
+    run_id = excerpt_of(saved).run_id
     if not isinstance(run_id, str) or not witnesses:
         return
     # One file of the same run is enough: another run's checkpoint may lie among this run's.
@@ -82,17 +80,17 @@ def find_witnesses(directory: Path) -> list[Witness]:
     """
     manifests = sorted(directory.glob("checkpoints/step-*/manifest.json"), reverse=True)
     witnesses = []
-    for path in [*manifests, directory / "status.json"]:
+    for path in [*manifests, directory / STATUS]:
         try:
             contents = read_json_if_there(path) or {}
         except UserError:
             continue
-        run_id = contents.get("run_id")
-        flags = contents.get("flags")
+        excerpt = excerpt_of(contents)
+        run_id = excerpt.run_id
         # `status.json` has no digest that would show damage.
-        is_whole = path.name == "status.json" or contents == signed(contents)
+        is_whole = path.name == STATUS or contents == signed(contents)
         if is_whole and isinstance(run_id, str) and run_id:
-            witnesses.append(Witness(path, run_id, flags if isinstance(flags, dict) else {}))
+            witnesses.append(Witness(path, run_id, excerpt.flags or {}))
     return witnesses
 
 
@@ -101,13 +99,12 @@ def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> 
 
     If no witness shows the difference, only the digest does.
     """
-    run_id = saved.get("run_id")
-    config = saved.get("config")
+    excerpt = excerpt_of(saved)
+    run_id = excerpt.run_id
+    config = excerpt.config or {}
     for witness in witnesses:
         if witness.run_id != run_id:
             return f"its run_id is {run_id!s:.50}, and that of {witness.path} is {witness.run_id}"
-        if not isinstance(config, Mapping):
-            continue
         flags = witness.flags
         changes = [
             f"{spelled(name)} {flags[name]!s:.99} and now has {config[name]!s:.99}"

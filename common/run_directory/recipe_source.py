@@ -7,7 +7,6 @@ it was started with, and `config.json` lists the updates at which changed source
 import ast
 import difflib
 import hashlib
-import re
 from pathlib import Path
 
 from common.console import say, warn
@@ -15,11 +14,11 @@ from common.files import write_text
 from common.run_directory.directory import RunDirectory
 from common.run_directory.records import Source, SourceChange
 from common.system.machine import is_main_rank
+from common.system.printable import without_tokens
 
-KEPT = "recipe.py"  # in the run's directory: the text of the first start
+FIRST_SOURCE = "recipe.py"  # in the run's directory: the text of the first start
 MOST_LINES = 40  # of a difference that are printed
 LONGEST_LINE = 120
-TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{20,}|gh[pousr]_\w{30,}|github_pat_\w{20,}")
 
 
 class RecipeSource:
@@ -35,7 +34,7 @@ class RecipeSource:
             return  # the recipe was typed into an interpreter
         # The digest is of the file itself. The text that is kept has no tokens.
         self.sha256 = hashlib.sha256(content).hexdigest()
-        self.text = TOKEN.sub("***", content.decode("utf-8", "replace"))
+        self.text = without_tokens(content.decode("utf-8", "replace"))
 
     def record(self, directory: RunDirectory, saved: Source, step: int) -> Source:
         """Return the entry of the source in `config.json`, and keep the text where it is new.
@@ -51,25 +50,28 @@ class RecipeSource:
         if self.text is None or self.sha256 is None:
             return saved
         if saved.sha256 is None:  # a first start, or a run of an older version
-            keep(directory, KEPT, self.text)
+            keep(directory, FIRST_SOURCE, self.text)
             return Source(sha256=self.sha256, changes=[])
         changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
             say(f"the recipe was changed at update {change.global_step} of this run")
         # Compare with the source that the run used last: of its last change, or of its start.
         last_sha256 = changes[-1].sha256 if changes else saved.sha256
-        last_file = directory.path / (changes[-1].file if changes else KEPT)
+        last_file = directory.path / (changes[-1].file if changes else FIRST_SOURCE)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
+            self.tell_change(last_file, step)
             name = f"recipe-at-{step:08d}.py"
-            warn(
-                "the recipe was changed since the run was last saved: it is used from update "
-                f"{step} on"
-            )
-            for line in self.changed_lines(last_file):
-                say(line)
             keep(directory, name, self.text)
             changes.append(SourceChange(global_step=step, sha256=self.sha256, file=name))
         return Source(sha256=saved.sha256, changes=changes)
+
+    def tell_change(self, last_file: Path, step: int) -> None:
+        """Print that the recipe was changed, and the lines that differ from `last_file`."""
+        warn(
+            f"the recipe was changed since the run was last saved: it is used from update {step} on"
+        )
+        for line in self.changed_lines(last_file):
+            say(line)
 
     def is_same_code(self, path: Path) -> bool:
         """Whether the text at `path` differs in comments, docstrings and line ends alone.

@@ -1,9 +1,15 @@
 """Records: the typed contents of the JSON files in a run's directory.
 
-A training process constructs them; a resume and the tools parse them with `read_record`. No other
-module knows the names of the keys. Fields with a default may be missing, because older versions did
-not write them. Unknown keys are kept, so a file of a newer version loses nothing when it is written
-again.
+A training process constructs them; a resume and the tools parse them with `read_record`, which is
+strict: a value of another type is an error. Fields with a default may be missing, because older
+versions did not write them. Unknown keys are kept, so a file of a newer version loses nothing when
+it is written again.
+
+Some readers must go on with a file that is old, edited, or written by hand. They parse an `Excerpt`
+or `InitialFacts`, which accept any JSON object.
+
+`memory.json` and the files of a profile have no record, because they are for people and no code
+reads them.
 """
 
 from __future__ import annotations
@@ -12,11 +18,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import ErrorDetails
 
 from common.errors import UserError
 from common.files import PUT_BACK, JsonObject, json_safe, read_json_if_there
+
+# The files of a run that hold records.
+CONFIG = "config.json"
+STATUS = "status.json"
+SUMMARY = "summary.json"
+FACTS = "model.json"  # in the folder of a finished model, beside its weights
 
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger one is damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
@@ -33,7 +53,7 @@ class Record(BaseModel):
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the record as JSON, without the fields that were not set."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 class Environment(Record):
@@ -196,6 +216,135 @@ class Manifest(Record):
     mixed_precision: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     sha256: str | None = None  # of everything else in the file
+
+
+class Summary(Record):
+    """`summary.json`: the final figures of a run, by metric name.
+
+    The names depend on the recipe, so no figure has a field of its own. `common.track.names` says
+    what the shared names mean.
+    """
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The entries that are numbers. A figure of None was NaN; a user may add other entries."""
+        return {
+            name: value
+            for name, value in (self.model_extra or {}).items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+
+
+class WeightsDigest(Record):
+    """The entry of `model.json` by which readers notice that the weights beside it have changed."""
+
+    weights_sha256: str | None = None
+
+
+class ModelFacts(WeightsDigest):
+    """`model.json`: how to build a finished model.
+
+    The file also has all else that the recipe stated about its model in `run.start`. `ImageInput`
+    and `TextInput` are the parts that classifiers state.
+    """
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    recipe: str | None = None
+    # "class" in the file, which can't be the name of an attribute.
+    class_name: str | None = Field(None, validation_alias="class", serialization_alias="class")
+    update: int | None = None  # the model is from after this update
+    run_id: str | None = None
+    arguments: dict[str, JsonValue] | None = None  # of the class
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it is a classifier of images; only these state a mean of the pixels."""
+        return {"class_names", "mean"} <= self.model_fields_set
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether it is a classifier of texts; only these state a largest length."""
+        return {"class_names", "max_length"} <= self.model_fields_set
+
+
+class ImageInput(Record, extra="ignore"):
+    """What a classifier of images reads; a part of `model.json`."""
+
+    class_names: list[object]  # texts, unless a copy numbers its classes
+    channels: int
+    image_size: int  # height and width, in pixels
+    mean: list[float]  # of each channel
+    std: list[float]
+    white_level: int | None = None  # in images of more than 8 bits a channel
+
+
+class TextInput(Record, extra="ignore"):
+    """What a classifier of texts reads; a part of `model.json`."""
+
+    class_names: list[object]  # likewise
+    text_columns: list[str]
+    max_length: int  # tokens after which a text is cut
+
+
+class InitialFacts(Record, extra="ignore"):
+    """What `--init-from` knows about the weights; for a run's, a part of its `model.json`.
+
+    A copy may describe its model in its own way, also under these names. So the values may have any
+    type, and the code that uses one checks it.
+    """
+
+    class_names: object = None
+    channels: object = None
+    image_size: object = None
+    white_level: object = None
+    mean: object = None
+    std: object = None
+    published_size: int | None = None  # of images that published weights were trained on, in pixels
+
+    @property
+    def has_scaling(self) -> bool:
+        """Whether it states how images were scaled."""
+        return {"mean", "std", "channels"} <= self.model_fields_set
+
+
+def none_if_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Return a value of an excerpt, or None if it has another type than the excerpt states."""
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+Value = TypeVar("Value")
+Lenient = Annotated[Value | None, WrapValidator(none_if_invalid)]
+
+
+class DataExcerpt(Record, extra="ignore"):
+    """What tolerant readers take from the entry `data` of a `config.json`."""
+
+    fingerprint: Lenient[str] = None
+    sizes: Lenient[dict[str, int]] = None  # samples by split
+
+
+class Excerpt(Record, extra="ignore"):
+    """What tolerant readers take from `config.json`, `status.json` or a manifest.
+
+    Nothing is required here, and a value of another type counts as missing. `--config` accepts a
+    file with flags alone, for example, and an edited file must still be recognised.
+    """
+
+    run_id: object = None  # a text, unless the file was edited
+    recipe: object = None  # likewise
+    # Values of flags are not validated: the type of a flag is in the recipe's `Config`.
+    config: Lenient[JsonObject] = None  # the flags in `config.json`
+    flags: Lenient[JsonObject] = None  # the flags in a manifest
+    data: Lenient[DataExcerpt] = None
+
+
+def excerpt_of(contents: Mapping[str, object]) -> Excerpt:
+    """Return the excerpt of a file's contents; any JSON object has one."""
+    return Excerpt.model_validate(dict(contents))
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

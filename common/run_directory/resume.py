@@ -12,9 +12,17 @@ from common.console import say
 from common.errors import UserError
 from common.files import JsonObject, has_moved, locked, read_json
 from common.flags import from_json, role_of, spelled
-from common.run_directory.directory import INITIAL, LOCK, STATUS, read_status
+from common.run_directory.directory import INITIAL, LOCK, read_status
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
-from common.run_directory.records import Flags, RunConfig, parse_record
+from common.run_directory.records import (
+    CONFIG,
+    STATUS,
+    SUMMARY,
+    Flags,
+    RunConfig,
+    excerpt_of,
+    parse_record,
+)
 from common.system.machine import world_size
 from common.system.platforms import quoted
 from common.system.printable import listed
@@ -99,7 +107,7 @@ def directory_to_resume(
     if output_dir is None:
         return newest_unfinished(parse(None), recipe)
     directory = Path(output_dir)
-    return directory if os.path.exists(directory / "config.json") else None
+    return directory if os.path.exists(directory / CONFIG) else None
 
 
 def refuse_contradictions(
@@ -176,7 +184,7 @@ def run_of(named: Path, output_dir: str | None) -> Path:
         UserError: the name is of no run; the message says what it is instead.
     """
     for directory in (named, named.parent.parent):
-        if os.path.isdir(named) and os.path.isfile(directory / "config.json"):
+        if os.path.isdir(named) and os.path.isfile(directory / CONFIG):
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(
@@ -213,7 +221,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     # Unfinished runs with other flags, and those whose `config.json` was edited.
     others: list[tuple[Path, list[str]]] = []
     edited: list[tuple[Path, EditedConfigError]] = []
-    for path in sorted(Path("runs").glob("*/config.json"), key=os.path.getmtime, reverse=True):
+    for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
         with contextlib.suppress(UserError):  # of another recipe, or damaged
             run = read_run(path.parent, type(config), recipe)
             if is_finished(path.parent, run):
@@ -260,7 +268,7 @@ def can_be_resumed(directory: Path) -> bool:
     `newest_unfinished` then refuses to begin a new run silently, even though the flags don't fit.
     A run that another job is writing, or that was trained to its end, is no reason to refuse.
     """
-    if read_status(directory).status == "failed" and (directory / "summary.json").exists():
+    if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
         return False  # it was trained to its end and missed its --target
     # `locked` raises a `UserError` if another job has the lock, and so writes to the run now.
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
@@ -274,9 +282,10 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     Raises:
         UserError: the run is of another recipe, or the file can't be read or is damaged.
     """
-    path = directory / "config.json"
+    path = directory / CONFIG
     contents = read_json(path)
-    other_recipe = contents.get("recipe")
+    # Another recipe's file may lack what the strict record requires, and has a better message.
+    other_recipe = excerpt_of(contents).recipe
     if other_recipe != recipe:
         raise UserError(
             f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common.run_directory.directory import LOCK, read_status
-from common.run_directory.records import Status
+from common.run_directory.records import CONFIG, Status
 from common.system.platforms import is_lock_free, quoted
 
 
@@ -25,7 +25,7 @@ def advice_to_go_on(directory: Path) -> str:
     A tool that needs a finished run gives it.
     """
     status = present_status(directory)
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG).is_file():
         return "it ended before training began: start it again"
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"

@@ -37,6 +37,10 @@ LOOKALIKES = {
 # Spinners are made of Braille characters.
 FIRST_BRAILLE = "\u2800"
 LAST_BRAILLE = "\u28ff"
+# What looks like a token of the Hub, of W&B or of GitHub.
+TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{20,}|gh[pousr]_\w{30,}|github_pat_\w{20,}")
+# A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
+SECRET_OF_ADDRESS = re.compile(r":(//)?[^/\s]*@")
 PLAIN = "lookalikes"  # the name of the error handler, as of `open(errors=...)`
 LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 
@@ -49,6 +53,16 @@ def printable(text: str) -> str:
     """
     shortened = LONG_LINE.sub(shorten, text)
     return UNSAFE.sub(escape, with_letters(shortened))
+
+
+def has_secret(text: str) -> bool:
+    """Whether a text has a token, or an address with a user's name or password."""
+    return SECRET_OF_ADDRESS.search(text) is not None or TOKEN.search(text) is not None
+
+
+def without_tokens(text: str) -> str:
+    """Return a text with *** in place of each token, for a file that others may read."""
+    return TOKEN.sub("***", text)
 
 
 def with_letters(text: str) -> str:

@@ -15,7 +15,7 @@ from common.track.names import PEAK, Facts, describe, precision_name
 # The Hub's name of a task, by the fact that only models of that task have.
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
 PREDICT = "recipes predict FOLDER"
-WHOLE_RUN_METRICS = ("perf/samples_per_second", "time/train_seconds")
+CARD_METRICS = ("perf/samples_per_second", "time/train_seconds")
 
 
 def model_card(
@@ -112,7 +112,7 @@ def result_rows(split: str, summary: Facts) -> list[tuple[str, str]]:
     for name in metrics_of_split(split, summary):
         metric = describe(name)
         rows.append((f"{metric.heading}, {split}", metric.text(summary[name])))
-    for name in WHOLE_RUN_METRICS:
+    for name in CARD_METRICS:
         metric = describe(name)
         rows.append((metric.heading, metric.text(summary.get(name))))
     peak = describe(PEAK)

@@ -20,7 +20,7 @@ from common.system.platforms import quoted
 from common.track import report
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import TensorBoard, TrackerSettingsError, WandB
+from common.track.trackers import Command, TensorBoard, TrackerSettingsError, WandB
 
 
 class LogState(TypedDict):
@@ -54,9 +54,11 @@ class Log:
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
+        # Returns the figures of the present step's position, such as its epoch. `start` sets it.
+        self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[str] = set()
+        self.printed_evaluations: set[str] = set()  # lines, none of which is printed twice
 
     def start(
         self,
@@ -73,7 +75,6 @@ class Log:
             position: returns the figures of the present step's position, such as its epoch.
         """
         self.position = position
-        self.total_steps = run_config.plan.total_steps
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / "metrics.jsonl"
@@ -89,7 +90,7 @@ class Log:
                     self.tracker = TensorBoard(self.accelerator, self.directory)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(run_config, f"{self.directory}; {shown}")
-        DISPLAY.start(self.total_steps, self.place)
+        DISPLAY.start(run_config.plan.total_steps, self.place)
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
@@ -238,8 +239,8 @@ class Log:
                 with self.tracker.limited():
                     self.tracker.run.write_logs(line)
 
-    def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[str]:
-        """Close the files and the tracker; return the commands or URLs that show the run.
+    def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[Command]:
+        """Close the files and the tracker; return how the user can view or upload the run.
 
         Args:
             summary: for the tracker; by default, the latest values.

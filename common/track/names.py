@@ -10,7 +10,9 @@ from common.run_directory.records import RunConfig
 
 Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
 STEP = "progress/global_step"
-RATE = "train/learning_rate"  # a second group of parameters adds its name: `RATE/group`
+# A second group of parameters adds its name: `RATE/group`. `common.training.rates` states the name,
+# too: it needs torch, which this module must not import, because tools start without it.
+RATE = "train/learning_rate"
 PEAK = "memory/peak_mib"  # of the device if it counts, else of the host; for comparing runs
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes
 SPLITS = ("train", "val", "test")

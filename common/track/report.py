@@ -12,6 +12,7 @@ from common.system.machine import is_main_rank
 from common.system.platforms import limits
 from common.tables import print_facts
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
+from common.track.trackers import Command
 
 # The rows of the final table that describe the whole run, not one split.
 WHOLE_RUN_METRICS = (
@@ -140,7 +141,7 @@ def show_summary(
     summary: Facts,
     split: str,
     folder: Path,
-    commands: list[str],
+    commands: list[Command],
     memory: MemoryRows,
 ) -> None:
     """Print the table of results at the end of a run, and how to view or upload the run.
@@ -150,7 +151,7 @@ def show_summary(
         summary: the contents of `summary.json`.
         split: the split of the final evaluation, "validation" or "test".
         folder: the run directory.
-        commands: the tracker's commands, or its URL.
+        commands: how the user can view or upload the tracked run.
         memory: the planned and measured MiB of each part; empty if nothing was planned.
     """
     rows = []
@@ -169,8 +170,8 @@ def show_summary(
     rows.append(["files", str(folder)])
     if is_main_rank():
         print_facts(rows, title=run.recipe)
-    for command in commands:  # `wandb sync` uploads an offline run; the others show a run
-        say(f"{'upload' if ' sync ' in command else 'view':8}{command}")
+    for command in commands:
+        say(f"{command.purpose:8}{command.text}")
 
 
 def summary_rows(objective: Objective, summary: Facts, split: str) -> dict[str, str]:

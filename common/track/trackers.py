@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
@@ -18,6 +18,7 @@ from common.objective import PREFIXES, Objective
 from common.run_directory.records import RunConfig
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_letters
+from common.tables import markdown_table
 from common.track import media
 from common.track.names import SPLITS, STEP, Facts, flat, precision_name
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
@@ -31,6 +32,13 @@ if TYPE_CHECKING:  # a run imports only its own tracker
 LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
 PROBE_BYTES = 2**16  # written to a folder to see whether it takes W&B's files
 SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again to answer
+
+
+class Command(NamedTuple):
+    """What a user can do with a tracked run after its end."""
+
+    purpose: Literal["view", "upload"]
+    text: str  # a line for the shell, or a URL
 
 
 class TrackerSettingsError(ValueError):
@@ -59,7 +67,7 @@ class TensorBoard:
         if not accelerator.trackers:
             raise ModuleNotFoundError("pip install tensorboard")
         self.accelerator = accelerator
-        self.commands = [f"tensorboard --logdir {quoted(shown_path(directory))}"]
+        self.commands = [Command("view", f"tensorboard --logdir {quoted(shown_path(directory))}")]
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
         """Limit nothing: `WandB.limited` guards against a service, and TensorBoard has none."""
@@ -83,13 +91,9 @@ class TensorBoard:
                 caption = entry.captions[number] if entry.captions else number
                 writer.add_image(f"{entry.name}/{caption}", pixels, entry.step, dataformats="HWC")
         elif isinstance(entry, TableEntry):
-            lines: list[Sequence[object]] = [
-                entry.columns,
-                ["---"] * len(entry.columns),
-                *entry.rows,
-            ]
-            text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-            writer.add_text(entry.name, text, entry.step)
+            table: list[Sequence[object]] = [entry.columns, *entry.rows]
+            rows = [[str(cell) for cell in row] for row in table]
+            writer.add_text(entry.name, "\n".join(markdown_table(rows)), entry.step)
         elif isinstance(entry, HistogramEntry):
             # TensorBoard takes values, not counts: repeat the middle of each bin.
             middles = (np.array(entry.edges[:-1]) + entry.edges[1:]) / 2
@@ -135,44 +139,40 @@ class WandB:
             mode = "offline"
             reason = f"the server refused: {type(problem).__name__}"
             accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
-        self.service = ServiceWatch()
-        with self.limited():
-            self.begin(accelerator, run_config, earlier)
-        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
-        folder = quoted(shown_path(Path(self.run.dir).parent))
-        if self.run.offline:
-            self.commands = [f"wandb leet {folder}", f"wandb sync {folder}"]
-        else:
-            self.commands = [self.run.url] if self.run.url else []
-
-    def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Limit the time that the calls in a block may wait for W&B's service."""
-        return self.service.limited()
-
-    def begin(
-        self,
-        accelerator: Accelerator,
-        run_config: RunConfig,
-        earlier: Sequence[Mapping[str, float]],
-    ) -> None:
-        """Define how W&B shows the metrics, and log the `earlier` rows again that it lost."""
-        self.run: WandbRun = accelerator.get_tracker("wandb", unwrap=True)
-        self.run.config.update(flat(run_config), allow_val_change=True)
-        self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
-        for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
-            self.run.define_metric(name, hidden=True)  # these make no useful charts
-        objective = Objective.parse(run_config.objective)
+        self.objective = Objective.parse(run_config.objective)
+        self.best: float | None = None
         # The split that is evaluated during training: validation, or else test.
         split = next(PREFIXES[name] for name in PREFIXES if name in run_config.data.sizes)
         # A metric without a slash in its name belongs to no section, and W&B shows it before all
         # sections. So the most important metrics are logged under such names as well.
         self.top_names = {
-            f"{split}/{objective.metric}": f"{objective.metric}_{split}",
+            f"{split}/{self.objective.metric}": f"{self.objective.metric}_{split}",
             "train/loss": "loss_train",
             f"{split}/loss": f"loss_{split}",
         }
-        self.objective = objective
-        self.best: float | None = None
+        self.service = ServiceWatch()
+        with self.limited():
+            self.run: WandbRun = accelerator.get_tracker("wandb", unwrap=True)
+            self.begin(run_config, earlier)
+        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
+        folder = quoted(shown_path(Path(self.run.dir).parent))
+        self.commands: list[Command] = []
+        if self.run.offline:
+            self.commands.append(Command("view", f"wandb leet {folder}"))
+            self.commands.append(Command("upload", f"wandb sync {folder}"))
+        elif self.run.url:
+            self.commands.append(Command("view", self.run.url))
+
+    def limited(self) -> contextlib.AbstractContextManager[None]:
+        """Limit the time that the calls in a block may wait for W&B's service."""
+        return self.service.limited()
+
+    def begin(self, run_config: RunConfig, earlier: Sequence[Mapping[str, float]]) -> None:
+        """Define how W&B shows the metrics, and log the `earlier` rows again that it lost."""
+        self.run.config.update(flat(run_config), allow_val_change=True)
+        self.run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
+        for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
+            self.run.define_metric(name, hidden=True)  # these make no useful charts
         for row in earlier:
             if row[STEP] >= self.run.step:  # the next step that W&B expects
                 self.log(row)

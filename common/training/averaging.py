@@ -72,6 +72,11 @@ class FreezableDDP(DistributedDataParallel):
     """
 
     handler: utils.DistributedDataParallelKwargs
+    names: list[str]  # of all parameters
+    all_parameters: list[nn.Parameter]
+    registered: list[bool]  # for each parameter, whether DDP averages its gradient
+    # Whether this update has gradients of earlier micro-batches, not averaged over ranks yet.
+    has_accumulated: bool
 
     @classmethod
     def adopt(
@@ -94,7 +99,6 @@ class FreezableDDP(DistributedDataParallel):
         self.names = [*parameters]
         self.all_parameters = [*parameters.values()]
         self.registered = [*map(read_requires_grad, self.all_parameters)]
-        # Whether this update has gradients of earlier micro-batches, not averaged over ranks yet.
         self.has_accumulated = False
 
     def forward(self, *inputs: object, **named_inputs: object) -> object:

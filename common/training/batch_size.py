@@ -32,6 +32,7 @@ from common.system.devices import empty_cache, is_accelerator
 from common.system.machine import is_main_rank
 from common.system.platforms import command_line
 from common.tables import print_table
+from common.training.evaluation import keep_buffers
 
 MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is so many times as fast
 MIN_SECONDS = 0.3  # for which a size is timed, after a first pass
@@ -202,15 +203,14 @@ def refuse_unfit_loss(
     if processes == 1:
         return
     # The call below changes buffers, such as batch norm's statistics.
-    buffers = [buffer.clone() for buffer in model.buffers()]
+    put_buffers_back = keep_buffers(model)
     batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
     model.train()
     with as_written(model), CollectiveFinder() as finder:
         loss, _ = compute_loss(model, batch)
         loss.backward()
     model.zero_grad()
-    for buffer, before in zip(model.buffers(), buffers, strict=True):
-        buffer.copy_(before)
+    put_buffers_back()
     if finder.name is not None:
         raise UserError(
             (
@@ -308,7 +308,7 @@ def attempt(
     spare_bytes = 0.0
     if is_accelerator(device) and is_compiled(model):
         spare_bytes = COMPILE_MARGIN * memory.device_memory(device)
-    buffers = [buffer.clone() for buffer in model.buffers()]
+    put_buffers_back = keep_buffers(model)
     tracker = memory.MemoryTracker(device)
     model.train()
     try:
@@ -325,8 +325,7 @@ def attempt(
         rate = 0.0
     finally:
         model.zero_grad()
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        put_buffers_back()
         gc.collect()
         empty_cache(device)
     # The second figure is what the limit of a container leaves.

@@ -35,9 +35,13 @@ class EarlyStopping:
                 advice="hold some of train out, as with --validation-share 0.1",
             )
 
-    def is_due(self, global_step: int) -> bool:
-        """Whether the run ends after update `global_step`. If so, the first call prints a line."""
-        mark_read(self.config, "early_stopping")  # the flag has an effect where a recipe asks this
+    def decide(self, global_step: int) -> bool:
+        """Decide whether the run ends after update `global_step`.
+
+        The flag `--early-stopping` takes effect by this call. The first call that ends the run
+        prints a line.
+        """
+        mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping
         if patience is None or self.best.later < patience:
             return False

@@ -66,7 +66,8 @@ def seed_generators(device: torch.device, seed: int) -> None:
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
     """Return a function that restores all buffers of `model` to their present values.
 
-    The rehearsal needs it. It must leave no trace, but an evaluation averages buffers.
+    The rehearsal and `--auto-batch-size` must leave no trace in them. But an evaluation averages
+    buffers, and a forward pass in training mode changes batch norm's statistics.
     """
     buffers = [*model.buffers()]
     values = [buffer.clone() for buffer in buffers]
@@ -196,7 +197,7 @@ class Best:
     later: int = 0  # evaluations since the first one with this value
     loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
-    def improves(self, value: float, step: int, loss: float | None = None) -> bool:
+    def record(self, value: float, step: int, loss: float | None = None) -> bool:
         """Record an evaluation; return whether its model is the one to keep.
 
         Args:

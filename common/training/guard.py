@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.shards import is_sharded, local
 from common.errors import TrainingError, UserError
 from common.system.devices import FusedOptimizer
@@ -94,7 +95,7 @@ class GradientGuard:
         # The log has the norm of the network that was clipped first.
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
-        bare = cast("FusedOptimizer", getattr(optimizer, "optimizer", optimizer))
+        bare: FusedOptimizer = bare_optimizer(optimizer)
         if not getattr(bare, "_step_supports_amp_scaling", False):
             self.clip_unfused(bare, gradients, norm)
         elif self.reads_norm:
@@ -274,7 +275,7 @@ class GradientGuard:
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """Yield the parameters that an optimizer, or Accelerate's wrapper of one, updates."""
-    bare: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    bare: Optimizer = bare_optimizer(optimizer)
     for group in bare.param_groups:
         yield from group["params"]
 

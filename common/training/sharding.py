@@ -28,7 +28,7 @@ from common.training.averaging import FreezableDDP, average_gradients
 
 if TYPE_CHECKING:  # these imports take a second, and only runs with shards need them
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 # The only value that recipes support of each FSDP setting of a launcher. If the launcher leaves a
 # setting out, recipes use this value too, also for the version, whose default elsewhere is 1.
@@ -87,6 +87,12 @@ class ShardingAccelerator(Accelerator):
         # The networks that had no trainable parameter when they were prepared. Accelerate does not
         # wrap them in DDP, but a recipe may unfreeze them.
         self.frozen_networks: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        # The dtypes of sharded networks in computation and in communication, if there are any.
+        self.shard_precision: MixedPrecisionPolicy | None = None
+        # The sharded parameter that replaced each original parameter.
+        self.sharded_parameters: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
+        # By network, a copy on the meta device: its structure, without weights and shards.
+        self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         super().__init__(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
@@ -113,10 +119,6 @@ class ShardingAccelerator(Accelerator):
             cast_forward_inputs=False,  # autocast does it, as for networks without shards
         )
         self.mesh = init_device_mesh(self.device.type, (self.num_processes,))
-        # The sharded parameter that replaced each original parameter.
-        self.sharded_parameters: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
-        # By network, a copy on the meta device: its structure, without weights and shards.
-        self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any:
         """Prepare objects as Accelerate does, and give optimizers the sharded parameters.
@@ -206,6 +208,7 @@ class ShardingAccelerator(Accelerator):
             meta_tensor = meta_tensors[id(place.parameter)]
             assert isinstance(meta_tensor, nn.Parameter)
             place.dictionary[place.name] = meta_tensor
+        assert self.shard_precision is not None  # `shard_over_ranks` was called
         for module in (*layers_of(model), model):
             fully_shard(
                 module,

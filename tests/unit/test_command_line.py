@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from common.command_line import read_config, refuse_credentials
+from common.command_line import comments_of, read_config, refuse_credentials
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of
+from tests.examples import COPIES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
     config_class,
@@ -390,14 +391,22 @@ def test_mistake_leaves_the_status_of_other_runs_alone(
 
 # Help.
 
+EXAMPLES = [f"examples.{copy.name}" for copy in COPIES]
 
-@pytest.mark.parametrize("recipe", RECIPES)
+
+@pytest.mark.parametrize(
+    "name_of_module",
+    [
+        *(f"recipes.{recipe}" for recipe in RECIPES),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES),
+    ],
+)
 def test_help_names_each_flag(
-    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name_of_module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--help` shows each flag with its help and default, below the recipe's first line."""
-    module = import_module(f"recipes.{recipe}")
-    monkeypatch.setattr(sys, "argv", [f"{recipe}.py", "--help"])
+    """`--help` shows each flag with its help and default, below the script's first line."""
+    module = import_module(name_of_module)
+    monkeypatch.setattr(sys, "argv", [f"{module.__file__}", "--help"])
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as shown:
         parse_config(module.Config, module.__doc__)
@@ -412,6 +421,13 @@ def test_help_names_each_flag(
                 assert text in output, name
     assert "Newest checkpoints to keep. (default: 2)" in output
     assert "None" not in output
+
+
+@pytest.mark.parametrize("name_of_module", EXAMPLES)
+def test_each_flag_of_an_example_has_a_help(name_of_module: str) -> None:
+    """The comment at its field is the help, and not one of the base class."""
+    module = import_module(name_of_module)
+    assert comments_of(module.Config) == help_of(module.Config, Path(str(module.__file__)))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -439,6 +455,35 @@ def test_help_is_in_groups(
         "recipe": recipe_flags[recipe],
     }.items():
         assert [title for title, text in groups.items() if f"{name} " in text] == [group]
+
+
+@dataclass(kw_only=True)
+class Formatted(TrainingConfig):
+    """A config whose lines a formatter has broken."""
+
+    # fmt: off
+
+    rate: float = (
+        2e-3  # Beside the value.
+    )
+    size: int = flag(
+        32, least=1
+    )  # Beside the closing bracket.
+    # Above the field.
+    share: float = flag(
+        0.1, least=0,
+    )
+    text: str = "a  # b"
+    # fmt: on
+
+
+def test_help_survives_a_formatter() -> None:
+    """It moves a comment into or behind the brackets of a long field."""
+    assert comments_of(Formatted) == {
+        "rate": "Beside the value.",
+        "size": "Beside the closing bracket.",
+        "share": "Above the field.",
+    }
 
 
 def help_of(owner: type[TrainingConfig], source: Path) -> dict[str, str]:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.files import JsonObject, read_json, reading
-from common.run_directory.directory import FACTS, WEIGHTS, model_folder
+from common.files import reading
+from common.run_directory.directory import WEIGHTS, model_folder
+from common.run_directory.records import FACTS, ModelFacts, read_record
 from common.run_directory.standing import advice_to_go_on, present_status
 from common.tools.recipe import load_recipe
 
@@ -35,7 +36,7 @@ def load_model(
         UserError: there is no finished model, or the file does not define this model.
     """
     folder = finished_model(Path(run_directory))
-    facts = read_json(folder / FACTS)
+    facts = read_record(folder / FACTS, ModelFacts)
     if (folder / TRANSFORMERS_CONFIG).is_file():
         model = load_transformers_model(folder, facts, recipe_file)
     else:
@@ -60,7 +61,7 @@ def finished_model(run: Path) -> Path:
 
 
 def load_transformers_model(
-    folder: Path, facts: JsonObject, recipe_file: str | Path | None
+    folder: Path, facts: ModelFacts, recipe_file: str | Path | None
 ) -> nn.Module:
     """Build a model with Transformers. Its class may be Transformers' or defined by a copy.
 
@@ -76,7 +77,7 @@ def load_transformers_model(
 
     from common.models.bert import load_pretrained
 
-    class_name = str(facts.get("class", "AutoModelForSequenceClassification"))
+    class_name = facts.class_name or "AutoModelForSequenceClassification"
     source = str(folder)
     options = {"attn_implementation": "sdpa"}
     if hasattr(transformers, class_name):
@@ -98,24 +99,24 @@ def load_transformers_model(
     return model
 
 
-def load_recipe_model(folder: Path, facts: JsonObject, recipe_file: str | Path | None) -> nn.Module:
+def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path | None) -> nn.Module:
     """Build the model from the class and the arguments that `model.json` states."""
     from common.checkpoints.export import load_weights
 
     model_class = class_of_recipe(folder, facts, recipe_file)
-    if "arguments" not in facts:
+    if facts.arguments is None:
         name = model_class.__name__
         advice = f'add "arguments", those of {name}, to the description given to run.start'
         raise UserError(f"{folder / FACTS} does not say how to build a {name}", advice=advice)
     advice = 'correct its "arguments", or name the file of the model by --recipe'
     with reading(str(folder / FACTS), advice):
-        model = model_class(**facts["arguments"])
+        model = model_class(**facts.arguments)
     load_weights(model, folder)
     return model
 
 
 def class_of_recipe(
-    folder: Path, facts: JsonObject, recipe_file: str | Path | None
+    folder: Path, facts: ModelFacts, recipe_file: str | Path | None
 ) -> type[nn.Module]:
     """Return the model's class, which the recipe's file defines or imports.
 
@@ -123,20 +124,20 @@ def class_of_recipe(
         UserError: the file has no model of this name.
     """
     path = own_recipe(folder, facts) if recipe_file is None else Path(recipe_file)
-    class_name = str(facts.get("class"))
+    class_name = str(facts.class_name)
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise UserError(f"{path} has no model {class_name}", advice="name another file by --recipe")
     return model_class
 
 
-def own_recipe(folder: Path, facts: JsonObject) -> Path:
+def own_recipe(folder: Path, facts: ModelFacts) -> Path:
     """Return the file of this repository's recipe that trained a model.
 
     Raises:
         UserError: another recipe trained it, whose file must be named.
     """
-    name = str(facts.get("recipe"))
+    name = str(facts.recipe)
     path = RECIPES / f"{name}.py"
     # A name with slashes could lead to a file outside of the repository. That must not run.
     if Path(name).name != name or not path.is_file():

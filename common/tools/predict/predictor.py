@@ -21,7 +21,7 @@ from common.data.tokens import encode, load_tokenizer
 from common.errors import UserError, is_out_of_memory
 from common.files import PUT_BACK, plain, read_json, reading
 from common.models.packing import leave_out_padding, token_positions
-from common.run_directory.directory import FACTS
+from common.run_directory.records import FACTS, ImageInput, ModelFacts, TextInput, parse_record
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
 
@@ -59,13 +59,12 @@ class Predictor:
         """
         self.folder = finished_model(Path(run))
         self.batch_size = batch_size
-        self.facts = read_json(self.folder / FACTS)
-        self.insist_on_classifier(str(run), recipe)
+        self.input = read_input(self.folder / FACTS, str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
-        self.is_text = "max_length" in self.facts
-        with reading(str(self.folder / FACTS), PUT_BACK):
-            self.class_names = [str(name) for name in self.facts["class_names"]]
-            self.columns = len(self.facts["text_columns"]) if self.is_text else 1
+        self.is_text = isinstance(self.input, TextInput)
+        self.class_names = [str(name) for name in self.input.class_names]
+        # The texts of a sample.
+        self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
         # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
         model = self.arranged(load_model(self.folder, recipe))
@@ -74,22 +73,6 @@ class Predictor:
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
         with reading(str(self.folder / FACTS), PUT_BACK):
             self.classify_probe()
-
-    def insist_on_classifier(self, run: str, recipe: str | Path | None) -> None:
-        """Raise a `UserError` for a model that the predictor can't feed, or that has no classes.
-
-        Args:
-            run: the run, as the caller named it; for the advice.
-            recipe: the file that trained the model; for the advice.
-        """
-        # Only models of images state a mean of the pixels, and only models of texts a length.
-        takes_images_or_texts = "mean" in self.facts or "max_length" in self.facts
-        if "class_names" in self.facts and takes_images_or_texts:
-            return
-        file = str(recipe or f"{self.facts.get('recipe')}.py")
-        call = f"load_model({run!r}, {file!r})"
-        advice = f"in a program, from common.tools.predict import load_model, then {call}"
-        raise UserError(f"{run} is no classifier of images or texts", advice=f"load it {advice}")
 
     def arranged(self, model: nn.Module) -> nn.Module:
         """Return the model in the form that evaluations use: without padding, or channels last."""
@@ -156,18 +139,19 @@ class Predictor:
 
         Samples need labels, so these have the label 0, which nothing reads.
         """
-        facts = self.facts
+        expected = self.input
+        assert isinstance(expected, ImageInput)
         decode = partial(
             pixels_of,
-            size=int(facts["image_size"]),
-            channels=int(facts["channels"]),
-            white_level=int(facts.get("white_level") or FULL_SCALE),
+            size=expected.image_size,
+            channels=expected.channels,
+            white_level=expected.white_level or FULL_SCALE,
         )
         with ThreadPoolExecutor() as pool:
             pixels = np.stack([*pool.map(decode, inputs)])
         labels = np.zeros(len(pixels), dtype=np.int64)
         dtype = compute_dtype(self.accelerator)
-        return ImageSamples(pixels, labels, facts["mean"], facts["std"], dtype)
+        return ImageSamples(pixels, labels, expected.mean, expected.std, dtype)
 
     def texts(self, inputs: Sequence[Input]) -> TextSamples:
         """Encode texts as in training.
@@ -177,6 +161,7 @@ class Predictor:
         Raises:
             UserError: an input has another number of texts than the model takes.
         """
+        assert isinstance(self.input, TextInput)
         rows = [str(text).split("\t") for text in inputs]
         for row in rows:
             if len(row) != self.columns:
@@ -186,10 +171,34 @@ class Predictor:
                 )
         with reading(f"{self.folder}: its tokenizer", "put a whole copy of the folder back"):
             columns = list(zip(*rows, strict=True))
-            arrays = encode(self.tokenizer, columns, self.facts["max_length"])
+            arrays = encode(self.tokenizer, columns, self.input.max_length)
         labels = np.zeros(len(rows), dtype=np.int64)
         positions = token_positions if self.leaves_out_padding else None
         return TextSamples(*arrays, labels, token_positions=positions)
+
+
+def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | TextInput:
+    """Return what a classifier reads, from its `model.json`.
+
+    Args:
+        path: the file.
+        run: the run, as the caller named it; for the advice.
+        recipe: the file that trained the model; for the advice.
+
+    Raises:
+        UserError: the predictor can't feed the model, or the model has no classes, or the file is
+            damaged.
+    """
+    contents = read_json(path)
+    facts = parse_record(contents, ModelFacts, str(path))
+    if facts.takes_texts:
+        return parse_record(contents, TextInput, str(path))
+    if facts.takes_images:
+        return parse_record(contents, ImageInput, str(path))
+    file = str(recipe or f"{facts.recipe}.py")
+    call = f"load_model({run!r}, {file!r})"
+    advice = f"in a program, from common.tools.predict import load_model, then {call}"
+    raise UserError(f"{run} is no classifier of images or texts", advice=f"load it {advice}")
 
 
 def pixels_of(

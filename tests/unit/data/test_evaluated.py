@@ -13,9 +13,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from common.data.cache import Prepared, PreparedFacts
+from common.data.evaluated import TrainedOn
 from common.data.images import ImageData, load_images
+from common.data.prepared import check_as_trained
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
+from common.errors import UserError
 from tests.local_data import sentences, write_csv
 from tests.unit.data.loading import images, refusal, text
 
@@ -126,6 +130,22 @@ def test_data_that_have_grown_since_the_run_are_refused(
     folder, _, run = trained
     write_images(folder, per_class=14)
     assert "has changed since" in refusal(lambda: evaluated(folder, run))
+
+
+def test_notes_do_not_decide_what_was_held_out() -> None:
+    """A split of the data set itself may grow, whatever its notes say."""
+    source = DataSource("mine", "/mine", None, "named", "01")
+    before = TrainedOn("runs/one", "/mine", None, None, "02", {"train": 2})
+    arrays = {"train": [np.zeros(3), np.zeros(3)]}
+    for held_out in (0, 1):
+        facts = PreparedFacts(class_names=[], notes=["held out of the rain"], held_out=held_out)
+        facts["fingerprint"] = "03"
+        data = Prepared(Path(), facts, arrays)
+        if held_out:
+            with pytest.raises(UserError, match="has changed since"):
+                check_as_trained(source, before, data)
+        else:
+            check_as_trained(source, before, data)
 
 
 def test_evaluation_takes_the_validation_share_of_the_run(tmp_path: Path) -> None:

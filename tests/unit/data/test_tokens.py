@@ -12,7 +12,7 @@ from common.data.tokens import (
     LONGEST_WORD,
     SPECIAL_TOKENS,
     encode,
-    parts_of,
+    slices_for_one_call,
     train_wordpiece,
     with_short_words,
 )
@@ -89,7 +89,7 @@ def test_text_with_short_words_stays_unchanged(text: str) -> None:
 def test_parts_cover_all_rows_in_order(sizes: list[int]) -> None:
     """A part has at most 1,000 texts, and about 1 MiB unless a single text is longer."""
     texts = ["x" * size for size in sizes]
-    parts = [texts[part] for part in parts_of([texts])]
+    parts = [texts[part] for part in slices_for_one_call([texts])]
     assert [text for part in parts for text in part] == texts
     assert all(part and len(part) <= 1000 for part in parts)
     assert all(len(part) == 1 or sum(map(len, part)) <= 2**20 for part in parts)

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,19 @@ from common.run_directory.records import (
     Architecture,
     DataFacts,
     Environment,
+    Excerpt,
+    ImageInput,
+    InitialFacts,
     Manifest,
+    ModelFacts,
     PlanFacts,
+    Record,
     RunConfig,
     Status,
+    Summary,
+    TextInput,
+    WeightsDigest,
+    excerpt_of,
     parse_record,
     read_record,
     read_record_if_there,
@@ -184,3 +194,91 @@ def test_nan_becomes_none() -> None:
     memory_plan = parse_record(contents, RunConfig, "here").memory_plan
     assert memory_plan is not None
     assert memory_plan.weights_mib is None
+
+
+MODEL = {
+    "recipe": "tiny",
+    "class": "MLP",
+    "update": 9,
+    "run_id": "0a",
+    "arguments": {"sizes": [3, 2], "dropout": 0.5},
+    "class_names": ["a", "b"],
+    "channels": 3,
+    "image_size": 8,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.1, 0.2, 0.3],
+    "white_level": None,
+    "weights_sha256": "00",
+}
+TEXT_MODEL = {"class_names": ["a", "b"], "text_columns": ["text"], "max_length": 8}
+WRONG_VALUES = ("3", 3, 2.5, True, [3], ["3"], {"a": []}, None, "\ud800")
+
+
+def test_facts_of_a_model_survive_a_round_trip() -> None:
+    """The entry "class" keeps its name, and what the recipe described stays."""
+    facts = parse_record(MODEL, ModelFacts, "here")
+    assert facts.class_name == "MLP"
+    assert facts.takes_images
+    assert not facts.takes_texts
+    assert facts.to_json() == MODEL
+    assert ModelFacts(class_name="MLP", update=9).to_json() == {"class": "MLP", "update": 9}
+    assert parse_record(MODEL, ImageInput, "here").std == [0.1, 0.2, 0.3]
+    assert parse_record(TEXT_MODEL, ModelFacts, "here").takes_texts
+    assert parse_record(TEXT_MODEL, TextInput, "here").max_length == 8
+
+
+@pytest.mark.parametrize(
+    ("record_class", "contents"),
+    [
+        (WeightsDigest, {"weights_sha256": "00"}),
+        (ModelFacts, {name: MODEL[name] for name in ("recipe", "class", "update", "arguments")}),
+        (ImageInput, {name: MODEL[name] for name in ("channels", "image_size", "mean", "std")}),
+        (TextInput, {name: TEXT_MODEL[name] for name in ("text_columns", "max_length")}),
+    ],
+)
+def test_wrong_entry_of_a_model_is_named(
+    record_class: type[Record], contents: dict[str, Any]
+) -> None:
+    """What code uses without another check has its type."""
+    whole = TEXT_MODEL if record_class is TextInput else MODEL
+    for name, value in contents.items():
+        for wrong in WRONG_VALUES:
+            if type(wrong) is type(value) or wrong is None:
+                continue
+            with pytest.raises(UserError, match=f"not what a recipe wrote: {name}"):
+                parse_record({**whole, name: wrong}, record_class, "model.json")
+
+
+def test_tolerant_records_accept_any_json_object() -> None:
+    """What they do not use may have any type, and what they use is then missing or unchanged."""
+    flags = {"seed": 0, "dataset": "\ud800"}
+    names = ("run_id", "recipe", "config", "flags", "data", "else", "\ud800", "mean", "class_names")
+    for name in names:
+        for wrong in WRONG_VALUES:
+            contents = {"config": flags, "flags": flags, "run_id": "0a", name: wrong}
+            excerpt = excerpt_of(contents)
+            assert excerpt.run_id == contents["run_id"]
+            is_dict = isinstance(contents["config"], dict)
+            assert excerpt.config == (contents["config"] if is_dict else None)
+            if name != "\ud800":
+                parse_record(contents, InitialFacts, "here")
+    assert excerpt_of(
+        {"data": {"sizes": {"train": "3"}, "fingerprint": "01"}}
+    ) == Excerpt.model_validate({"data": {"sizes": None, "fingerprint": "01"}})
+    assert parse_record({"mean": None, "std": 1, "channels": []}, InitialFacts, "here").has_scaling
+    assert not parse_record({"mean": [0.5]}, InitialFacts, "here").has_scaling
+
+
+def test_summary_has_the_numbers() -> None:
+    """A figure that was NaN is None in the file, and a user may have added a note."""
+    contents = {
+        "val/accuracy": 0.5,
+        "progress/kept_step": 3,
+        "val/f1": None,
+        "note": "x",
+        "ok": True,
+    }
+    summary = parse_record(contents, Summary, "here")
+    assert summary.figures == {"val/accuracy": 0.5, "progress/kept_step": 3}
+    assert summary.to_json() == contents
+    assert [*summary.to_json()] == [*contents]

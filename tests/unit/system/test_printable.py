@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from common import console
 from common.errors import UserError
-from common.system.printable import LONGEST_LINE, listed, printable
+from common.system.printable import (
+    LONGEST_LINE,
+    has_secret,
+    listed,
+    printable,
+    without_tokens,
+)
 
 TEXTS = st.text(st.characters(codec=None)) | st.text(
     "\x1b[31m\x9b\r\b\x07\u202e\x7fab\n\t", max_size=50
@@ -32,6 +38,17 @@ def test_control_characters_are_escaped(text: str) -> None:
 def test_ordinary_text_is_unchanged(text: str) -> None:
     """This holds for any script."""
     assert printable(text) == text
+
+
+@pytest.mark.parametrize("beginning", ["hf_", "wandb_v1_", "ghp_", "ghs_", "github_pat_"])
+def test_refused_token_is_also_left_out_of_texts(beginning: str) -> None:
+    """What the command line refuses is not kept in a file either."""
+    token = beginning + "aB3" * 12
+    assert has_secret(f"--notes={token}")
+    assert without_tokens(f"login('{token}')") == "login('***')"
+    short = f"{beginning}small"
+    assert not has_secret(short)
+    assert without_tokens(short) == short
 
 
 def test_long_lines_keep_their_beginning_and_their_end() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from common.run_directory.records import RunConfig
+from common.track import names
 from common.track.names import METRICS, describe, flat, unflat
+from common.training import rates
 from tests.unit.saved_config import contents_with
 
 
@@ -28,6 +30,11 @@ def test_metrics_have_a_heading_and_a_format(
 ) -> None:
     """A metric of the table has its full name or lacks the split. A recipe's own has its name."""
     assert (describe(name).heading, describe(name).text(value)) == (heading, text)
+
+
+def test_learning_rate_is_logged_under_the_name_that_is_described() -> None:
+    """Two modules state the name."""
+    assert rates.RATE == names.RATE
 
 
 def test_headings_tell_metrics_apart() -> None:

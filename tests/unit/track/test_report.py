@@ -9,6 +9,7 @@ import pytest
 
 from common.track.names import STEP
 from common.track.report import evaluation_text, rate_lines, show_summary
+from common.track.trackers import Command
 from tests.unit.saved_config import saved_config
 
 
@@ -45,7 +46,7 @@ def test_paths_and_commands_are_never_cut(capsys: pytest.CaptureFixture[str]) ->
     folder = Path("runs", "x" * 150)
     summary = {"test/accuracy": 0.5, "progress/kept_step": 3, STEP: 3}
     command = f"wandb leet {folder}/wandb/run"
-    show_summary(saved_config(), summary, "test", folder, [command], [])
+    show_summary(saved_config(), summary, "test", folder, [Command("view", command)], [])
     output = capsys.readouterr().out
     assert f"view    {command}\n" in output
     assert output.count("x") >= 300

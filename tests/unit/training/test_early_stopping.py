@@ -19,10 +19,10 @@ def test_run_ends_after_evaluations_without_improvement(
     early_stopping = EarlyStopping(TrainingConfig(early_stopping=2), best, "validation")
     due = []
     for step, value in enumerate([0.1, 0.3, 0.2, 0.3], start=1):
-        best.improves(value, step)
-        due.append(early_stopping.is_due(step))
+        best.record(value, step)
+        due.append(early_stopping.decide(step))
     assert due == [False, False, False, True]
-    assert early_stopping.is_due(4)
+    assert early_stopping.decide(4)
     line = "stopped early, after update 4: no better accuracy in 2 evaluations"
     assert capsys.readouterr().out.count(line) == 1
 
@@ -31,14 +31,14 @@ def test_resumed_run_decides_as_before() -> None:
     """The count is part of the best evaluation's state in a checkpoint."""
     best = Best(Objective.parse("accuracy:max"))
     best.load_state_dict({"value": 0.3, "step": 4, "later": 2, "loss": None})
-    assert EarlyStopping(TrainingConfig(early_stopping=2), best, "validation").is_due(6)
-    assert not EarlyStopping(TrainingConfig(early_stopping=3), best, "validation").is_due(6)
+    assert EarlyStopping(TrainingConfig(early_stopping=2), best, "validation").decide(6)
+    assert not EarlyStopping(TrainingConfig(early_stopping=3), best, "validation").decide(6)
 
 
 def test_without_the_flag_no_run_ends_early() -> None:
     """No validation split is needed, either."""
     best = Best(Objective.parse("accuracy:max"), later=99)
-    assert not EarlyStopping(TrainingConfig(), best, "test").is_due(100)
+    assert not EarlyStopping(TrainingConfig(), best, "test").decide(100)
 
 
 def test_early_stopping_on_test_data_is_refused() -> None:

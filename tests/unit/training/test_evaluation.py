@@ -102,13 +102,13 @@ def test_best_is_the_last_of_equal_values() -> None:
     best = Best(Objective.parse("rmse:min"))
     improvements = []
     for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
-        improvements.append(best.improves(value, step))
+        improvements.append(best.record(value, step))
     assert improvements == [False, True, True, True, False, False]
     assert (best.value, best.step, best.later) == (2.0, 3, 3)
     again = Best(best.objective)
     again.load_state_dict(best.state_dict())
     assert again == best
-    assert again.improves(1.0, 9)
+    assert again.record(1.0, 9)
     assert (again.value, again.step, again.later) == (1.0, 9, 0)
 
 
@@ -117,7 +117,7 @@ def test_ties_are_broken_by_loss() -> None:
     best = Best(Objective.parse("accuracy:max"))
     improvements = []
     for step, loss in enumerate([0.354, 0.1, 0.2, 0.1, NAN, None]):
-        improvements.append(best.improves(1.0, step, loss))
+        improvements.append(best.record(1.0, step, loss))
     assert improvements == [True, True, False, True, False, False]
     assert (best.step, best.later, best.loss) == (3, 5, 0.1)
 
@@ -126,7 +126,7 @@ def test_state_of_older_checkpoints_still_loads() -> None:
     """It has no loss, so that the next tie wins."""
     best = Best(Objective.parse("accuracy:max"))
     best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
-    assert best.improves(1.0, 8, 0.5)
+    assert best.record(1.0, 8, 0.5)
     assert (best.step, best.later, best.loss) == (8, 2, 0.5)
 
 
