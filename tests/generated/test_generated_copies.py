@@ -22,7 +22,7 @@ from tests.generated.writing import recipe_of
 from tests.launch import Runner
 
 COUNT = 18
-BY_DEFAULT = 6
+BY_DEFAULT = 4
 
 
 @pytest.fixture(scope="module")

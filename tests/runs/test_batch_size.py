@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import first
 from tests.jobs import final_weights, learned
 from tests.launch import REPOSITORY, Launcher, Runner
 
@@ -31,7 +32,7 @@ def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("launcher", "rank"), [("python", 0), ("two", 1)])
+@pytest.mark.parametrize(("launcher", "rank"), first(1, [("python", 0), ("two", 1)]))
 def test_all_take_what_the_smallest_rank_holds(
     runner: Runner, tmp_path: Path, launcher: Launcher, rank: int
 ) -> None:

@@ -28,6 +28,7 @@ from common.training.accelerator import cpu_has_bf16
 from tests.examples import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_parquet
+from tests.thin_resnet import write_thin_resnet
 
 README = REPOSITORY / "README.md"
 TEXT = README.read_text() if README.exists() else ""
@@ -67,11 +68,18 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the repository and receives the files that commands write."""
+    """A folder that looks like the repository and receives the files that commands write.
+
+    Its ResNet has fewer channels, because most of the commands launch that recipe.
+    """
     folder = tmp_path_factory.mktemp("readme")
-    for name in ("recipes", "accelerate_configs", "common", "benchmarks", "pyproject.toml"):
+    for name in ("accelerate_configs", "common", "benchmarks", "pyproject.toml"):
         if (REPOSITORY / name).exists():
             (folder / name).symlink_to(REPOSITORY / name)
+    write_thin_resnet(folder / "recipes")
+    for recipe in (REPOSITORY / "recipes").glob("*.py"):
+        if not (folder / "recipes" / recipe.name).exists():
+            (folder / "recipes" / recipe.name).symlink_to(recipe)
     (folder / "path" / "to").mkdir(parents=True)
     for name in ("image", "another"):
         PillowImage.new("L", (9, 9), 99).save(folder / "path" / "to" / f"{name}.png")
@@ -302,7 +310,7 @@ def marked_lines() -> Iterator[object]:
 
 @pytest.mark.parametrize("line", list(marked_lines()))
 def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
-    """A command of the README runs as written, except for fewer steps and local data."""
+    """A command of the README runs as written, except for fewer steps, channels and local data."""
     prepare(line, workspace, runner)
     before = set((workspace / "runs").glob("*"))
     command = rewritten(line, workspace)
