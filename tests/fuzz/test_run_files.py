@@ -161,7 +161,7 @@ def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
     directory = tmp_path / "run"
     manifest = json.loads((killed / CHECKPOINTS[1] / MANIFEST).read_text())
     ends = [0, 0]
-    for _, changed in tried(edited(manifest), share):
+    for _, changed in tried(edited(manifest), 3 * share):
         shutil.copytree(killed, directory)
         if "sha256" in changed:
             changed = signed(changed)

@@ -17,7 +17,7 @@ TINY = ("--dataset", "digits", "--tracker", "none", "--max-steps", 4, "--log-eve
 TINY_OF = {
     "mnist_mlp": (*TINY, "--batch-size", 32),
     "resnet": (*TINY, "--batch-size", 8),
-    "bert": (*TINY[2:], "--dataset", "docstrings", "--batch-size", 8, "--max-length", 16),
+    "bert": (*TINY[2:], "--batch-size", 8, "--max-length", 16),  # and small texts
 }
 # Long enough to be stopped, with dropout, checkpoints in mid-epoch, and a worker process.
 LONG = (
@@ -34,7 +34,7 @@ REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
 
 @pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, TINY_OF)))
 def test_first_command_trains(
-    pretended: tuple[Platform, str], runner: Runner, thin_resnet: Path
+    pretended: tuple[Platform, str], runner: Runner, thin_resnet: Path, odd_text: Path
 ) -> None:
     """A recipe trains on the platform and prints one line about the features it lacks.
 
@@ -42,7 +42,8 @@ def test_first_command_trains(
     """
     platform, recipe = pretended
     script = thin_resnet if recipe == "resnet" else recipe
-    assert_trained(launch_fork(runner, platform, script, *TINY_OF[recipe]), platform)
+    flags = (*TINY_OF[recipe], *(("--dataset", odd_text) if recipe == "bert" else ()))
+    assert_trained(launch_fork(runner, platform, script, *flags), platform)
 
 
 @pytest.mark.slow
