@@ -65,7 +65,7 @@ def test_mlp_learns_digits(learned_mlp: Finished) -> None:
 
 @pytest.mark.slow
 def test_resnet_reaches_its_accuracy(learned_resnet: Finished) -> None:
-    """The default settings reach 95 % on held-out digits, in half of the default epochs."""
+    """The default settings reach 95 % on held-out digits, in four epochs of the default six."""
     assert learned_resnet.summary["test/accuracy"] >= 0.95
     assert learned_resnet.summary["test/count"] == 360
 
@@ -113,7 +113,7 @@ def test_config_says_what_ran(learned: Finished) -> None:
     assert environment["versions"]["torch"] == torch.__version__
     assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
     assert "git_commit" in environment
-    assert config["epochs"] in (2, 3, 15)
+    assert config["epochs"] in (2, 4, 15)
     assert learned.config["architecture"]["parameters"] > 100_000
     assert learned.config["data"]["reason"]
 
