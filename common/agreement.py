@@ -3,6 +3,7 @@
 Each way to agree has one function. Code elsewhere decides what the ranks agree on:
 
 - `ask_rank_zero`: rank 0 decides, and the others get its answer.
+- `do_on_each_rank`: each rank does the same work, and a mistake on one of them ends all.
 - `gather_from_ranks`, `gather_lists`: every rank gets the Python objects of all ranks.
 - `gather_numbers`, `reduce_numbers`: the same for float64 numbers, exactly, on any device.
 - `sum_in_fp32`: the sum of a few numbers for which fp32 is enough, such as flags.
@@ -51,6 +52,29 @@ def ask_rank_zero(choose: Callable[[], Answer]) -> Answer:
     if isinstance(decision, UserError):
         raise decision
     return cast("Answer", decision)
+
+
+def do_on_each_rank(accelerator: "Accelerator", work: Callable[[], Value]) -> Value:
+    """Return what `work` returns on this rank, after all ranks have done their work.
+
+    Raises:
+        UserError: on all ranks, if `work` raises it on any of them.
+    """
+    if accelerator.num_processes == 1:
+        return work()
+    results: list[Value] = []
+    mistake: UserError | None = None
+    try:
+        results.append(work())
+    except UserError as error:
+        mistake = error
+    # An exception can't be sent: Python would build it again from its exit status.
+    own_words = None if mistake is None else (mistake.problem, mistake.advice, mistake.resumable)
+    for words in gather_from_ranks(accelerator, own_words):
+        if words is not None:
+            problem, advice, resumable = words
+            raise UserError(problem, advice=advice, resumable=resumable)
+    return results[0]
 
 
 def gather_from_ranks(accelerator: "Accelerator", value: Value) -> list[Value]:

@@ -25,6 +25,7 @@ from tests.launch import (
     clean_environment,
     without_accelerator,
 )
+from tests.thin_resnet import write_thin_resnet
 
 if TYPE_CHECKING:
     from tests.cuda_stand_in import Cuda, Nvml
@@ -213,6 +214,14 @@ def odd_text() -> Path:
         return folder if folder.exists() else local_data.write_odd_text(folder)
 
 
+@pytest.fixture(scope="session")
+def thin_resnet() -> Path:
+    """A ResNet recipe with an eighth of the channels."""
+    folder = FOLDER / "thin"
+    with FileLock(f"{folder}.lock"):
+        return folder / "resnet.py" if folder.exists() else write_thin_resnet(folder)
+
+
 @pytest.fixture
 def own_accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a test build an Accelerator; remove it and its settings afterwards."""
@@ -256,17 +265,15 @@ def learned_mlp(runner: Runner) -> Finished:
 
 @pytest.fixture(scope="session")
 def learned_resnet(runner: Runner) -> Finished:
-    """ResNet-18 on digits, for one epoch of small batches."""
-    flags = ("--epochs", 1, "--batch-size", 32, "--log-every", 10)
-    flags = (*flags, "--dataset", "digits", "--tracker", "none")
+    """ResNet-18 on digits, with its default settings but four epochs."""
+    flags = ("--epochs", 4, "--log-every", 10, "--dataset", "digits", "--tracker", "none")
     return runner.shared("resnet", *flags)
 
 
 @pytest.fixture(scope="session")
 def learned_bert(runner: Runner) -> Finished:
-    """A small BERT from scratch on the first words of docstrings, for two epochs at a high rate."""
-    flags = ("--epochs", 2, "--learning-rate", 2e-3, "--dropout", 0, "--max-length", 16)
-    return runner.shared("bert", *flags, "--log-every", 40, "--dataset", "docstrings")
+    """A small BERT from scratch, with its default settings for half as many epochs."""
+    return runner.shared("bert", "--epochs", 2, "--log-every", 40, "--dataset", "docstrings")
 
 
 # The same updates, made in different ways.

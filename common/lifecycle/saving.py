@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from common.agreement import do_on_each_rank
 from common.checkpoints.kinds import State
 from common.checkpoints.state import RunIdentity, restore_newest
 from common.config import TrainingConfig
@@ -84,8 +85,13 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     context = started.context
     best = context.best
     last_name = resume_path.name if resume_path.name.startswith("step-") else None
-    restored = restore_newest(
-        context.checkpoints, last_name, context.parts, run_identity(started), saved_objective
+    # Each rank reads files of its own. After this, rank 0 notes in `status.json` that the run goes
+    # on, and must not overwrite there that another rank has failed.
+    restored = do_on_each_rank(
+        context.accelerator,
+        lambda: restore_newest(
+            context.checkpoints, last_name, context.parts, run_identity(started), saved_objective
+        ),
     )
     if restored is None:
         return None

@@ -506,7 +506,7 @@ def test_a_run_is_never_anothers(thorough: bool) -> None:
     run_state_machine_as_test(
         Runs,
         settings=settings(
-            max_examples=60 if thorough else 20,
+            max_examples=30 if thorough else 10,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=[*HealthCheck],

@@ -22,7 +22,7 @@ from tests.generated.writing import recipe_of
 from tests.launch import Runner
 
 COUNT = 18
-BY_DEFAULT = 6
+BY_DEFAULT = 4
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_the_few_have_much_of_the_grammar(pool: list[Case], chosen: list[Case]) 
     every = {feature for case in pool for feature in case.features()}
     assert {feature for case in chosen for feature in case.features()} == every
     few = {feature for case in chosen[:BY_DEFAULT] for feature in case.features()}
-    assert len(few) > 0.75 * len(every)
+    assert len(few) > 0.7 * len(every)
 
 
 CASE = Case(processes=2, updates_per_epoch=2, epochs=1, log_every=1, validation=3, test=2)

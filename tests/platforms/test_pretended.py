@@ -10,14 +10,14 @@ import pytest
 
 from tests.conftest import first
 from tests.jobs import final_weights, learned
-from tests.launch import Runner
+from tests.launch import Finished, Runner
 from tests.platforms.pretended import PLATFORMS, Platform, PretendedJob, launch, launch_fork
 
 TINY = ("--dataset", "digits", "--tracker", "none", "--max-steps", 4, "--log-every", 2)
 TINY_OF = {
     "mnist_mlp": (*TINY, "--batch-size", 32),
     "resnet": (*TINY, "--batch-size", 8),
-    "bert": (*TINY[2:], "--dataset", "docstrings", "--batch-size", 8, "--max-length", 16),
+    "bert": (*TINY[2:], "--batch-size", 8, "--max-length", 16),  # and small texts
 }
 # Long enough to be stopped, with dropout, checkpoints in mid-epoch, and a worker process.
 LONG = (
@@ -33,15 +33,28 @@ REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
 
 
 @pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, TINY_OF)))
-def test_first_command_trains(pretended: tuple[Platform, str], runner: Runner) -> None:
+def test_first_command_trains(
+    pretended: tuple[Platform, str], runner: Runner, thin_resnet: Path, odd_text: Path
+) -> None:
     """A recipe trains on the platform and prints one line about the features it lacks.
 
     Its output has only symbols of the platform's encoding.
     """
     platform, recipe = pretended
-    # A fresh interpreter once for each platform, also warned of default encodings.
-    launch_recipe = launch if recipe == "mnist_mlp" else launch_fork
-    run = launch_recipe(runner, platform, recipe, *TINY_OF[recipe])
+    script = thin_resnet if recipe == "resnet" else recipe
+    flags = (*TINY_OF[recipe], *(("--dataset", odd_text) if recipe == "bert" else ()))
+    assert_trained(launch_fork(runner, platform, script, *flags), platform)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_fresh_interpreter_trains(platform: Platform, runner: Runner) -> None:
+    """The same holds in a fresh interpreter, which also warns of default encodings."""
+    assert_trained(launch(runner, platform, "mnist_mlp", *TINY_OF["mnist_mlp"]), platform)
+
+
+def assert_trained(run: Finished, platform: Platform) -> None:
+    """Check what a run on a platform printed, and that it left a model and nothing unfinished."""
     assert run.summary["progress/global_step"] == 4
     assert run.output.count("system  ") == 1, run.output
     assert ("->" if platform == "windows" else "→") in run.output

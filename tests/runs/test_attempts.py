@@ -93,6 +93,7 @@ def test_config_file_counts_where_there_is_nothing_to_resume(
     assert config["batch_size"] == 64
 
 
+@pytest.mark.slow
 def test_not_finite_is_found_before_a_checkpoint(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_not_finite_is_found_before_a_checkpoint(
     assert status_of(directory)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, directory: Path) -> None:
     """Rank 1 ends soon instead of waiting for rank 0's part of the checkpoint."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
@@ -204,6 +206,7 @@ def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
     assert not (directory / "status.json").exists()
 
 
+@pytest.mark.slow
 def test_model_that_a_run_began_with_may_be_gone(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
@@ -222,12 +225,31 @@ def test_model_that_a_run_began_with_may_be_gone(
     assert "resuming" in job.said()
 
 
+# Lets the first rank write `status.json` a second after it has read there that no rank has failed.
+LATE = """
+import os, runpy, sys, time
+from common.lifecycle import starting
+
+read_status = starting.read_status
+
+def read_early(path):
+    status = read_status(path)
+    time.sleep(1 - int(os.environ["RANK"]))
+    return status
+
+starting.read_status = read_early
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_mistake_of_one_rank_is_said_once_and_ends_all(
-    runner: Runner, distributed_mlp: Finished, directory: Path
+    runner: Runner, distributed_mlp: Finished, directory: Path, tmp_path: Path
 ) -> None:
     """A file that only rank 1 reads holds another model's tensors: all ranks end with one error.
 
-    The manifest is signed anew, so that the file counts as whole.
+    The manifest is signed anew, so that the file counts as whole. The first rank is slow, and does
+    not overwrite in `status.json` that the other has failed.
     """
     run = killed_copy(distributed_mlp, directory)
     newest = step_folders(run / "checkpoints")[-1]
@@ -237,7 +259,10 @@ def test_mistake_of_one_rank_is_said_once_and_ends_all(
     receipt = write_tensors(newest / "rank-1.safetensors", broken)
     manifest["files"]["rank-1.safetensors"] = receipt.to_json()
     (newest / "manifest.json").write_text(json.dumps(signed(manifest)))
-    refused = runner.run("mnist_mlp", "--resume", run, launcher="two", output_directory=False,
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    refused = runner.run(script, recipe, "--resume", run, launcher="two", output_directory=False,
                          succeeds=False, timeout=60)  # fmt: skip
     assert refused.returncode != 0
     printed = refused.output + refused.errors

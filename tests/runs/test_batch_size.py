@@ -31,7 +31,9 @@ def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("launcher", "rank"), [("python", 0), ("two", 1)])
+@pytest.mark.parametrize(
+    ("launcher", "rank"), [("python", 0), pytest.param("two", 1, marks=pytest.mark.slow)]
+)
 def test_all_take_what_the_smallest_rank_holds(
     runner: Runner, tmp_path: Path, launcher: Launcher, rank: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import first
 from tests.jobs import final_weights, learned
 from tests.launch import REPOSITORY, Finished, Runner
 
@@ -57,7 +58,7 @@ def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
     assert len([*(run.directory / "checkpoints").glob("best-*")]) >= 1
 
 
-@pytest.mark.parametrize("last", [8, 16])
+@pytest.mark.parametrize("last", first(1, [8, 16]))
 def test_resumed_run_keeps_the_same(
     peaked: Path, runner: Runner, tmp_path: Path, last: int
 ) -> None:
@@ -78,6 +79,7 @@ def test_resumed_run_keeps_the_same(
     assert final_weights(directory) == final_weights(run.directory)
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
     """Two processes stop after as many evaluations without improvement as the flag says."""
     flags = (*CHOOSING, "--early-stopping", 2)

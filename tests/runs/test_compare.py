@@ -115,6 +115,7 @@ def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: 
             read_runs([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_view_at_wandb_shows_all_that_is_logged(learned_mlp: Finished) -> None:
     """Every metric that a run logs has a panel, except plain counts and times."""
     logged = {name for row in learned_mlp.metrics for name in row}

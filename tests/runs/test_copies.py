@@ -27,6 +27,7 @@ from tests.launch import REPOSITORY, Finished, Launcher, Runner
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 # By default the first ones alone: all others are slow tests.
 FIRST = pytest.mark.parametrize("copy", first(4, COPIES), ids=lambda copy: copy.name, indirect=True)
+TWO = pytest.mark.parametrize("copy", first(2, COPIES), ids=lambda copy: copy.name, indirect=True)
 # For these, the test makes what a kill leaves from a whole run, without a kill.
 RESUMED = COPIES[:4]
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
@@ -87,7 +88,7 @@ def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
     assert sum(line.startswith("+ ") for line in changes) <= copy.most_changed
 
 
-@EACH
+@FIRST
 def test_copy_learns(copy: Copy, runner: Runner) -> None:
     """The copy's objective reaches its target, and the summary has its best value."""
     run = whole(runner, copy)
@@ -106,7 +107,7 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
     assert len(lines) == len({*lines}) > 0
 
 
-@pytest.mark.parametrize("copy", RESUMED, ids=lambda copy: copy.name, indirect=True)
+@pytest.mark.parametrize("copy", first(2, RESUMED), ids=lambda copy: copy.name, indirect=True)
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """The same command resumes a run that was killed halfway, to the same rows and weights.
 
@@ -169,7 +170,7 @@ def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launc
 
 @pytest.mark.parametrize(
     "copy",
-    first(3, [copy for copy in COPIES if copy.same_on_two is not None]),
+    first(1, [copy for copy in COPIES if copy.same_on_two is not None]),
     ids=lambda copy: copy.name,
     indirect=True,
 )
@@ -188,7 +189,7 @@ def test_copy_on_two_processes_is_the_copy_on_one(copy: Copy, runner: Runner) ->
                 assert on_one.summary[name] == pytest.approx(on_two.summary[name], rel=2e-3), name
 
 
-@FIRST
+@TWO
 def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
     """The exported model reproduces the figures of the run's final evaluation."""
     run = whole(runner, copy)
@@ -201,7 +202,7 @@ def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
     assert figures == {name: run.summary[name] for name in figures} != {}
 
 
-@EACH
+@FIRST
 def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     """`recipes compare` shows the final value of the copy's own objective."""
     run = whole(runner, copy)
@@ -212,6 +213,7 @@ def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixt
     assert json.dumps(final) in json.dumps(shown)
 
 
+@pytest.mark.slow
 def test_copies_are_compared_with_each_other(
     runner: Runner, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,7 +227,7 @@ def test_copies_are_compared_with_each_other(
     assert "objective" in json.dumps(shown["unfair"])
 
 
-@pytest.mark.parametrize("copy", first(3, COPIES), ids=lambda copy: copy.name, indirect=True)
+@pytest.mark.parametrize("copy", first(1, COPIES), ids=lambda copy: copy.name, indirect=True)
 def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
     """`recipes tune` can read the copy's flags, and a run gives the objective's best value."""
     recipe = load_recipe(copy.path)

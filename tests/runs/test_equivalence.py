@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import SHIFTED_UPDATES
-from tests.launch import Finished, Runner
+from tests.conftest import SHIFTED_UPDATES, first
+from tests.launch import REPOSITORY, Finished, Runner
 from tests.local_data import IMAGE_SIZES, TEXT_SIZES
 
-# Turns off the C++ compiler's optimizations, which take most of the time.
-QUICKLY_COMPILED = {"TORCHINDUCTOR_DEBUG_COMPILE": "1"}
+QUICKLY_COMPILED = REPOSITORY / "tests" / "quickly_compiled.py"
 
 
 def assert_same_run(first: Finished, second: Finished, weights_within: float) -> None:
@@ -70,6 +69,7 @@ def test_bert_two_processes_equal_accumulation(
     assert_same_run(accumulated_bert, distributed_bert, weights_within=2e-4)
 
 
+@pytest.mark.slow
 def test_resnet_two_processes_equal_accumulation_in_training(
     accumulated_resnet: Finished, distributed_resnet: Finished
 ) -> None:
@@ -140,7 +140,7 @@ def test_samples_are_counted_over_processes(
         assert run.summary["perf/samples_per_second_per_device"] == pytest.approx(samples / devices)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", first(1, [2, 0]))
 def test_loader_workers_give_the_same_losses(
     workers: int, runner: Runner, odd_images: Path, whole_mlp: Finished
 ) -> None:
@@ -163,17 +163,17 @@ def test_loader_workers_give_the_same_losses(
 @pytest.mark.parametrize("recipe", ["mlp", "bert"])
 @pytest.mark.parametrize("flag", ["--gradient-checkpointing", "--compile", "--deterministic"])
 def test_way_of_computing_changes_rounding_alone(
-    flag: str, recipe: str, runner: Runner, request: pytest.FixtureRequest
+    flag: str, recipe: str, runner: Runner, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Recomputing activations, compiling, and deterministic kernels train to the same weights."""
     if flag == "--compile" and shutil.which("g++") is None:
         pytest.skip("compiling for a CPU needs a C++ compiler")
     whole = request.getfixturevalue(f"whole_{recipe}")
-    run = runner.run(
-        *(whole.config["recipe"], "--config", whole.directory, flag),
-        environment=QUICKLY_COMPILED,
-        timeout=600,
-    )
+    script = REPOSITORY / "recipes" / f"{whole.config['recipe']}.py"
+    words: tuple[Path, ...] = (script,)
+    if flag == "--compile":
+        words = (QUICKLY_COMPILED, tmp_path / "compiled", script)
+    run = runner.run(*words, "--config", whole.directory, flag, timeout=600)
     assert_same_run(whole, run, weights_within=5e-4)
     compiled = run.summary.get("time/compile_seconds")
     assert (compiled is not None) == (flag == "--compile")
@@ -181,6 +181,7 @@ def test_way_of_computing_changes_rounding_alone(
     assert "recompile" not in run.output + run.errors
 
 
+@pytest.mark.slow
 def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finished) -> None:
     """Packed tokens and padded ones train to the same losses and weights."""
     run = runner.run(
@@ -196,6 +197,7 @@ def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finishe
     assert_same_run(whole_bert, run, weights_within=2e-4)
 
 
+@pytest.mark.slow
 def test_gradient_compression_rounds_what_processes_exchange(
     runner: Runner, distributed_mlp: Finished
 ) -> None:

@@ -29,24 +29,25 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
     return (*flags, "--batch-size", 8, "--gradient-accumulation-steps", 2, *QUIET)
 
 
-def scaled(recipe: str, scale: tuple[int, int], *flags: object) -> tuple[object, ...]:
+def scaled(recipe: str | Path, scale: tuple[int, int], *flags: object) -> tuple[object, ...]:
     """Return the arguments of the script that trains a recipe in fp16 from a loss scale."""
-    path = REPOSITORY / "recipes" / f"{recipe}.py"
+    path = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
     return (*scale, path, *flags, "--mixed-precision", "fp16")
 
 
-def in_fp16(runner: Runner, recipe: str, scale: tuple[int, int], *flags: object) -> Finished:
+def in_fp16(runner: Runner, recipe: str | Path, scale: tuple[int, int], *flags: object) -> Finished:
     return runner.shared(SCRIPT, *scaled(recipe, scale, *flags))
 
 
 @pytest.mark.parametrize("recipe", EACH)
 def test_losses_are_near_those_of_fp32(
-    recipe: str, runner: Runner, odd_images: Path, odd_text: Path
+    recipe: str, runner: Runner, odd_images: Path, odd_text: Path, thin_resnet: Path
 ) -> None:
     """Without an overflow, fp16 gives nearly the losses of fp32, and the config says fp16."""
     flags = small(recipe, odd_images, odd_text)
-    half = in_fp16(runner, recipe, STEADY, *flags)
-    full = runner.shared(recipe, *flags, "--mixed-precision", "no")
+    script = thin_resnet if recipe == "resnet" else recipe
+    half = in_fp16(runner, script, STEADY, *flags)
+    full = runner.shared(script, *flags, "--mixed-precision", "no")
     assert half.config["environment"]["mixed_precision"] == "fp16"
     assert half.series("train/loss") == pytest.approx(full.series("train/loss"), rel=0.05)
     assert half.series("train/loss") != full.series("train/loss")
@@ -85,6 +86,7 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
     assert all((values == weights[1][name]).all() for name, values in weights[0].items())
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_bit_equal(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +106,8 @@ def test_killed_and_resumed_it_ends_bit_equal(
     assert final_weights(directory) == final_weights(whole.directory)
 
 
-@pytest.mark.parametrize("launcher", first(1, ["two", "shards"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["two", "shards"])
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_bare_launch_uses_all_cores(learned_mlp: Finished) -> None:
     assert learned_mlp.config["environment"]["threads_per_process"] == usable_cores()
 
 
+@pytest.mark.slow
 def test_multi_cpu_file_gives_two_processes_that_end_together(
     runner: Runner, odd_images: Path, tmp_path: Path
 ) -> None:

@@ -29,11 +29,11 @@ def test_public_data_set_is_repeated(runner: Runner) -> None:
     assert (again.location, again.configuration) == ("nyu-mll/glue", "sst2")
 
 
-def test_colour_folder_through_resnet(runner: Runner, tmp_path: Path) -> None:
+def test_colour_folder_through_resnet(runner: Runner, tmp_path: Path, thin_resnet: Path) -> None:
     """An image folder trains without a code change, from the command line to the model's facts."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog", "emu"], per_class=15)
     run = runner.run(
-        *("resnet", "--dataset", folder, "--max-steps", 2, "--batch-size", 8),
+        *(thin_resnet, "--dataset", folder, "--max-steps", 2, "--batch-size", 8),
         *("--image-size", 12, "--tracker", "none"),
         launcher="python",
     )
@@ -63,6 +63,7 @@ def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> Non
     assert "007.png" in run.status["reason"]
 
 
+@pytest.mark.slow
 def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> None:
     """A resume is refused if one picture was replaced, and works once it is put back."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
@@ -102,8 +103,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ("launcher", "signalled_rank"),
     [
         ("python", None),
-        ("two", None),
-        *(pytest.param("two", rank, marks=pytest.mark.slow) for rank in (0, 1)),
+        *(pytest.param("two", rank, marks=pytest.mark.slow) for rank in (None, 0, 1)),
     ],
 )
 def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(

@@ -27,7 +27,8 @@ from common.tools.vary.command import read_command_line as read_variants
 from common.training.accelerator import cpu_has_bf16
 from tests.examples import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
-from tests.local_data import grey_images, write_parquet
+from tests.local_data import grey_images, write_odd_text, write_parquet
+from tests.thin_resnet import write_thin_resnet
 
 README = REPOSITORY / "README.md"
 TEXT = README.read_text() if README.exists() else ""
@@ -67,11 +68,18 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the repository and receives the files that commands write."""
+    """A folder that looks like the repository and receives the files that commands write.
+
+    Its ResNet has fewer channels, because most of the commands launch that recipe.
+    """
     folder = tmp_path_factory.mktemp("readme")
-    for name in ("recipes", "accelerate_configs", "common", "benchmarks", "pyproject.toml"):
+    for name in ("accelerate_configs", "common", "benchmarks", "pyproject.toml"):
         if (REPOSITORY / name).exists():
             (folder / name).symlink_to(REPOSITORY / name)
+    write_thin_resnet(folder / "recipes")
+    for recipe in (REPOSITORY / "recipes").glob("*.py"):
+        if not (folder / "recipes" / recipe.name).exists():
+            (folder / "recipes" / recipe.name).symlink_to(recipe)
     (folder / "path" / "to").mkdir(parents=True)
     for name in ("image", "another"):
         PillowImage.new("L", (9, 9), 99).save(folder / "path" / "to" / f"{name}.png")
@@ -100,7 +108,7 @@ def small(words: list[str], workspace: Path) -> list[str]:
         head[1:1] = ["--master-port", str(free_port())]
     if "--help" in flags:
         return [*head, *flags]
-    built_in = "docstrings" if recipe == "bert" else "digits"
+    data = small_data(workspace, recipe)
     if "--model" in flags and recipe == "bert":
         flags[flags.index("--model") + 1] = "scratch"
     if "--dataset" in flags:
@@ -108,10 +116,21 @@ def small(words: list[str], workspace: Path) -> list[str]:
         if flags[position].startswith(("path/", "./", "/")):
             flags[position] = str(local_folder(workspace, flags))
         elif flags[position] not in BUILT_IN:
-            flags[position] = built_in
+            flags[position] = data
     elif not {"--resume", "--config", "--evaluate-only"} & set(flags):
-        flags += ["--dataset", built_in]
+        flags += ["--dataset", data]
     return [*head, *flags, *missing_flags(flags)]
+
+
+def small_data(workspace: Path, recipe: str) -> str:
+    """Return the data set for a recipe whose own is too large, or is not in this repository."""
+    if recipe != "bert":
+        return "digits"
+    # The built-in docstrings take seconds to find, and as long to evaluate.
+    folder = workspace / "path" / "to" / "texts"
+    if not folder.exists():
+        write_odd_text(folder)
+    return str(folder)
 
 
 def missing_flags(flags: list[str]) -> Iterator[str]:
@@ -173,7 +192,7 @@ def run_recipe(words: list[str], workspace: Path, runner: Runner) -> int:
 def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) -> None:
     """Make the run that a command of the README resumes: one that missed its target."""
     flags = missing_flags(["--target", "1", "--batch-size", "16"])
-    data = "docstrings" if recipe == "bert" else "digits"
+    data = small_data(workspace, recipe)
     words = [f"recipes/{recipe}.py", "--dataset", data, "--output-dir", f"runs/{name}"]
     words += ["--batch-size", "16", "--target", "1", *flags]
     run_recipe(words, workspace, runner)
@@ -302,7 +321,7 @@ def marked_lines() -> Iterator[object]:
 
 @pytest.mark.parametrize("line", list(marked_lines()))
 def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
-    """A command of the README runs as written, except for fewer steps and local data."""
+    """A command of the README runs as written, except for fewer steps, channels and local data."""
     prepare(line, workspace, runner)
     before = set((workspace / "runs").glob("*"))
     command = rewritten(line, workspace)

@@ -38,8 +38,9 @@ ONLY_IN_SUMMARY = {"val/best_accuracy", "progress/kept_step", "time/total_second
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 SPLITS = {"validation": "val/", "test": "test/"}
-# BERT takes 17 s. Without the slow tests, `test_equivalence` trains it.
-LEARNED = first(2, ["learned_mlp", "learned_resnet", "learned_bert"])
+# The ResNet and BERT take about 20 s each. Without the slow tests, `test_equivalence` trains BERT,
+# and `test_local_data` a ResNet.
+LEARNED = first(1, ["learned_mlp", "learned_resnet", "learned_bert"])
 
 
 @pytest.fixture
@@ -62,12 +63,10 @@ def test_mlp_learns_digits(learned_mlp: Finished) -> None:
     assert learned_mlp.config["data"]["sizes"] == {"train": 1437, "test": 360}
 
 
-def test_resnet_learns_digits(learned_resnet: Finished) -> None:
-    """The ResNet reaches 75 % on held-out digits in one epoch.
-
-    A test below checks the accuracy of its default settings.
-    """
-    assert learned_resnet.summary["test/accuracy"] >= 0.75
+@pytest.mark.slow
+def test_resnet_reaches_its_accuracy(learned_resnet: Finished) -> None:
+    """The default settings reach 95 % on held-out digits, in four epochs of the default six."""
+    assert learned_resnet.summary["test/accuracy"] >= 0.95
     assert learned_resnet.summary["test/count"] == 360
 
 
@@ -78,16 +77,16 @@ def raw() -> DatasetDict:
 
 
 @pytest.mark.slow
-def test_bert_learns_docstrings(learned_bert: Finished, raw: DatasetDict) -> None:
-    """Two epochs of BERT from scratch beat a majority guess by far.
+def test_bert_reaches_its_accuracy(learned_bert: Finished, raw: DatasetDict) -> None:
+    """The default settings reach 72 % on docstrings, in half of the default epochs.
 
-    The run prints the share that such a guess reaches.
+    A majority guess reaches less than half of that, and the run prints the share of this guess.
     """
     guess = np.bincount(raw["train"]["label"]).argmax()
     majority = float((np.array(raw["test"]["label"]) == guess).mean())
     assert majority < 0.35
-    assert learned_bert.summary["test/accuracy"] >= max(0.5, 1.6 * majority)
-    assert learned_bert.summary["val/best_accuracy"] >= 0.5
+    assert learned_bert.summary["test/accuracy"] >= 0.72
+    assert learned_bert.summary["val/best_accuracy"] >= 0.72
     assert learned_bert.summary["test/count"] == len(raw["test"])
     name = raw["test"].features["label"].names[guess]
     assert f"{name}: {majority:.1%} of test" in learned_bert.output
@@ -114,7 +113,7 @@ def test_config_says_what_ran(learned: Finished) -> None:
     assert environment["versions"]["torch"] == torch.__version__
     assert {"accelerate", "transformers", "datasets", "wandb"} <= environment["versions"].keys()
     assert "git_commit" in environment
-    assert config["epochs"] in (1, 2, 15)
+    assert config["epochs"] in (2, 4, 15)
     assert learned.config["architecture"]["parameters"] > 100_000
     assert learned.config["data"]["reason"]
 
@@ -300,28 +299,15 @@ def test_run_repeats_for_others(learned_mlp: Finished) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "seeds"), [("mnist_mlp", 3), ("resnet", 1)])
-def test_image_recipe_reaches_its_accuracy(recipe: str, seeds: int, runner: Runner) -> None:
-    """The default settings reach 97 % on digits: the MLP as a mean of seeds, ResNet nearly."""
+def test_mlp_reaches_its_accuracy(runner: Runner) -> None:
+    """The default settings reach 97 % on digits, as a mean of three seeds."""
     accuracies = [
         runner.run(
-            *(recipe, "--dataset", "digits", "--seed", seed, "--tracker", "none"),
-            timeout=1800,
+            *("mnist_mlp", "--dataset", "digits", "--seed", seed, "--tracker", "none"),
         ).summary["test/accuracy"]
-        for seed in range(seeds)
+        for seed in range(3)
     ]
-    assert mean(accuracies) >= (0.97 if recipe == "mnist_mlp" else 0.95), accuracies
-
-
-@pytest.mark.slow
-def test_bert_reaches_its_accuracy(runner: Runner) -> None:
-    """The default settings reach 76 % on docstrings.
-
-    Three seeds reached 78.2 to 79.7 %; guessing the most frequent class reaches 32 %.
-    """
-    flags = ("--dataset", "docstrings", "--tracker", "none")
-    run = runner.run("bert", *flags, timeout=1800)
-    assert run.summary["test/accuracy"] >= 0.76
+    assert mean(accuracies) >= 0.97, accuracies
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
 UPDATES = 11  # in an epoch of `MLP`
 
 
+@pytest.mark.slow
 def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     runner: Runner, tmp_path: Path
 ) -> None:

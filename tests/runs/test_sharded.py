@@ -52,6 +52,7 @@ def test_mlp_in_shards_is_the_mlp(
             assert other.series(name) == sharded_mlp.series(name), name
 
 
+@pytest.mark.slow
 def test_same_updates_however_they_are_cut(
     runner: Runner, odd_images: Path, sharded_mlp: Finished
 ) -> None:
@@ -187,6 +188,7 @@ def test_each_rank_writes_its_rows(sharded_mlp: Finished) -> None:
     assert "model.safetensors" not in names
 
 
+@pytest.mark.slow
 def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Finished) -> None:
     """`--evaluate-only` in shards gives the run's figures, also on a split of an odd size."""
     flags = ("--evaluate-only", "--init-from", sharded_mlp.directory, "--dataset", odd_images)
@@ -235,6 +237,7 @@ def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Path) -> None:
     """Killed shards with an average of the weights resume to the same bits and best model.
 

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import first
 from tests.jobs import RECORDED, Job, final_weights, learned, newest_step, recorded
 from tests.launch import REPOSITORY, Runner
 from tests.unit.data.test_parquet import images_folder
 
 RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
 UPDATES = 12  # of an epoch: 16 of 203 samples each
-EPOCHS = 8
+EPOCHS = 5
 FLAGS = (
     *("--streaming", "--epochs", EPOCHS, "--batch-size", 8, "--checkpoint-every", 3),
     *("--log-every", 4, "--hidden-sizes", 32, "--dropout", 0.2, "--tracker", "none"),
 )
 
 
-@pytest.mark.parametrize("launcher", first(1, ["python", "two"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["python", "two"])
 def test_each_sample_once_an_epoch_after_a_kill(
     runner: Runner, tmp_path: Path, launcher: str
 ) -> None:

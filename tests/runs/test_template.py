@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import first
 from tests.jobs import MLP, final_weights, learned
 from tests.launch import (
     CONFIGS,
@@ -98,7 +97,8 @@ def command(runner: Runner, *words: object, **options: Any) -> subprocess.Popen[
 IS_FORK = "import sys; print('torch' in sys.modules, sys.argv[1:], sys.stdin.read())\n"
 
 
-@pytest.mark.parametrize("words", first(1, [("script.py", "-m", "a b"), ("-m", "script", "a")]))
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("script.py", "-m", "a b"), ("-m", "script", "a")])
 def test_command_sees_what_a_fresh_interpreter_shows(
     words: tuple[str, ...], runner: Runner, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.jobs import EVERY, MLP, Job
 from tests.launch import REPOSITORY, Runner
 from tests.runs.test_tracking import history
@@ -23,6 +25,7 @@ def halting(folder: Path, step: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: Path) -> None:
     """A run killed before and after its first checkpoint keeps its W&B id and all its rows."""
     directory = tmp_path / "run"

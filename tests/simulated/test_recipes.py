@@ -41,12 +41,18 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> Words:
     ],
 )
 def test_a_recipe_learns_what_it_learns_on_the_cpu(
-    recipe: str, variant: str, runner: Runner, odd_images: Path, odd_text: Path
+    recipe: str,
+    variant: str,
+    runner: Runner,
+    odd_images: Path,
+    odd_text: Path,
+    thin_resnet: Path,
 ) -> None:
     """The recipe's losses, accuracy and weights differ from those of the CPU by rounding alone."""
     flags = (*small(recipe, odd_images, odd_text), *IN_FP32)
-    run = on_device(runner, recipe, *flags, variant=variant)
-    on_cpu = runner.shared(recipe, *flags)
+    script = thin_resnet if recipe == "resnet" else recipe
+    run = on_device(runner, script, *flags, variant=variant)
+    on_cpu = runner.shared(script, *flags)
     assert on_cpu.config["environment"]["device_type"] == "cpu"
     assert run.config["environment"]["device"] == "Simulated accelerator"
     assert_alike(run, on_cpu)
@@ -136,7 +142,7 @@ def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> N
 
 
 @pytest.mark.slow
-def test_clipping_clips(runner: Runner, odd_images: Path) -> None:
+def test_clipping_clips(runner: Runner, odd_images: Path, thin_resnet: Path) -> None:
     """Clipping in fp16 limits the norm of the unscaled gradients.
 
     SGD's update is proportional to the clipped gradients.
@@ -145,7 +151,7 @@ def test_clipping_clips(runner: Runner, odd_images: Path) -> None:
     flags = (*flags, "--image-size", 4)
 
     def trained(*others: object) -> Finished:
-        words = (64, 1000, script_of("resnet"), *flags, "--mixed-precision", "fp16", *others)
+        words = (64, 1000, thin_resnet, *flags, "--mixed-precision", "fp16", *others)
         return on_device(runner, IN_FP16, *words, variant=LIKE_APPLE)
 
     clipped = trained("--max-grad-norm", 1e-3).weights()

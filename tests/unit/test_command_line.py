@@ -17,6 +17,7 @@ from common.command_line import comments_of, read_config, refuse_credentials
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of
+from tests.conftest import first
 from tests.examples import COPIES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
@@ -118,7 +119,7 @@ def test_value_beyond_its_limits_is_refused(
     assert "can't work: give" in error.value.message
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", first(1, RECIPES))
 def test_huge_integers_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would become a tensor's size, a timeout or a number of processes."""
     owner = config_class(recipe)
@@ -211,7 +212,7 @@ def test_shared_flags_are_the_same_in_every_recipe(
     assert not off.deterministic
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", first(1, RECIPES))
 def test_flag_changes_its_own_field_only(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without flags, a recipe runs with the defaults of its `Config`."""
     defaults = config_class(recipe)()
