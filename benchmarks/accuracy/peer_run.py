@@ -42,7 +42,7 @@ class Request:
     train_files: tuple[str, ...] = ()  # of texts
     evaluated_files: tuple[str, ...] = ()
     checkpoint: str = ""
-    most_updates: int | None = None  # of each epoch, to try the script out
+    most_updates: int | None = None  # to try the script out: so many, and one evaluation
 
 
 class Recorder:
@@ -53,7 +53,6 @@ class Recorder:
         self.log = EvaluationLog(Path(request.folder), request.began)
         self.unmet_goals = list(goals)
         self.updates = 0
-        self.updates_in_epoch = 0
         self.updates_per_epoch = 1
         self.counts = (0, 0, 0)  # samples, tokens and squared tokens so far
         self.counts_in_trial = (0, 0, 0)  # of its timed updates
@@ -73,11 +72,10 @@ class Recorder:
         count = (samples, tokens, squared_tokens)
         self.counts = added(self.counts, count)
         self.updates += 1
-        self.updates_in_epoch += 1
         if self.request.is_trial:
             return self.update_of_trial(count)
         most_updates = self.request.most_updates
-        return most_updates is None or self.updates_in_epoch < most_updates
+        return most_updates is None or self.updates < most_updates
 
     def update_of_trial(self, count: tuple[int, int, int]) -> bool:
         """Note an update whose time counts; return whether the trial goes on."""
@@ -91,7 +89,6 @@ class Recorder:
     def evaluate(self) -> None:
         """Note that an evaluation begins now."""
         self.evaluation_began = self.log.elapsed()
-        self.updates_in_epoch = 0
 
     def evaluated(self, figures: Mapping[str, float]) -> bool:
         """Note an evaluation that has just ended; return whether to go on."""
@@ -110,6 +107,8 @@ class Recorder:
                 squared_tokens=squared_tokens,
             )
         )
+        if self.request.most_updates is not None:
+            return False
         self.unmet_goals = [goal for goal in self.unmet_goals if not goal.is_met(figures)]
         return bool(self.unmet_goals) or self.request.to_the_end
 

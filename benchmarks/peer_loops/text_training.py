@@ -241,7 +241,7 @@ def callback_for(watch: Watch, trainer: Any) -> TrainerCallback:
 
         def on_step_end(self, args: object, state: object, control: Any, **_: object) -> None:
             if not watch.update(*trainer.last_count):
-                control.should_training_stop = True
+                control.should_epoch_stop = True  # the evaluation decides about the next epoch
 
         def on_epoch_end(self, *_: object, **__: object) -> None:
             watch.evaluate()  # the Trainer evaluates next
