@@ -56,16 +56,16 @@ class Recorder:
         self.updates_per_epoch = 1
         self.counts = (0, 0, 0)  # samples, tokens and squared tokens so far
         self.counts_in_trial = (0, 0, 0)  # of its timed updates
+        self.seconds_in_trial = 0.0  # likewise
         self.start_seconds = 0.0
-        self.timed_from = 0.0  # the end of the last update that is not timed
-        self.trained_until = 0.0
+        self.batch_requested = 0.0  # when the present update began
         self.evaluation_began = 0.0
         self.evaluation_seconds = 0.0
 
     def begin(self, updates_per_epoch: int) -> None:
         """Note that the first batch is requested now."""
         self.updates_per_epoch = updates_per_epoch
-        self.start_seconds = self.log.elapsed()
+        self.start_seconds = self.batch_requested = self.log.elapsed()
 
     def update(self, samples: int, tokens: int = 0, squared_tokens: int = 0) -> bool:
         """Note an update; return whether the epoch goes on."""
@@ -78,12 +78,12 @@ class Recorder:
         return most_updates is None or self.updates < most_updates
 
     def update_of_trial(self, count: tuple[int, int, int]) -> bool:
-        """Note an update whose time counts; return whether the trial goes on."""
-        self.trained_until = self.log.elapsed()
-        if self.updates <= TRIAL_SKIPPED:
-            self.timed_from = self.trained_until
-        else:
+        """Add an update's time, unless it is one of the first; return whether the epoch goes on."""
+        now = self.log.elapsed()
+        if self.updates > TRIAL_SKIPPED:
             self.counts_in_trial = added(self.counts_in_trial, count)
+            self.seconds_in_trial += now - self.batch_requested
+        self.batch_requested = now
         return self.updates < TRIAL_UPDATES
 
     def evaluate(self) -> None:
@@ -95,7 +95,8 @@ class Recorder:
         seconds = self.log.elapsed()
         self.evaluation_seconds = seconds - self.evaluation_began
         if self.request.is_trial:
-            return False
+            self.batch_requested = seconds
+            return self.updates < TRIAL_UPDATES
         samples, tokens, squared_tokens = self.counts
         self.log.write(
             Evaluation(
@@ -113,15 +114,24 @@ class Recorder:
         return bool(self.unmet_goals) or self.request.to_the_end
 
     def trial(self) -> Trial | None:
-        """Return the rates of a trial; None if this is no trial."""
+        """Return the rates of a trial; None if this is no trial.
+
+        Raises:
+            SystemExit: the data set is so small that no update was timed.
+        """
         if not self.request.is_trial:
             return None
         timed_updates = self.updates - TRIAL_SKIPPED
+        if timed_updates < 1:
+            raise SystemExit(
+                f"error: {self.updates} updates are too few to measure the speed of "
+                f"{self.request.contestant}: use a larger data set"
+            )
         epochs = timed_updates / self.updates_per_epoch
         samples, tokens, squared_tokens = self.counts_in_trial
         return Trial(
             start_seconds=self.start_seconds,
-            update_seconds=(self.trained_until - self.timed_from) / timed_updates,
+            update_seconds=self.seconds_in_trial / timed_updates,
             updates_per_epoch=self.updates_per_epoch,
             samples_per_epoch=samples / epochs,
             tokens_per_epoch=tokens / epochs,
