@@ -219,10 +219,11 @@ def described_machine() -> dict[str, Any]:
 def show(results: Results, picture: Path) -> None:
     """Print the table for a terminal and for the README, and draw the picture."""
     from benchmarks.accuracy.picture import draw
-    from benchmarks.accuracy.report import as_markdown, as_text, rows_of
+    from benchmarks.accuracy.report import as_markdown, as_text, caption, rows_of
 
     rows = rows_of(results)
     print(as_text(rows))
+    print(caption(results))
     print()
     print(as_markdown(rows))
     draw(results, picture)

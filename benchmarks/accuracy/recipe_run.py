@@ -29,6 +29,7 @@ class WatchedRun(Run):
     folder: Path
     log_file: EvaluationLog
     compute_loss: ComputeLoss
+    noted_step = -1  # the update after which an evaluation was written down last
 
     def start(self, description: Any, compute_loss: Any = None, **named: Any) -> None:
         """Keep the loss, to count its operations later."""
@@ -42,8 +43,12 @@ class WatchedRun(Run):
         super().log(evaluation)
 
     def finish(self, evaluation: Mapping[str, Any]) -> None:
-        """Write the last evaluation down, and then the facts."""
-        self.note(evaluation)
+        """Write the last evaluation down, and then the facts.
+
+        If the last update has an evaluation already, this one may be of an earlier, best model.
+        """
+        if self.noted_step != self.progress.global_step:
+            self.note(evaluation)
         super().finish(evaluation)
         # Counting imports a lot. Every time has been noted by now.
         from benchmarks.accuracy.operations import cost_of_recipe
@@ -56,6 +61,7 @@ class WatchedRun(Run):
     def note(self, evaluation: Mapping[str, Any]) -> None:
         """Write down the figures of an evaluation that has just ended."""
         seconds = self.log_file.elapsed()
+        self.noted_step = self.progress.global_step
         position = self.plan.position(self.progress.global_step)
         samples = position["progress/samples"]
         lengths = self.data.splits["train"].lengths

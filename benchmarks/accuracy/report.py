@@ -19,6 +19,7 @@ LEGEND = (
     f"{AT_MOST} the published accuracy is that of the last epoch; an earlier one may have been "
     "enough",
 )
+PACKAGES_TO_NAME = ("torch", "accelerate", "transformers")
 HEADINGS = ("goal", "contestant", "time", "PFLOP", "met", "best")
 
 
@@ -137,6 +138,21 @@ def rows_of_goal(results: Results, workload: Workload, goal: Goal) -> Iterator[R
                 epochs=[],
                 best=[],
             )
+
+
+def caption(results: Results) -> str:
+    """Return the hardware, the versions and the commits of all runs, for people."""
+    machine = results.machine
+    versions = [f"{name} {machine['versions'][name]}" for name in PACKAGES_TO_NAME]
+    commits = {(run.git_commit or "unknown")[:7]: None for run in results.runs.values()}
+    seeds = sorted({run.seed for run in results.runs.values()})
+    parts = [
+        machine["hardware"]["processor"],
+        *versions,
+        f"seeds {', '.join(map(str, seeds))}",
+        f"commit {', '.join(commits)}",
+    ]
+    return "; ".join(parts)
 
 
 def table_of(results: Results) -> list[dict[str, Any]]:

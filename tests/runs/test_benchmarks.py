@@ -329,7 +329,8 @@ def test_time_to_accuracy_of_both_sides(
 ) -> None:
     """A recipe and its peers write down an evaluation after each epoch, and the same operations."""
     write_small_data(tmp_path)
-    machine = {"hardware": {"processor": "a CPU"}, "versions": {}}
+    versions = {"torch": "2", "accelerate": "1", "transformers": "5"}
+    machine = {"hardware": {"processor": "a CPU"}, "versions": versions}
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: machine)
     for module in (harness_materials, accuracy_materials):

@@ -23,7 +23,7 @@ from benchmarks.accuracy.launch import Conditions, digest_of_code, settings_of
 from benchmarks.accuracy.peer_run import Recorder, Request
 from benchmarks.accuracy.picture import draw
 from benchmarks.accuracy.records import Evaluation, EvaluationLog, ForwardCost, Trial
-from benchmarks.accuracy.report import as_markdown, as_text, rows_of, table_of
+from benchmarks.accuracy.report import as_markdown, as_text, caption, rows_of, table_of
 from benchmarks.accuracy.results import FinishedRun, Results
 from benchmarks.accuracy.workloads import (
     CIFAR10,
@@ -40,9 +40,11 @@ from benchmarks.accuracy.workloads import (
 )
 from benchmarks.peer_loops.image_models import build_model
 from benchmarks.peer_loops.watch import classification_figures
+from tests.launch import REPOSITORY
 
 WIDEST = 100  # columns of a terminal
-MACHINE = {"hardware": {"processor": "a CPU"}, "versions": {"torch": "2"}}
+VERSIONS = {"torch": "2", "accelerate": "1", "transformers": "5"}
+MACHINE = {"hardware": {"processor": "a CPU"}, "versions": VERSIONS}
 SHARES = st.floats(0, 1)
 TRIAL = Trial(
     start_seconds=10.0,
@@ -332,6 +334,16 @@ def test_table_fits_a_terminal() -> None:
     assert "| **recipe mnist_mlp** |" in markdown
 
 
+def test_page_has_the_table_that_was_measured() -> None:
+    """The benchmarks' README states what is in the file of results."""
+    results = Results.read(time_to_accuracy.RESULTS)
+    if results is None:
+        pytest.skip("nothing has been measured")
+    page = (REPOSITORY / "benchmarks" / "README.md").read_text()
+    assert as_markdown(rows_of(results)) in page
+    assert caption(results) in page
+
+
 def test_picture_has_a_chart_for_each_data_set(tmp_path: Path) -> None:
     """Contestants stand in the legends, and the same results give the same file."""
     results = everything()
@@ -410,7 +422,7 @@ def test_command_goes_on_where_it_was_cut_off(
     monkeypatch.setattr(launch, "digest_of_code", lambda file: "another recipe")
     time_to_accuracy.main(options)
     assert started == [(DIGITS.recipes[0].name, seed) for seed in (0, 1)]
-    elsewhere = {**MACHINE, "versions": {"torch": "3"}}
+    elsewhere = {**MACHINE, "versions": {**VERSIONS, "torch": "3"}}
     monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: elsewhere)
     with pytest.raises(SystemExit, match="another machine or of other versions"):
         time_to_accuracy.main(options)
