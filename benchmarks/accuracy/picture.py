@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from benchmarks.accuracy.goals import Goal
+from benchmarks.accuracy.records import Evaluation
 from benchmarks.accuracy.report import duration
 from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import WORKLOADS, Recipe, Workload
@@ -66,10 +68,15 @@ def draw_workload(chart: Axes, results: Results, workload: Workload) -> None:
                 "markerfacecolor": "white" if is_computed else colour,
             }
             # Test-time augmentation is used at the end only, so it is no point of the curve.
-            accuracies = [entry.figures["accuracy"] for entry in entries]
+            plain = [entry for entry in entries if "accuracy" in entry.figures]
             name = f"{label} (computed)" if is_computed else label
             if entries:
-                chart.plot([entry.seconds for entry in entries], accuracies, label=name, **style)
+                chart.plot(
+                    [entry.seconds for entry in plain],
+                    [entry.figures["accuracy"] for entry in plain],
+                    label=name,
+                    **style,
+                )
                 label = "_"  # one entry in the legend for all seeds
             draw_views(chart, entries, colour)
     for goal in workload.goals:
@@ -77,7 +84,7 @@ def draw_workload(chart: Axes, results: Results, workload: Workload) -> None:
     finish_chart(chart, workload)
 
 
-def draw_views(chart: Axes, entries: list[Any], colour: str) -> None:
+def draw_views(chart: Axes, entries: Sequence[Evaluation], colour: str) -> None:
     """Draw the accuracy with test-time augmentation, where it is known, as stars."""
     for entry in entries:
         if "accuracy_tta" in entry.figures:

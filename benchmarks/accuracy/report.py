@@ -106,9 +106,10 @@ def rows_of_goal(results: Results, workload: Workload, goal: Goal) -> Iterator[R
     """Yield the row of each contestant that has a run, then records that are only published."""
     for contestant in workload.contestants:
         runs = results.of(workload.name, contestant.name)
-        evaluations = [results.evaluations(workload, run) for run in runs]
-        # A trial says nothing while the run whose epochs it takes is missing.
-        known = [(run, entries) for run, entries in zip(runs, evaluations, strict=True) if entries]
+        evaluations = [(run, results.evaluations(workload, run)) for run in runs]
+        # The others say nothing about this goal: a trial while the run whose epochs it takes is
+        # missing, or a record without this figure.
+        known = [(run, entries) for run, entries in evaluations if goal.best(entries) is not None]
         if not known:
             continue
         met = [(run, goal.first_met(entries)) for run, entries in known]

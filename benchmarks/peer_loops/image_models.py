@@ -15,12 +15,14 @@ def build_model(name: str, channels: int, image_size: int, classes: int) -> nn.M
     """Return a model that maps [batch, channels, image_size, image_size] to [batch, classes].
 
     Args:
-        name: "mlp", "cnn" or "resnet18".
+        name: "mlp", "cnn", "resnet9" or "resnet18"; "resnet9" takes images of 32×32.
     """
     if name == "mlp":
         return mlp(channels * image_size**2, classes)
     if name == "cnn":
         return cnn(channels, image_size, classes)
+    if name == "resnet9":
+        return resnet9(channels, classes)
     return resnet18(channels, classes)
 
 
@@ -54,6 +56,47 @@ def cnn(channels: int, image_size: int, classes: int) -> nn.Module:
         nn.Dropout(0.5),
         nn.Linear(128, classes),
     )
+
+
+def resnet9(channels: int, classes: int) -> nn.Module:
+    """Return the network of 99991/cifar10-fast-simple, without ghost batch norm."""
+    patch_size = channels * 3 * 3  # as many whitening filters
+    return nn.Sequential(
+        nn.Conv2d(channels, patch_size, kernel_size=3, padding=1, bias=False),
+        normalized(patch_size, 64, kernel_size=1),
+        normalized(64, 128, is_pooled=True),
+        Residual(nn.Sequential(normalized(128, 128), normalized(128, 128))),
+        normalized(128, 256, is_pooled=True),
+        normalized(256, 512, is_pooled=True),
+        Residual(nn.Sequential(normalized(512, 512), normalized(512, 512))),
+        nn.MaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, classes, bias=False),
+    )
+
+
+def normalized(
+    width_in: int, width: int, kernel_size: int = 3, is_pooled: bool = False
+) -> nn.Module:
+    """Return a convolution with batch norm and CELU; pooling halves the image."""
+    return nn.Sequential(
+        nn.Conv2d(width_in, width, kernel_size, padding=kernel_size // 2, bias=False),
+        nn.MaxPool2d(2) if is_pooled else nn.Identity(),
+        nn.BatchNorm2d(width),
+        nn.CELU(alpha=0.3),
+    )
+
+
+class Residual(nn.Module):
+    """Adds a branch to its input."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the shape of the input."""
+        return images + self.branch(images)
 
 
 def resnet18(channels: int, classes: int) -> nn.Module:

@@ -35,7 +35,7 @@ class ImageTraining:
     """The settings of a training."""
 
     framework: Literal["pytorch", "accelerate"]
-    model: Literal["mlp", "cnn", "resnet18"]
+    model: Literal["mlp", "cnn", "resnet9", "resnet18"]
     optimizer: Literal["rmsprop", "adadelta", "sgd"]
     learning_rate: float
     epochs: int

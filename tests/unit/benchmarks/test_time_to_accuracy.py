@@ -141,11 +141,17 @@ def test_figures_of_peers_are_those_of_scikit_learn(
 MLP_MACS = 784 * 512 + 512 * 512 + 512 * 10
 CNN_MACS = 26**2 * 32 * 9 + 24**2 * 64 * 288 + 9216 * 128 + 128 * 10
 RESNET18_MACS = 555_422_720  # 555 M, as it is published
+RESNET9_MACS = 380_008_448  # likewise 380 M
 
 
 @pytest.mark.parametrize(
     ("name", "channels", "size", "multiply_adds"),
-    [("mlp", 1, 28, MLP_MACS), ("cnn", 1, 28, CNN_MACS), ("resnet18", 3, 32, RESNET18_MACS)],
+    [
+        ("mlp", 1, 28, MLP_MACS),
+        ("cnn", 1, 28, CNN_MACS),
+        ("resnet9", 3, 32, RESNET9_MACS),
+        ("resnet18", 3, 32, RESNET18_MACS),
+    ],
 )
 def test_operations_of_a_forward_pass(
     name: str, channels: int, size: int, multiply_adds: int
@@ -302,6 +308,9 @@ def test_computed_rows_are_marked() -> None:
     assert [row.cells()[2] for row in rows] == ["20.0 s", "2.1 min *"]
     unmet = finished("sst2", fast_peer.name, [0.9])
     assert [row.cells()[2] for row in rows_of(results_of(padded, unmet))] == ["not met"] * 2
+    resnet9 = CIFAR10.peers[-1].name  # its accuracy without augmentation is not published
+    rows = rows_of(results_of(finished("cifar10", resnet9, trial=TRIAL)))
+    assert [row.goal for row in rows if row.seeds] == [WITH_VIEWS]
 
 
 def everything() -> Results:
