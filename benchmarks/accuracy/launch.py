@@ -79,33 +79,12 @@ def run_contestant(
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        environment = os.environ | {
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "HF_HOME": str(folder / "huggingface"),
-        }
-        began = time.time()
         if isinstance(contestant, Recipe):
-            command = recipe_command(workload, contestant, seed, materials, conditions, folder)
-            command[2:2] = [str(folder), repr(began)]
+            run_recipe(workload, contestant, seed, materials, conditions, folder)
         else:
-            command = peer_command(workload, contestant, seed, materials, conditions, folder, began)
-        with (folder / "output.log").open("w+", encoding="utf-8") as output:
-            finished = subprocess.run(
-                command, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
-            output.seek(0)
-            printed = output.read()
-        if finished.returncode != 0:
-            raise SystemExit(
-                f"error: {contestant.name} ended with status {finished.returncode}:\n"
-                f"{printed[-TAIL:]}"
-            )
+            run_peer(workload, contestant, seed, materials, conditions, folder)
         facts = read_facts(folder)
         evaluations = read_evaluations(folder)
-        if isinstance(contestant, Recipe) and conditions.keep_runs is not None:
-            keep_metrics(
-                folder / "run", kept_folder(conditions.keep_runs, workload, contestant, seed)
-            )
     return FinishedRun(
         workload=workload.name,
         contestant=contestant.name,
@@ -121,51 +100,73 @@ def run_contestant(
     )
 
 
-def recipe_command(
+def run_recipe(
     workload: Workload,
     contestant: Recipe,
     seed: int,
     materials: Materials,
     conditions: Conditions,
     folder: Path,
-) -> list[str]:
-    """Return the command of a recipe, whose run's directory is `folder`/run."""
+) -> None:
+    """Run a recipe; the directory of its run is `folder`/run."""
     recipe = REPOSITORY / "recipes" / f"{contestant.recipe}.py"
-    command = [sys.executable, str(SCRIPTS / "recipe_run.py"), str(recipe)]
-    command += ["--dataset", materials.dataset, "--seed", str(seed), *contestant.flags]
+    flags = ["--dataset", materials.dataset, "--seed", str(seed), *contestant.flags]
     if workload.kind == "text":
-        command += ["--model", str(conditions.checkpoint)]
+        flags += ["--model", str(conditions.checkpoint)]
     if conditions.most_updates is not None:
-        command += ["--max-steps", str(conditions.most_updates)]
-    return [*command, "--tracker", "none", "--output-dir", str(folder / "run")]
+        flags += ["--max-steps", str(conditions.most_updates)]
+    flags += ["--tracker", "none", "--output-dir", str(folder / "run")]
+    script = str(SCRIPTS / "recipe_run.py")
+    began = repr(time.time())
+    run_command([sys.executable, script, str(folder), began, str(recipe), *flags], folder)
+    if conditions.keep_runs is not None:
+        keep_metrics(folder / "run", kept_folder(conditions.keep_runs, workload, contestant, seed))
 
 
-def peer_command(
+def run_peer(
     workload: Workload,
     contestant: Peer,
     seed: int,
     materials: Materials,
     conditions: Conditions,
     folder: Path,
-    began: float,
-) -> list[str]:
-    """Return the command of a peer; see `peer_run.Request`."""
-    is_trial = contestant.epochs_from is not None and conditions.most_updates is None
+) -> None:
+    """Run a peer; see `peer_run.Request`."""
     request = {
         "folder": str(folder),
-        "began": began,
         "workload": workload.name,
         "contestant": contestant.name,
         "seed": seed,
-        "is_trial": is_trial,
+        "is_trial": contestant.epochs_from is not None and conditions.most_updates is None,
         "to_the_end": conditions.to_the_end,
         "arrays": materials.arrays,
         "train_files": materials.train_files,
         "evaluated_files": materials.evaluated_files,
         "checkpoint": str(conditions.checkpoint or ""),
         "most_updates": conditions.most_updates,
+        "began": time.time(),
     }
-    return [sys.executable, str(SCRIPTS / "peer_run.py"), json.dumps(request)]
+    run_command([sys.executable, str(SCRIPTS / "peer_run.py"), json.dumps(request)], folder)
+
+
+def run_command(command: list[str], folder: Path) -> None:
+    """Run a command with empty caches in `folder`.
+
+    Raises:
+        SystemExit: it failed; with the end of its output.
+    """
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "HF_HOME": str(folder / "huggingface"),
+    }
+    with (folder / "output.log").open("w+", encoding="utf-8") as output:
+        finished = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        output.seek(0)
+        printed = output.read()
+    if finished.returncode != 0:
+        raise SystemExit(
+            f"error: {command[1]} ended with status {finished.returncode}:\n{printed[-TAIL:]}"
+        )
 
 
 def repeating_commands(workload: Workload, contestant: Recipe | Peer, seed: int) -> list[str]:

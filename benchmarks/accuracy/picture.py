@@ -22,6 +22,7 @@ RECIPE_COLOURS = ("#d55e00", "#e69f00")
 PEER_COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#cc79a7")
 CHARTS_IN_A_ROW = 2
 MARGIN_BELOW = 1.5  # how far the chart goes below the first goal, in shares of the errors there
+Style = dict[str, Any]  # arguments for matplotlib's `plot`
 # Letters stay letters, and the same results give the same file.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "time-to-accuracy"}
 
@@ -53,42 +54,45 @@ def draw_workload(chart: Axes, results: Results, workload: Workload) -> None:
     peer_colours = iter(PEER_COLOURS)
     for contestant in workload.contestants:
         is_recipe = isinstance(contestant, Recipe)
-        runs = results.of(workload.name, contestant.name)
         colour = next(recipe_colours if is_recipe else peer_colours)
         label = contestant.name
-        for run in runs:
-            entries = results.evaluations(workload, run)
+        for run in results.of(workload.name, contestant.name):
             is_computed = run.trial is not None
-            style: dict[str, Any] = {
-                "color": colour,
-                "linewidth": 2.2 if is_recipe else 1.4,
-                "linestyle": ":" if is_computed else "-",
-                "marker": "o",
-                "markersize": 4,
-                "markerfacecolor": "white" if is_computed else colour,
-            }
-            # Test-time augmentation is used at the end only, so it is no point of the curve.
-            plain = [entry for entry in entries if "accuracy" in entry.figures]
+            entries = results.evaluations(workload, run)
             name = f"{label} (computed)" if is_computed else label
+            draw_run(chart, entries, name, line_style(colour, is_recipe, is_computed))
             if entries:
-                chart.plot(
-                    [entry.seconds for entry in plain],
-                    [entry.figures["accuracy"] for entry in plain],
-                    label=name,
-                    **style,
-                )
                 label = "_"  # one entry in the legend for all seeds
-            draw_views(chart, entries, colour)
     for goal in workload.goals:
         draw_goal(chart, goal)
     finish_chart(chart, workload)
 
 
-def draw_views(chart: Axes, entries: Sequence[Evaluation], colour: str) -> None:
-    """Draw the accuracy with test-time augmentation, where it is known, as stars."""
+def line_style(colour: str, is_recipe: bool, is_computed: bool) -> Style:
+    """Return the look of a run: recipes are thick, computed times are dotted and hollow."""
+    return {
+        "color": colour,
+        "linewidth": 2.2 if is_recipe else 1.4,
+        "linestyle": ":" if is_computed else "-",
+        "marker": "o",
+        "markersize": 4,
+        "markerfacecolor": "white" if is_computed else colour,
+    }
+
+
+def draw_run(chart: Axes, entries: Sequence[Evaluation], label: str, style: Style) -> None:
+    """Draw the accuracy of a run, and as stars that with test-time augmentation, where known.
+
+    Test-time augmentation is used at the end only, so it is no point of the curve.
+    """
+    plain = [entry for entry in entries if "accuracy" in entry.figures]
+    seconds = [entry.seconds for entry in plain]
+    if entries:
+        chart.plot(seconds, [entry.figures["accuracy"] for entry in plain], label=label, **style)
     for entry in entries:
         if "accuracy_tta" in entry.figures:
-            chart.plot(entry.seconds, entry.figures["accuracy_tta"], "*", color=colour)
+            star = style | {"marker": "*", "markersize": 9}
+            chart.plot(entry.seconds, entry.figures["accuracy_tta"], **star)
 
 
 def draw_goal(chart: Axes, goal: Goal) -> None:
