@@ -233,4 +233,7 @@ def show(results: Results, picture: Path) -> None:
 if __name__ == "__main__":
     import tyro
 
-    main(tyro.cli(Options))
+    try:
+        main(tyro.cli(Options))
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on with the runs that are missing")
