@@ -33,7 +33,7 @@ from benchmarks.harness.rounds import Training
 from benchmarks.pictures import screen_of
 from common.errors import UserError
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
-from tests.local_data import WORDS, grey_images, write_parquet, write_tiny_bert
+from tests.local_data import WORDS, grey_images, write_image_parquet, write_parquet, write_tiny_bert
 
 NEEDING_DATASETS = [name for name, plan in STEPS.items() if "datasets" in plan.packages]
 TINY = {"dataset": "synthetic", "image_size": 8, "batch_size": 64, "hidden_sizes": (8,)}
@@ -307,8 +307,8 @@ def test_programme_runs_on_a_machine_that_lacks_packages(tmp_path: Path, runner:
 
 def write_small_data(folder: Path) -> None:
     """Write two data sets that are laid out as MNIST and MRPC, and a checkpoint."""
-    for split, count in (("train", 640), ("test", 60)):
-        write_parquet(folder / "mnist" / f"{split}.parquet", grey_images(count, seed=0))
+    images = {"train": grey_images(640, seed=0), "test": grey_images(60, seed=1)}
+    write_image_parquet(folder / "mnist", images)
     for split, count in (("train", 96), ("validation", 8), ("test", 40)):
         labels = [number % 2 for number in range(count)]
         words = [WORDS["colours"][number % 9 : number % 9 + 2] for number in range(count)]
