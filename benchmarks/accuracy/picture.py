@@ -23,8 +23,6 @@ PEER_COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#cc79a7")
 CHARTS_IN_A_ROW = 2
 MARGIN_BELOW = 1.5  # how far the chart goes below the first goal, in shares of the errors there
 Style = dict[str, Any]  # arguments for matplotlib's `plot`
-# Letters stay letters, and the same results give the same file.
-SVG = {"svg.fonttype": "none", "svg.hashsalt": "time-to-accuracy"}
 
 
 def draw(results: Results, file: Path) -> None:
@@ -36,7 +34,8 @@ def draw(results: Results, file: Path) -> None:
     ]
     columns = min(CHARTS_IN_A_ROW, len(workloads))
     rows = -(-len(workloads) // columns)
-    with rc_context(SVG):
+    # In an SVG, letters stay letters, and the same results give the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "time-to-accuracy"}):
         figure = Figure(figsize=(5.2 * columns, 3.9 * rows), layout="constrained")
         charts = figure.subplots(rows, columns, squeeze=False).flatten()
         for chart, workload in zip(charts, workloads, strict=False):
