@@ -10,6 +10,9 @@ variant adds to them. The first variant is the one to compare with.
      "seeds": [0, 1, 2],
      "variants": {"as it is": [], "no shifts": ["--max-shift", "0"]}}
 
+A plan may also have "edits", for ideas that no flag expresses. They state, for a variant, texts of
+the recipe and their replacements in a copy; `benchmarks/suites/cifar10_ablation.py` has examples.
+
 Each variant is trained with each seed. The seeds take turns, so that a change of the machine's
 speed affects all variants alike. The file of results is written after each run. It may be the plan
 of a later call, which goes on with the runs that are missing.
@@ -105,6 +108,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    from benchmarks.harness.edited_recipe import edited_recipe
     from benchmarks.harness.results import describe_machine
 
     plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
@@ -117,7 +121,8 @@ def main() -> None:
             runs = plan["runs"].setdefault(variant, [])
             if seed in [run["seed"] for run in runs]:
                 continue
-            runs.append(train(recipe, [*plan["flags"], *flags], seed))
+            with edited_recipe(recipe, plan.get("edits", {}).get(variant, {})) as path:
+                runs.append(train(path, [*plan["flags"], *flags], seed))
             arguments.output.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
             print(f"seed {seed}, {variant}: {figure_of(runs[-1], objective):.2f}", flush=True)
     show(plan, objective)

@@ -43,7 +43,7 @@ ImageBatch = tuple[torch.Tensor, torch.Tensor]  # images and labels
 
 @dataclass(frozen=True)
 class ImageArrays:
-    """A training split in host memory: uint8 [samples, channels, height, width], int64 labels."""
+    """A split in host memory: uint8 [samples, channels, height, width], int64 labels [samples]."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -51,11 +51,11 @@ class ImageArrays:
     std: list[float]
 
     @classmethod
-    def read(cls, folder: Path) -> ImageArrays:
+    def read(cls, folder: Path, split: str = "train") -> ImageArrays:
         """Read decoded arrays whole, as torchvision reads its data sets' files."""
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        images = torch.from_numpy(np.load(folder / "train_images.npy")).permute(0, 3, 1, 2)
-        labels = torch.from_numpy(np.load(folder / "train_labels.npy"))
+        images = torch.from_numpy(np.load(folder / f"{split}_images.npy")).permute(0, 3, 1, 2)
+        labels = torch.from_numpy(np.load(folder / f"{split}_labels.npy"))
         return cls(images.contiguous(), labels, facts["mean"], facts["std"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +17,14 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from benchmarks import gpu, transfer
+from benchmarks import gpu, time_to_accuracy, transfer
+from benchmarks.accuracy import materials as accuracy_materials
+from benchmarks.accuracy.results import Results
+from benchmarks.accuracy.workloads import FAST_TRAINER, WORKLOADS
 from benchmarks.gpu_session import step as gpu_step
 from benchmarks.gpu_session.steps import STEPS, Plan
 from benchmarks.harness import guarded
+from benchmarks.harness import materials as harness_materials
 from benchmarks.harness.bare_environment import make_bare_environment
 from benchmarks.harness.isolation import isolated
 from benchmarks.harness.options import Options
@@ -28,6 +33,7 @@ from benchmarks.harness.rounds import Training
 from benchmarks.pictures import screen_of
 from common.errors import UserError
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
+from tests.local_data import WORDS, grey_images, write_image_parquet, write_parquet, write_tiny_bert
 
 NEEDING_DATASETS = [name for name, plan in STEPS.items() if "datasets" in plan.packages]
 TINY = {"dataset": "synthetic", "image_size": 8, "batch_size": 64, "hidden_sizes": (8,)}
@@ -297,6 +303,77 @@ def test_programme_runs_on_a_machine_that_lacks_packages(tmp_path: Path, runner:
         assert cells[name]["samples_per_second"] > 0, name
     (smoke,) = [cells[name] for name in cells if "test_smoke" in name]
     assert {*smoke} == {"seconds"}, smoke
+
+
+def write_small_data(folder: Path) -> None:
+    """Write two data sets that are laid out as MNIST and MRPC, and a checkpoint."""
+    images = {"train": grey_images(640, seed=0), "test": grey_images(60, seed=1)}
+    write_image_parquet(folder / "mnist", images)
+    for split, count in (("train", 96), ("validation", 8), ("test", 40)):
+        labels = [number % 2 for number in range(count)]
+        words = [WORDS["colours"][number % 9 : number % 9 + 2] for number in range(count)]
+        columns = {
+            "sentence1": [" ".join(pair) for pair in words],
+            "sentence2": [WORDS["numbers" if label else "animals"][label] for label in labels],
+            "label": labels,
+            "idx": list(range(count)),
+        }
+        write_parquet(folder / "mrpc" / f"{split}.parquet", columns)
+    write_tiny_bert(folder / "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_time_to_accuracy_of_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recipe and its peers write down an evaluation after each epoch, and the same operations."""
+    write_small_data(tmp_path)
+    versions = {"torch": "2", "accelerate": "1", "transformers": "5"}
+    machine = {"hardware": {"processor": "a CPU"}, "versions": versions}
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: machine)
+    for module in (harness_materials, accuracy_materials):
+        monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
+    epochs = {
+        ("mnist", "recipe mnist_mlp"): 20,
+        ("mnist", "PyTorch, MLP fp32"): 20,
+        ("mrpc", "recipe bert"): 5,
+        ("mrpc", "Accelerate, fp32"): 3,
+        ("mrpc", FAST_TRAINER): 5,
+    }
+    options = time_to_accuracy.Options(
+        targets=("mnist", "mrpc"),
+        contestants=tuple(name for _, name in epochs),
+        data=tmp_path,
+        bert_checkpoint=tmp_path / "checkpoint",
+        output=tmp_path / "results.json",
+        picture=tmp_path / "picture.svg",
+        keep_runs=tmp_path / "kept",
+        to_the_end=True,
+    )
+    time_to_accuracy.main(options)
+    results = Results.read(options.output)
+    assert results is not None
+    assert {key[:2] for key in results.runs} == {*epochs}
+    for (name, contestant, _), run in results.runs.items():
+        entries = results.evaluations(WORKLOADS[name], run)
+        assert [entry.epoch for entry in entries] == [*range(1, epochs[name, contestant] + 1)]
+        seconds = [entry.seconds for entry in entries]
+        assert seconds[0] > 0
+        assert seconds == sorted(seconds)
+        assert max(entry.figures["accuracy"] for entry in entries) > 0.4
+        assert all(("f1" in entry.figures) == (name == "mrpc") for entry in entries)
+    mlp_operations = 2 * (64 * 512 + 512 * 512 + 512 * 3)
+    costs = {key[:2]: run.forward for key, run in results.runs.items()}
+    assert costs["mnist", "recipe mnist_mlp"].per_sample == mlp_operations
+    assert costs["mnist", "PyTorch, MLP fp32"].per_sample == mlp_operations
+    assert costs["mrpc", "recipe bert"].per_token == pytest.approx(
+        costs["mrpc", "Accelerate, fp32"].per_token, rel=0.01
+    )
+    summary = tmp_path / "kept" / "mrpc" / "recipe-bert" / "seed-0" / "summary.json"
+    assert "test/f1" in json.loads(summary.read_text())
+    assert "MRPC 80 %, F1 86 %" in capsys.readouterr().out
 
 
 def test_picture_shows_what_stood_in_the_terminal() -> None:

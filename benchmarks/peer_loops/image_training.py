@@ -1,0 +1,208 @@
+"""Textbook trainings on images that are evaluated after each epoch, in PyTorch and Accelerate.
+
+They have the data of `textbook.py`: arrays in memory, transformed sample by sample. Nothing is
+imported from the recipes' `common`, so that a fresh process can run them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
+from torch.utils.data import DataLoader
+
+from benchmarks.harness.isolation import default_device
+from benchmarks.peer_loops.image_models import build_model
+from benchmarks.peer_loops.textbook import (
+    ACCELERATE_PRECISIONS,
+    AUTOCAST_TYPES,
+    ImageArrays,
+    TransformedImages,
+)
+from benchmarks.peer_loops.watch import Watch, classification_figures
+
+
+@dataclass(frozen=True)
+class ImageTraining:
+    """The settings of a training."""
+
+    framework: Literal["pytorch", "accelerate"]
+    model: Literal["mlp", "cnn", "resnet9", "resnet18"]
+    optimizer: Literal["rmsprop", "adadelta", "sgd"]
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    evaluation_batch_size: int
+    precision: str = "fp32"  # or bf16
+    momentum: float = 0.0  # of SGD
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "step", "cosine"] = "constant"  # changes after each epoch
+    gamma: float = 1.0  # factor of the schedule "step"
+    crop_padding: int = 0  # in pixels
+    flip: bool = False
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        parameters = model.parameters()
+        if self.optimizer == "rmsprop":
+            # Keras' defaults differ from PyTorch's.
+            return torch.optim.RMSprop(parameters, self.learning_rate, alpha=0.9, eps=1e-7)
+        if self.optimizer == "adadelta":
+            return torch.optim.Adadelta(parameters, self.learning_rate)
+        return torch.optim.SGD(
+            parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay
+        )
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the schedule, which takes a step after each epoch."""
+        if self.schedule == "cosine":
+            return CosineAnnealingLR(optimizer, T_max=self.epochs)
+        gamma = self.gamma if self.schedule == "step" else 1.0
+        return StepLR(optimizer, step_size=1, gamma=gamma)
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """The data of a training."""
+
+    train: ImageArrays
+    evaluated: ImageArrays
+
+    @classmethod
+    def read(cls, folder: Path) -> ImageSplits:
+        """Read the arrays of both splits."""
+        return cls(ImageArrays.read(folder), ImageArrays.read(folder, "evaluated"))
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return int(self.train.labels.max()) + 1
+
+    def build_model(self, name: str) -> nn.Module:
+        """Return a model for these images."""
+        _, channels, image_size, _ = self.train.images.shape
+        return build_model(name, channels, image_size, self.classes)
+
+    def loaders(self, training: ImageTraining) -> tuple[DataLoader[Any], DataLoader[Any]]:
+        """Return the loaders for training and for evaluation.
+
+        They have no workers, which would take the CPU's cores from the training.
+        """
+        train = TransformedImages(self.train, training.crop_padding, training.flip)
+        evaluated = TransformedImages(self.evaluated, crop_padding=0, flip=False)
+        return (
+            DataLoader(train, training.batch_size, shuffle=True),
+            DataLoader(evaluated, training.evaluation_batch_size),
+        )
+
+
+def train(training: ImageTraining, splits: ImageSplits, seed: int, watch: Watch) -> nn.Module:
+    """Train until the epochs are over or `watch` ends it; return the bare model."""
+    loop = train_accelerate if training.framework == "accelerate" else train_pytorch
+    return loop(training, splits, seed, watch)
+
+
+def train_pytorch(
+    training: ImageTraining, splits: ImageSplits, seed: int, watch: Watch
+) -> nn.Module:
+    """Train with a plain PyTorch loop, under autocast unless the precision is fp32."""
+    set_seed(seed)
+    device = default_device()
+    model = splits.build_model(training.model).to(device)
+    optimizer = training.build_optimizer(model)
+    scheduler = training.build_schedule(optimizer)
+    train_loader, evaluation_loader = splits.loaders(training)
+    autocast = torch.autocast(
+        device.type,
+        AUTOCAST_TYPES.get(training.precision),
+        enabled=training.precision in AUTOCAST_TYPES,
+    )
+    watch.begin(len(train_loader))
+    for _ in range(training.epochs):
+        model.train()
+        total_loss = 0.0
+        for batch in train_loader:
+            images, labels = (tensor.to(device) for tensor in batch)
+            optimizer.zero_grad()
+            with autocast:
+                loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            total_loss += loss.item()
+            if not watch.update(len(labels)):
+                break
+        watch.evaluate()
+        model.eval()
+        predictions = Predictions()
+        with torch.no_grad(), autocast:
+            for batch in evaluation_loader:
+                images, labels = (tensor.to(device) for tensor in batch)
+                predictions.add(model(images), labels)
+        if not watch.evaluated(predictions.figures()):
+            break
+        scheduler.step()
+    return model
+
+
+def train_accelerate(
+    training: ImageTraining, splits: ImageSplits, seed: int, watch: Watch
+) -> nn.Module:
+    """Train with a loop after Accelerate's `examples/cv_example.py`."""
+    accelerator = Accelerator(
+        cpu=default_device().type == "cpu",
+        mixed_precision=ACCELERATE_PRECISIONS.get(training.precision, training.precision),
+    )
+    set_seed(seed)
+    model = splits.build_model(training.model)
+    optimizer = training.build_optimizer(model)
+    # The schedule steps after each epoch, and not with the optimizer, so it is not prepared.
+    scheduler = training.build_schedule(optimizer)
+    model, optimizer, train_loader, evaluation_loader = accelerator.prepare(
+        model, optimizer, *splits.loaders(training)
+    )
+    watch.begin(len(train_loader))
+    for _ in range(training.epochs):
+        model.train()
+        for images, labels in train_loader:
+            loss = F.cross_entropy(model(images), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if not watch.update(len(labels)):
+                break
+        watch.evaluate()
+        model.eval()
+        predictions = Predictions()
+        for images, labels in evaluation_loader:
+            with torch.no_grad():
+                logits = model(images)
+            predictions.add(*accelerator.gather_for_metrics((logits, labels)))
+        if not watch.evaluated(predictions.figures()):
+            break
+        scheduler.step()
+    return accelerator.unwrap_model(model)
+
+
+class Predictions:
+    """The predicted classes and the labels of an evaluation."""
+
+    def __init__(self) -> None:
+        self.predicted: list[np.ndarray] = []  # int64 [batch] each
+        self.labels: list[np.ndarray] = []
+
+    def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add a batch: logits [batch, classes], labels int64 [batch]."""
+        self.predicted.append(logits.argmax(-1).cpu().numpy())
+        self.labels.append(labels.cpu().numpy())
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures over all batches."""
+        return classification_figures(np.concatenate(self.predicted), np.concatenate(self.labels))

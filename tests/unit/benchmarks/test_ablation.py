@@ -1,0 +1,49 @@
+"""Ablations: the plan for the CIFAR-10 recipe fits the recipe, and edits are made whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.edited_recipe import edited_recipe, edited_text
+from benchmarks.harness.recipe_side import load_recipe
+from benchmarks.suites.cifar10_ablation import AS_IT_IS, make_plan
+from tests.launch import REPOSITORY
+
+RECIPE = REPOSITORY / "recipes" / "cifar10_fast.py"
+PLAN = make_plan("cifar10", 2, 0.1, [0])
+
+
+@pytest.mark.parametrize("variant", PLAN["variants"])
+def test_variant_fits_the_recipe(variant: str) -> None:
+    """Its edits find their texts and leave a program; its flags exist."""
+    text = RECIPE.read_text()
+    edited = edited_text(text, PLAN["edits"].get(variant, {}))
+    compile(edited, variant, "exec")
+    flags = PLAN["variants"][variant]
+    assert (edited == text and not flags) == (variant == AS_IT_IS)
+    names = {field.name for field in dataclasses.fields(load_recipe("cifar10_fast").Config)}
+    for flag in [*PLAN["flags"], *flags][::2]:
+        assert flag.removeprefix("--").replace("-", "_") in names
+
+
+def test_plan_needs_validation_data() -> None:
+    """Variants must not be compared on test data."""
+    with pytest.raises(SystemExit, match="--validation-share above 0"):
+        make_plan("cifar10", 2, 0.0, [0])
+
+
+def test_edits_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """A variant that is the recipe itself would look as if its idea did nothing."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("rate = 1\nrate = 1\n")
+    with edited_recipe(recipe, {"rate = 1": "rate = 2"}) as copy:
+        assert copy.name == recipe.name
+        assert copy.read_text() == "rate = 2\nrate = 2\n"
+    assert not copy.exists()
+    with edited_recipe(recipe, {}) as same:
+        assert same == recipe
+    with pytest.raises(SystemExit, match="adapt the edits"), edited_recipe(recipe, {"speed": ""}):
+        pass
