@@ -89,8 +89,8 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     for row in figure_rows(comparison):
         if any(value is not None for value in row.values):
             rows.append(cells_of_figures(row, comparison))
-        if row.is_final_objective:
-            rows += [cells for cells in [cells_of_standard_errors(comparison)] if cells]
+        if row.is_final_objective and has_standard_error(comparison):
+            rows.append(cells_of_standard_errors(comparison))
     if comparison.target is not None:
         times = map(time_to_target, comparison.figures)
         rows.append([f"time to {target_text(comparison)}", *times])
@@ -113,20 +113,23 @@ def cells_of_figures(row: FigureRow, comparison: Comparison) -> list[str]:
     return [heading_of(row, comparison), *cells]
 
 
+def has_standard_error(comparison: Comparison) -> bool:
+    """Return whether the standard error of any run's final objective is known."""
+    return any(figures["final_standard_error"] is not None for figures in comparison.figures)
+
+
 def cells_of_standard_errors(comparison: Comparison) -> list[str]:
-    """Return the row of the final objective's standard errors; empty if none is known."""
-    errors = [figures["final_standard_error"] for figures in comparison.figures]
-    counts = [figures["final"].get("count") for figures in comparison.figures]
-    known_counts = {count for count, error in zip(counts, errors, strict=True) if error is not None}
-    if not known_counts:
-        return []
+    """Return the row of the final objective's standard errors from the number of samples."""
     metric = describe(comparison.runs[0].objective.metric)
-    cells = [metric.text(error) for error in errors]
+    all_errors = [figures["final_standard_error"] for figures in comparison.figures]
+    all_counts = [figures["final"].get("count") for figures in comparison.figures]
+    cells = [metric.text(error) for error in all_errors]
+    known = [place for place, error in enumerate(all_errors) if error is not None]
+    known_counts = {all_counts[place] for place in known}
     if len(known_counts) == 1:
         return [f"  standard error of {known_counts.pop():,.0f} samples", *cells]
-    for place, error in enumerate(errors):
-        if error is not None:
-            cells[place] += f" ({counts[place]:,.0f})"
+    for place in known:
+        cells[place] += f" ({all_counts[place]:,.0f})"
     return ["  standard error of the samples", *cells]
 
 
