@@ -61,15 +61,18 @@ def label_groups(
     """Return a label for each group, such as ``dropout=0.1``.
 
     It has all settings in which the groups differ. If that is too long for one of them, or if two
-    would look the same, all groups are called by their first run.
+    would look the same, all groups are called by their first run. So are single runs, which a table
+    calls by their names.
     """
+    names = [name_of_group([runs[place].name for place in places]) for places in all_places]
+    if len(all_places) == len(runs):
+        return names
     facts_of_groups = [facts[places[0]] for places in all_places]
-    names = differing_settings(facts_of_groups)
-    labels = [settings_text(own_facts, names) for own_facts in facts_of_groups]
+    settings = differing_settings(facts_of_groups)
+    labels = [settings_text(own_facts, settings) for own_facts in facts_of_groups]
     is_readable = all(0 < len(label) <= LONGEST_LABEL for label in labels)
-    if is_readable and len(set(labels)) == len(labels):
-        return labels
-    return [name_of_group([runs[place].name for place in places]) for places in all_places]
+    has_repetition = len(set(labels)) < len(labels)
+    return labels if is_readable and not has_repetition else names
 
 
 def differing_settings(facts_of_groups: Sequence[Facts]) -> list[str]:

@@ -20,6 +20,7 @@ from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
 from common.tools.compare.table import show
 from common.tools.recipe import Recipe, load_recipe
+from common.tools.tune.certainty import certainty_lines
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,
@@ -236,6 +237,9 @@ def report(search: Search, recipe: Recipe) -> None:
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
+    records = [read_directory(search.directory_of(trial)) for trial in ranked]
+    for line in certainty_lines(records, recipe, search.space):
+        say(line)
     best = ranked[0]
     value = metric.text(best.value)
     say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")
