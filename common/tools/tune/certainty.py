@@ -21,18 +21,22 @@ def certainty_lines(ranked: Sequence[RunRecord], recipe: Recipe, space: Space) -
     samples of the validation data, and a verdict on it alone would be too confident.
 
     Args:
-        ranked: the runs of all finished trials, the best one first.
+        ranked: the runs of finished trials, the best one first. Those without a summary, which
+            was lost, are left out.
         recipe: has the default values of the flags.
         space: the flags that were searched.
     """
-    best, *others = ranked
+    known = [run for run in ranked if recipe.objective.best_key in run.summary]
+    if not known:
+        return []
+    best, *others = known
     lines = []
     if others:
         lines.append(f"{pair_text(best, others[0], recipe)} (the second)")
-    lines += lines_on_defaults(ranked, recipe, space)
+    lines += lines_on_defaults(known, recipe, space)
     if others:
         lines.append(
-            f"each trial is one seed, and the best of {len(ranked)} is partly the luckiest: repeat "
+            f"each trial is one seed, and the best of {len(known)} is partly the luckiest: repeat "
             "it and its rivals with several seeds to be sure (recipes vary has --seeds)"
         )
     return lines
@@ -61,7 +65,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     defaults = {field.name: field.default for field in dataclasses.fields(recipe.config_class)}
     for flag in space:
         name = flag.replace("-", "_")
-        default = defaults[name]
+        default = defaults.get(name)
         if isinstance(default, tuple):
             default = [*default]  # as JSON has it
         if default is None or run.flags.get(name) != default:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -237,10 +237,18 @@ def report(search: Search, recipe: Recipe) -> None:
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
-    records = [read_directory(search.directory_of(trial)) for trial in ranked]
-    for line in certainty_lines(records, recipe, search.space):
+    for line in certainty_lines(readable_records(search, ranked), recipe, search.space):
         say(line)
     best = ranked[0]
     value = metric.text(best.value)
     say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")
     say(search.best_command(best, recipe))
+
+
+def readable_records(search: Search, trials: Sequence[FrozenTrial]) -> list[RunRecord]:
+    """Return the records of trials, in their order, without those whose files are damaged."""
+    records = []
+    for trial in trials:
+        with suppress(UserError):
+            records.append(read_directory(search.directory_of(trial)))
+    return records
