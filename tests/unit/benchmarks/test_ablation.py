@@ -31,7 +31,7 @@ def ablate(monkeypatch: pytest.MonkeyPatch, folder: Path, summary: dict[str, flo
 
 def test_test_figures_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A sentence says what to add to the plan, and no such result is written."""
-    with pytest.raises(SystemExit, match="add --validation-share 0.1 to the plan"):
+    with pytest.raises(SystemExit, match=r"add --validation-share 0\.1 to the plan"):
         ablate(monkeypatch, tmp_path, {"test/accuracy": 0.99})
     assert not (tmp_path / "results.json").exists()
 

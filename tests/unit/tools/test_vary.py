@@ -62,7 +62,8 @@ def test_variants_are_run_once_and_compared_over_seeds(
     assert title == (
         "stub_recipe on stub (train 90, test 20, validation 10), compared on validation data"
     )
-    assert head == "| mean ± standard deviation | learning-rate=0.1 | learning-rate=0.01 |"
+    titles = "learning-rate=0.1 (baseline) | learning-rate=0.01"
+    assert head == f"| mean ± standard deviation | {titles} |"
     assert "| best accuracy, validation | 1.0000 ± 0.0000 | 0.7500 ± 0.0000 |" in rows
     assert "learning-rate=0.01 against learning-rate=0.1:" in rows
     assert (folder / "picture.png").stat().st_size > 10_000
