@@ -189,7 +189,7 @@ def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
             facts[label] = fact
     recipe_digest = run.saved_config.source.sha256
     if recipe_digest is not None:
-        facts["recipe's text"] = recipe_digest[:DIGITS_OF_DIGEST]
+        facts["text of the recipe"] = recipe_digest[:DIGITS_OF_DIGEST]
     changes = run.saved_config.source.changes
     if changes:
         steps = ", ".join(str(change.global_step) for change in changes)

@@ -105,7 +105,10 @@ def judge_objective(
         text = sentences.difference(objective, first, second, interval, needed)
     else:
         name = "best_standard_error" if by_validation else "final_standard_error"
-        errors = [comparison.figures[one.places[0]][name] for one in (baseline, group)]
+        errors = [
+            comparison.figures[baseline.places[0]][name],
+            comparison.figures[group.places[0]][name],
+        ]
         text = sentences.difference_of_single_seeds(objective, first, second, errors)
     stage = "best" if by_validation else "final"
     return Verdict(
@@ -152,8 +155,9 @@ def judge_throughput(
         needed = runs_needed(first, second, confidence)
         text = sentences.ratio(first, second, interval, needed)
     else:
-        lines = [log_lines(first_counted_run(comparison, one)) for one in (baseline, group)]
-        interval = welch_interval(lines[0], lines[1], confidence)
+        baseline_lines = log_lines(first_counted_run(comparison, baseline))
+        group_lines = log_lines(first_counted_run(comparison, group))
+        interval = welch_interval(baseline_lines, group_lines, confidence)
         text = sentences.ratio_of_single_runs(first, second, interval)
     return Verdict(
         group=group.label,
@@ -187,14 +191,27 @@ def log_lines(run: RunRecord) -> Sample:
 
 
 def verdict_lines(judged: Sequence[Verdict]) -> list[str]:
-    """Return lines of text: a heading for each group, and its verdicts below it, indented."""
+    """Return lines of text: a heading for each group, and its verdicts below it, indented.
+
+    If several groups can't be judged, because they ran once, one sentence stands for all of them.
+    """
+    single_groups = {verdict.group for verdict in judged if not verdict.is_repeated}
+    repeated_groups = {verdict.group for verdict in judged if verdict.is_repeated}
+    left_out = single_groups - repeated_groups if len(single_groups) > 1 else set()
     lines: list[str] = []
     group = None
     for verdict in judged:
+        if verdict.group in left_out:
+            continue
         if verdict.group != group:
             group = verdict.group
             lines.append(f"{verdict.group} against {verdict.baseline}:")
         lines.append(f"  {verdict.figure}: {verdict.text}")
+    if left_out:
+        lines.append(
+            f"{len(left_out)} differences from {judged[0].baseline} can't be judged, because a "
+            "single run does not show what is chance: repeat these runs with several seeds"
+        )
     return lines
 
 

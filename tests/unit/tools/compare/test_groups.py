@@ -46,6 +46,14 @@ def write_seeds(
     return sources
 
 
+def logged_at(speeds: Sequence[float]) -> list[dict[str, Any]]:
+    """Return a row for each of these throughputs."""
+    logged = rows([0.5] * len(speeds))
+    for row, speed in zip(logged, speeds, strict=True):
+        row["perf/samples_per_second"] = speed
+    return logged
+
+
 def compared(*groups: Sequence[str]) -> Comparison:
     """Compare runs that stand in groups."""
     return compare(read_runs([source for group in groups for source in group]))
@@ -236,6 +244,24 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
         assert word not in as_markdown(comparison)
 
 
+def test_many_single_runs_share_one_sentence(tmp_path: Path) -> None:
+    """A line for each of them would say the same."""
+    sources = [
+        write_seeds(tmp_path / str(number), LOW[:1], {"config.dropout": number / 10})
+        for number in range(4)
+    ]
+    comparison = compared(*sources)
+    (line,) = verdict_lines(judge(comparison))
+    assert line.startswith(f"3 differences from {comparison.runs[0].name} can't be judged")
+    repeated = write_seeds(tmp_path / "repeated", HIGH, {"config.dropout": 0.5})
+    others = write_seeds(tmp_path / "first", LOW)
+    lines = verdict_lines(judge(compared(others, repeated, *sources[1:])))
+    assert lines[0] == "dropout=0.5 against dropout=0:"
+    assert lines[1].startswith("  final accuracy, test: 0.60 points better")
+    assert lines[3].startswith("3 differences from dropout=0 can't be judged")
+    assert len(lines) == 4
+
+
 def test_other_splits_and_objectives_get_no_verdict(tmp_path: Path) -> None:
     """Test and validation figures are not compared with each other."""
     first = write_seeds(tmp_path / "a", LOW)
@@ -286,11 +312,8 @@ def test_throughputs_of_single_runs_have_a_remark(
     speeds: tuple[float, ...], words: str, tmp_path: Path
 ) -> None:
     """Log lines show how much the speed varies within a run, which is not all."""
-    logged = [rows([0.5] * 4, speed=speed)[step] for step, speed in enumerate(speeds)]
-    for row, noise in zip(steady := rows([0.5] * 4), (0, 5, -5, 2), strict=True):
-        row["perf/samples_per_second"] += noise
-    first = write_run(tmp_path / "first", logged=steady)
-    second = write_run(tmp_path / "second", {"config.learning_rate": 0.2}, logged)
+    first = write_run(tmp_path / "first", logged=logged_at((1000.0, 1005.0, 995.0, 1002.0)))
+    second = write_run(tmp_path / "second", {"config.learning_rate": 0.2}, logged_at(speeds))
     verdict = verdict_of(compare(read_runs([first, second])), "throughput")
     assert words in verdict.text
     assert verdict.is_distinguishable is None
