@@ -57,7 +57,8 @@ class Verdict:
 def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdict]:
     """Compare each group with the first in the objective and in the throughput.
 
-    With several groups, all intervals of a figure hold together with 95 % confidence.
+    With several groups of repeated runs, all intervals of a figure hold together with 95 %
+    confidence.
 
     Args:
         comparison: runs of one or more groups. With one group, there is nothing to compare.
@@ -66,7 +67,8 @@ def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdic
             on test data where there are any.
     """
     baseline, *others = comparison.groups
-    confidence = simultaneous_confidence(len(others))
+    repeated = [group for group in others if len(counted_places(comparison, group)) >= FEWEST_RUNS]
+    confidence = simultaneous_confidence(len(repeated))
     judged: list[Verdict] = []
     for group in others:
         for verdict in (
@@ -217,8 +219,9 @@ def verdict_lines(judged: Sequence[Verdict]) -> list[str]:
 
 def correction_note(judged: Sequence[Verdict]) -> str | None:
     """Return a sentence on the width of the intervals, if several groups are compared."""
-    group_count = len({verdict.group for verdict in judged})
-    intervals = [verdict.interval for verdict in judged if verdict.interval is not None]
+    repeated = [verdict for verdict in judged if verdict.is_repeated]
+    group_count = len({verdict.group for verdict in repeated})
+    intervals = [verdict.interval for verdict in repeated if verdict.interval is not None]
     if group_count < 2 or not intervals:
         return None
     return (
