@@ -89,7 +89,7 @@ def test_table_is_for_people(runs: dict[str, Finished], capsys: pytest.CaptureFi
         assert "fp32 and large: effective batch 128 and 256" in output
         assert "fp32 (baseline)" in output
         assert "×)" in output
-        assert "standard error of 360 samples" in output
+        assert "standard error, 360 samples" in output
         assert "MFU" in output
         assert "(of the measured fp32 peak)" in output
 

@@ -224,6 +224,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     - ``mfu_kind``: the peak that ``perf/mfu`` is a share of, such as "of the bf16 peak"
     - ``final``: the metrics of the final evaluation, without their split
     - ``best``: the best value of the objective in training's own evaluations
+    - ``final_samples``: how many samples the final evaluation had
     - ``final_standard_error`` and ``best_standard_error``: of these values of the objective, from
       the number of samples, if they are proportions
     - ``steps_to_target`` and ``seconds_to_target``: where `target` was first reached
@@ -251,6 +252,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     figures |= {
         "final": final,
         "final_split": final_split,
+        "final_samples": evaluated_samples(run, final_split),
         "final_standard_error": standard_error(run, final.get(run.objective.metric), final_split),
         "best": best,
         "best_split": best_split,
@@ -283,11 +285,17 @@ def standard_error(run: RunRecord, value: float | None, split: str) -> float | N
         value: of the objective; None if unknown.
         split: that the value was measured on, "validation" or "test".
     """
-    count_name = f"{PREFIXES[split]}/count"
-    counts = [row[count_name] for row in (*run.rows, run.summary) if count_name in row]
-    if value is None or not counts or not is_proportion(run.objective.metric):
+    count = evaluated_samples(run, split)
+    if value is None or count is None or not is_proportion(run.objective.metric):
         return None
-    return proportion_error(value, counts[-1])
+    return proportion_error(value, count)
+
+
+def evaluated_samples(run: RunRecord, split: str) -> float | None:
+    """Return the number of samples of a run's last evaluation on a split; None if unknown."""
+    name = f"{PREFIXES[split]}/count"
+    counts = [row[name] for row in (*run.rows, run.summary) if name in row]
+    return counts[-1] if counts else None
 
 
 def peak_memory(run: RunRecord) -> dict[str, float]:

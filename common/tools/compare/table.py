@@ -122,15 +122,15 @@ def cells_of_standard_errors(comparison: Comparison) -> list[str]:
     """Return the row of the final objective's standard errors from the number of samples."""
     metric = describe(comparison.runs[0].objective.metric)
     all_errors = [figures["final_standard_error"] for figures in comparison.figures]
-    all_counts = [figures["final"].get("count") for figures in comparison.figures]
+    all_counts = [figures["final_samples"] for figures in comparison.figures]
     cells = [metric.text(error) for error in all_errors]
     known = [place for place, error in enumerate(all_errors) if error is not None]
     known_counts = {all_counts[place] for place in known}
     if len(known_counts) == 1:
-        return [f"  standard error of {known_counts.pop():,.0f} samples", *cells]
+        return [f"  standard error, {known_counts.pop():,.0f} samples", *cells]
     for place in known:
         cells[place] += f" ({all_counts[place]:,.0f})"
-    return ["  standard error of the samples", *cells]
+    return ["  standard error (samples)", *cells]
 
 
 def arranged(rows: list[list[str]]) -> list[list[str]]:

@@ -239,7 +239,7 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
         "0.0121): repeat both with several seeds to tell which is better"
     )
     cells = {label: values for label, *values in table_cells(comparison)}
-    assert cells["  standard error of 200 samples"] == ["0.0121", "0.0108"]
+    assert cells["  standard error, 200 samples"] == ["0.0121", "0.0108"]
     for word in ("points better", "points worse"):
         assert word not in as_markdown(comparison)
 
