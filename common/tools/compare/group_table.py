@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 from common.tools.compare.comparison import Comparison
+from common.tools.compare.repetitions import (
+    counted_places,
+    sample_of_runs,
+    sample_of_seeds,
+    seed_of,
+)
 from common.tools.compare.rows import (
     FigureRow,
     figure_rows,
     heading_of,
     kind_suffix,
     kinds_of,
-)
-from common.tools.compare.samples import (
-    counted_places,
-    sample_of_runs,
-    sample_of_seeds,
-    seed_of,
 )
 from common.tools.statistics.samples import Sample
 from common.track.names import Metric

@@ -24,7 +24,7 @@ from common.tools.compare.comparison import Comparison
 from common.tools.compare.group_table import group_labels, has_repetitions, sample_text
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.samples import Values, sample_of_runs
+from common.tools.compare.repetitions import Values, sample_of_runs
 from common.tools.statistics.samples import Sample
 from common.track.names import PEAK, STEP, THROUGHPUT, describe
 

@@ -8,7 +8,7 @@ from common.tools.compare import sentences
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.samples import (
+from common.tools.compare.repetitions import (
     Values,
     counted_places,
     sample_of_runs,
