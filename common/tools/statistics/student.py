@@ -79,13 +79,13 @@ def incomplete_beta(t: float, degrees: float) -> float:
     It is the regularised incomplete beta function I_x(degrees / 2, 1 / 2) at
     x = degrees / (degrees + t²).
     """
-    if t == 0.0:
+    square = t * t / degrees
+    if square == 0.0:  # so is the square of a very small t
         return 1.0
-    if math.isinf(t):
+    if math.isinf(square):
         return 0.0
     a = degrees / 2.0
     b = 0.5
-    square = t * t / degrees
     x = 1.0 / (1.0 + square)
     complement = square / (1.0 + square)  # 1 - x, without cancellation
     # x^a (1 - x)^b / B(a, b), where Γ(1/2) is the square root of π.
