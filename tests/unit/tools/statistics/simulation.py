@@ -85,7 +85,7 @@ def power_of_needed_runs(
 
 
 def main() -> None:
-    repetitions = 20_000
+    repetitions = 5_000
     generator = np.random.default_rng(0)
     print(f"{repetitions:,} repetitions")
     for design in DESIGNS:
