@@ -73,25 +73,24 @@ def children_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def figure_name(run: dict[str, Any], objective: str) -> str:
-    """Return the objective's key in a run's summary: of validation, or of test without that.
+def figure_of(run: dict[str, Any], objective: str) -> float:
+    """Return the objective on validation data, in percent.
 
-    A run whose --eval-every is longer than itself has no figure of validation.
+    Ideas must not be judged by test data, so a run without a figure of validation ends the script.
     """
     name = f"val/{objective}"
-    return name if name in run["summary"] else f"test/{objective}"
-
-
-def figure_of(run: dict[str, Any], objective: str) -> float:
-    """Return the objective in percent, as `figure_name` chooses it."""
-    return 100 * float(run["summary"][figure_name(run, objective)])
+    if name not in run["summary"]:
+        raise SystemExit(
+            f"a run has no {name}, and test data must not judge: add --validation-share 0.1 to the "
+            "plan's flags, and let --eval-every be no longer than the run"
+        )
+    return 100 * float(run["summary"][name])
 
 
 def show(plan: dict[str, Any], objective: str) -> None:
     """Print the mean of each variant's runs, their deviation and number, and the CPU time."""
     width = max(map(len, plan["variants"]))
-    names = {figure_name(run, objective) for runs in plan["runs"].values() for run in runs}
-    print(f"figures are {' and '.join(sorted(names))}")
+    print(f"figures are val/{objective}")
     print(f"{'variant':{width}}  {objective:>8}     sd  n  CPU s")
     for variant, runs in plan["runs"].items():
         figures = [figure_of(run, objective) for run in runs]
@@ -122,9 +121,11 @@ def main() -> None:
             if seed in [run["seed"] for run in runs]:
                 continue
             with edited_recipe(recipe, plan.get("edits", {}).get(variant, {})) as path:
-                runs.append(train(path, [*plan["flags"], *flags], seed))
+                run = train(path, [*plan["flags"], *flags], seed)
+            figure = figure_of(run, objective)
+            runs.append(run)
             arguments.output.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
-            print(f"seed {seed}, {variant}: {figure_of(runs[-1], objective):.2f}", flush=True)
+            print(f"seed {seed}, {variant}: {figure:.2f}", flush=True)
     show(plan, objective)
 
 

@@ -252,7 +252,7 @@ class Run:
         rehearsal = self.evaluations.rehearsal
         total_steps = started.plan.total_steps
         started.kept.model.train()
-        self.context.meters.stopwatch.start()
+        self.context.meters.start()
         while progress.global_step < total_steps:
             epoch, step_in_epoch = divmod(progress.global_step, started.plan.updates_per_epoch)
             epoch_batches = loader.epoch(epoch, step_in_epoch)

@@ -23,6 +23,7 @@ from common.measure.flops import (
     training_flops,
     training_flops_of_values,
 )
+from common.measure.machine_load import MachineLoad, other_cpu_fraction
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
 from common.measure.peak import PowerMeter, peak_tflops
 from common.measure.stopwatch import (
@@ -37,7 +38,7 @@ from common.measure.stopwatch import (
 from common.measure.training_sums import TrainingSums, TrainingSumsState
 from common.measure.values import Metrics
 from common.system.devices import has_own_memory_figures
-from common.system.machine import usable_cores
+from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
@@ -56,6 +57,7 @@ class MetersState(TypedDict):
     stopwatch: StopwatchState
     sums: TrainingSumsState
     clock: NotRequired[ClockState]  # older versions had none
+    load: NotRequired[dict[str, float]]  # older versions had none
 
 
 class Meters:
@@ -72,6 +74,7 @@ class Meters:
         self.power = PowerMeter(self.device)
         self.stopwatch = Stopwatch(partial(synchronize, self.device), energy=self.power.joules)
         self.clock = RunClock()
+        self.load = MachineLoad()
         self.flops: TrainingFlops | None = None
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
         self.peak_source = ""
@@ -105,6 +108,11 @@ class Meters:
     def accumulate(self, accumulation: int) -> None:
         """Begin new sums for updates of so many micro-batches, as `--auto-batch-size` chose."""
         self.sums = TrainingSums(self.device, accumulation)
+
+    def start(self) -> None:
+        """Count time, work and the machine's load from now on."""
+        self.load.start()
+        self.stopwatch.start()
 
     def count(
         self,
@@ -142,13 +150,20 @@ class Meters:
             return {**self.sums.means(rows), **figures, "perf/goodput": self.goodput()}
 
     def whole_run(self) -> dict[str, float]:
-        """Return the last update's loss, and the whole run's ``perf/`` and peak ``memory/``."""
+        """Return the last update's loss, and the whole run's ``perf/`` and peak ``memory/``.
+
+        It must be called on all ranks.
+        """
         used = memory_used(self.device)
         # The summary shows the peak, and not the memory at the end.
         used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
-        last_loss = [self.sums.last_loss()]
-        figures, losses = self.of_all_ranks(self.stopwatch.whole_run, used, last_loss)
-        return {**figures, "train/loss": float(losses.mean())}
+        numbers = [self.sums.last_loss(), *self.load.times().values()]
+        figures, rows = self.of_all_ranks(self.stopwatch.whole_run, used, numbers)
+        figures["train/loss"] = float(rows[:, 0].mean())
+        fraction = other_cpu_fraction(rows[:, 1:], local_world_size())
+        if fraction is not None:
+            figures["perf/other_cpu_fraction"] = fraction
+        return figures
 
     def of_all_ranks(
         self, interval: Interval, used: Mapping[str, float], numbers: list[float]
@@ -250,12 +265,14 @@ class Meters:
             "stopwatch": self.stopwatch.state_dict(),
             "sums": self.sums.state_dict(),
             "clock": self.clock.state_dict(),
+            "load": self.load.state_dict(),
         }
 
     def load_state_dict(self, state: MetersState) -> None:
         self.stopwatch.load_state_dict(state["stopwatch"])
         self.sums.load_from_ranks([state["sums"]])
         self.clock.load_state_dict(state.get("clock", {}))
+        self.load.load_state_dict(state.get("load", {}))
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
         """Restore the sums of a run with another number of ranks, but not their times.

@@ -13,6 +13,8 @@ STEP = "progress/global_step"
 # A second group of parameters adds its name: `RATE/group`. `common.training.rates` states the name,
 # too: it needs torch, which this module must not import, because tools start without it.
 RATE = "train/learning_rate"
+THROUGHPUT = "perf/samples_per_second"
+OTHER_CPU = "perf/other_cpu_fraction"  # of the machine's CPU time, used by other programs
 PEAK = "memory/peak_mib"  # of the device if it counts, else of the host; for comparing runs
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes
 SPLITS = ("train", "val", "test")
@@ -72,7 +74,7 @@ METRICS = {
     "train/grad_norm": Metric("gradient norm"),
     "train/loss_scale": Metric("loss scale", form="g"),
     "train/skipped_updates": Metric("skipped updates", form="g"),
-    "perf/samples_per_second": Metric("throughput", "Speed", "samples/s", "max", ",.0f"),
+    THROUGHPUT: Metric("throughput", "Speed", "samples/s", "max", ",.0f"),
     "perf/samples_per_second_per_device": Metric(
         "throughput a device", "Speed", "samples/s", "max", ",.0f"
     ),
@@ -82,6 +84,7 @@ METRICS = {
     "perf/tflops_per_device": Metric("arithmetic a device", "Speed", "TFLOP/s", "max", ",.2f"),
     "perf/mfu": Metric("MFU", "Speed", "", "max", ".1%"),
     "perf/goodput": Metric("goodput", "Speed", "", "max", ".1%"),
+    OTHER_CPU: Metric("CPU used by other programs", "", "", "min", ".0%"),
     "perf/joules_per_sample": Metric("energy", "Energy", "J/sample", "min", ".3g"),
     PEAK: Metric("peak memory", "", "MiB", "min", ",.0f"),
     "memory/peak_allocated_mib": Metric("peak memory", "Memory", "MiB", "min", ",.0f"),
@@ -113,6 +116,15 @@ def describe(name: str) -> Metric:
         return replace(metric, label=f"best {metric.label}")
     recipe_metric = Metric(bare.replace("_", " "), "Learning" if prefix in ("", *SPLITS) else "")
     return METRICS.get(name) or METRICS.get(bare, recipe_metric)
+
+
+def is_proportion(name: str) -> bool:
+    """Return whether a metric is the share of samples for which something is true, by its name.
+
+    Names such as ``accuracy`` and ``top5_accuracy`` say so. A balanced accuracy is no such share.
+    """
+    words = name.rpartition("/")[2].split("_")
+    return "accuracy" in words and "balanced" not in words
 
 
 def duration(seconds: float) -> str:

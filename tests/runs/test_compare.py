@@ -65,6 +65,17 @@ def test_figures_and_ratios_are_those_of_the_runs(
         ("large", "effective batch")
     ]
     assert comparison["runs"][1]["differs"]["precision"] == "bf16"
+    assert [group["runs"] for group in comparison["groups"]] == [["fp32"], ["bf16"], ["large"]]
+    verdicts = comparison["verdicts"]
+    assert {verdict["figure"] for verdict in verdicts} == {"final accuracy, test", "throughput"}
+    assert {verdict["distinguishable"] for verdict in verdicts} == {None}  # single runs
+    assert all("repeat both" in verdict["text"] for verdict in verdicts)
+    for run, summary in zip(comparison["runs"], summaries, strict=True):
+        share = summary["test/accuracy"] * (1 - summary["test/accuracy"])
+        error = (share / summary["test/count"]) ** 0.5
+        assert run["final_standard_error"] == pytest.approx(error)
+        # Runs that are too short to tell have no figure of other programs.
+        assert 0 <= summary.get("perf/other_cpu_fraction", 0) <= 1
     with Image.open(picture) as image:
         assert image.width > 1000
 
@@ -78,6 +89,9 @@ def test_table_is_for_people(runs: dict[str, Finished], capsys: pytest.CaptureFi
         assert "fp32 and large: effective batch 128 and 256" in output
         assert "fp32 (baseline)" in output
         assert "×)" in output
+        assert "standard error, 360 samples" in output
+        assert "MFU" in output
+        assert "(of the measured fp32 peak)" in output
 
 
 def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> None:

@@ -35,6 +35,7 @@ VOCABULARY = ALWAYS | {
     "time/train_seconds",
 }
 ONLY_IN_SUMMARY = {"val/best_accuracy", "progress/kept_step", "time/total_seconds"}
+ONLY_IN_SUMMARY |= {"perf/other_cpu_fraction"}
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 SPLITS = {"validation": "val/", "test": "test/"}

@@ -40,6 +40,7 @@ BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room
 TRACKS = {"common.track.service"} | {f"common.track.{module}" for module in ("names", "trackers")}
 PARSER = "common.tools.parser"
 RECIPE = "common.tools.recipe"
+STATISTICS = "common.tools.statistics"
 COMPARE = "common.tools.compare"
 TUNE = "common.tools.tune"
 # The tools work on runs from outside. Each has its own list of what it may import besides itself.
@@ -47,9 +48,10 @@ TUNE = "common.tools.tune"
 TOOLS = {
     "common.tools.__main__": BASE,
     PARSER: BASE,
-    COMPARE: BASE | TRACKS | {PARSER},
+    STATISTICS: set(),
+    COMPARE: BASE | TRACKS | {PARSER, STATISTICS},
     RECIPE: BASE,
-    TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE},
+    TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE, STATISTICS},
     "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
     "common.tools.vary": BASE | TRACKS | {PARSER, RECIPE, COMPARE, TUNE},
     "common.tools.predict": BASE

@@ -1,5 +1,8 @@
 """Compare runs with the first of them, the baseline: speed, memory, energy, quality, settings.
 
+Runs that differ in the seed alone are one group. Each group is compared with the first one, with an
+interval where both have several seeds.
+
 A RUN is one of these:
   a directory that a recipe wrote, such as runs/first
   a wandb/offline-run-* folder
@@ -14,7 +17,8 @@ from common.console import CONSOLE
 from common.files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
-from common.tools.compare.table import as_markdown, notes, show
+from common.tools.compare.table import as_markdown, load_warnings, notes, show
+from common.tools.compare.verdicts import Verdict, judge
 from common.tools.parser import tool_parser
 
 
@@ -53,6 +57,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     """Return the object that ``--json`` prints; `figures_of` explains the names of the figures.
 
     Each run has its own values of the settings in which any of the runs differ (``differs``).
+    Runs of one group differ in the seed alone. A verdict is on a group's difference from the first.
     """
     runs = []
     for index, run in enumerate(comparison.runs):
@@ -64,5 +69,30 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "target": comparison.target,
         "runs": runs,
         "unfair": comparison.unfair,
+        "busy": load_warnings(comparison),
+        "groups": [
+            {"name": group.label, "runs": [comparison.runs[place].name for place in group.places]}
+            for group in comparison.groups
+        ],
+        "verdicts": [verdict_as_json(verdict) for verdict in judge(comparison)],
         "notes": notes(comparison),
+    }
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, object]:
+    """Return a verdict with its interval; a throughput's numbers are logarithms of ratios."""
+    interval = verdict.interval
+    return {
+        "group": verdict.group,
+        "baseline": verdict.baseline,
+        "figure": verdict.figure,
+        "text": verdict.text,
+        "count": verdict.count,
+        "baseline_count": verdict.baseline_count,
+        "difference": verdict.difference,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "confidence": None if interval is None else interval.confidence,
+        "distinguishable": verdict.is_distinguishable,
+        "runs_needed": verdict.runs_needed,
     }

@@ -1,4 +1,4 @@
-"""Set runs side by side: their figures, the ratios to the first run, and what differs."""
+"""Set runs side by side: figures, ratios to the first run, what differs, and groups of seeds."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,25 @@ from typing import Any, TypedDict
 from common.config import TrainingConfig
 from common.flags import role_of, spelled
 from common.objective import PREFIXES, Objective
+from common.tools.compare.groups import RunGroup, group_runs
 from common.tools.compare.readers import RunRecord
-from common.track.names import EFFICIENCY, PEAK, STEP, precision_name
+from common.tools.statistics.samples import proportion_error
+from common.track.names import (
+    EFFICIENCY,
+    OTHER_CPU,
+    PEAK,
+    STEP,
+    THROUGHPUT,
+    is_proportion,
+    precision_name,
+)
 
 FIGURES = (
-    *("perf/samples_per_second", "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
-    *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds"),
+    *(THROUGHPUT, "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
+    *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds", OTHER_CPU),
 )
 # The ratio to the baseline, by the figure that it is of.
-RATIOS = {"perf/samples_per_second": "throughput_ratio", PEAK: "memory_ratio"}
+RATIOS = {THROUGHPUT: "throughput_ratio", PEAK: "memory_ratio"}
 # Runs must agree in these facts for their figures to be comparable. By label: the path in
 # `config.json`.
 FAIR = {
@@ -43,6 +53,7 @@ ON_PURPOSE = {
     "updates planned": "plan.total_steps",
     "commit": "environment.git_commit",
 }
+DIGITS_OF_DIGEST = 8  # that a table shows of a SHA-256
 MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
 
 
@@ -69,15 +80,19 @@ class Comparison:
     unfair: list[UnfairPair]
     target: float | None  # of the baseline's objective
     target_is_given: bool
+    groups: list[RunGroup]  # of runs that differ in the seed alone; the baseline is in the first
 
 
-def compare(runs: Sequence[RunRecord], target: float | None = None) -> Comparison:
+def compare(
+    runs: Sequence[RunRecord], target: float | None = None, labels: Sequence[str] | None = None
+) -> Comparison:
     """Compare runs with the first of them.
 
     Args:
         runs: at least one, the baseline first.
         target: a value of the baseline's objective. The default is the worst of the best values of
             all runs with this objective, so that each of them reached it.
+        labels: the group of each run; see `group_runs` for the default.
     """
     objective = runs[0].objective
     target_is_given = target is not None
@@ -88,13 +103,14 @@ def compare(runs: Sequence[RunRecord], target: float | None = None) -> Compariso
     for own_figures in figures:
         add_ratios(own_figures, figures[0])
     facts = [facts_of(run, runs) for run in runs]
+    groups = group_runs(runs, facts, labels)
     differences = {}
     for label in dict.fromkeys(chain(*facts)):
         values = [own_facts.get(label) for own_facts in facts]
         if any(value != values[0] for value in values):
             differences[label] = values
     unfair = unfair_pairs(runs, differences)
-    return Comparison(list(runs), figures, differences, unfair, target, target_is_given)
+    return Comparison(list(runs), figures, differences, unfair, target, target_is_given, groups)
 
 
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
@@ -171,6 +187,9 @@ def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
             facts |= {f"{label} {name}": part for name, part in fact.items()}
         else:
             facts[label] = fact
+    recipe_digest = run.saved_config.source.sha256
+    if recipe_digest is not None:
+        facts["text of the recipe"] = recipe_digest[:DIGITS_OF_DIGEST]
     changes = run.saved_config.source.changes
     if changes:
         steps = ", ".join(str(change.global_step) for change in changes)
@@ -202,7 +221,12 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     They are the metrics in `FIGURES`, others whose names say all, and these:
 
     - ``memory_kind``: whose memory the peak is of, the device's if known, otherwise the host's
+    - ``mfu_kind``: the peak that ``perf/mfu`` is a share of, such as "of the bf16 peak"
     - ``final``: the metrics of the final evaluation, without their split
+    - ``best``: the best value of the objective in training's own evaluations
+    - ``final_samples``: how many samples the final evaluation had
+    - ``final_standard_error`` and ``best_standard_error``: of these values of the objective, from
+      the number of samples, if they are proportions
     - ``steps_to_target`` and ``seconds_to_target``: where `target` was first reached
 
     Args:
@@ -220,13 +244,19 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     peaks = peak_memory(run)
     figures["memory_kind"] = next(iter(peaks), None)
     figures[PEAK] = next(iter(peaks.values()), None)
+    figures["mfu_kind"] = mfu_kind(run)
     # A run without a summary has not ended. Then it is the best value so far.
     best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
+    final = final_metrics(run)
+    best_split, final_split = run.splits
     figures |= {
-        "final": final_metrics(run),
-        "final_split": run.splits[1],
+        "final": final,
+        "final_split": final_split,
+        "final_samples": evaluated_samples(run, final_split),
+        "final_standard_error": standard_error(run, final.get(run.objective.metric), final_split),
         "best": best,
-        "best_split": run.splits[0],
+        "best_split": best_split,
+        "best_standard_error": standard_error(run, best, best_split),
     }
     return figures | figures_of_target(run, target)
 
@@ -236,6 +266,36 @@ def status_text(run: RunRecord) -> str:
     if run.status == "finished":
         return run.status
     return f"{run.status} at step {run.last_step:,} of {run.saved_config.plan.total_steps}"
+
+
+def mfu_kind(run: RunRecord) -> str:
+    """Return the peak rate that a run's MFU is a share of: it depends on the precision."""
+    measured = "measured " if run.saved_config.peak.source == "measured" else ""
+    precision = precision_name(run.saved_config.environment.mixed_precision)
+    return f"of the {measured}{precision} peak"
+
+
+def standard_error(run: RunRecord, value: float | None, split: str) -> float | None:
+    """Return the standard error of a value of the run's objective, from its number of samples.
+
+    It is the chance in which samples a split happens to have. It is known for proportions such as
+    an accuracy, and None for other metrics.
+
+    Args:
+        value: of the objective; None if unknown.
+        split: that the value was measured on, "validation" or "test".
+    """
+    count = evaluated_samples(run, split)
+    if value is None or count is None or not is_proportion(run.objective.metric):
+        return None
+    return proportion_error(value, count)
+
+
+def evaluated_samples(run: RunRecord, split: str) -> float | None:
+    """Return the number of samples of a run's last evaluation on a split; None if unknown."""
+    name = f"{PREFIXES[split]}/count"
+    counts = [row[name] for row in (*run.rows, run.summary) if name in row]
+    return counts[-1] if counts else None
 
 
 def peak_memory(run: RunRecord) -> dict[str, float]:

@@ -1,23 +1,35 @@
-"""Draw runs side by side: loss and objective against steps, samples and time; speed and memory."""
+"""Draw runs side by side: loss and objective against steps, samples and time; speed and memory.
+
+Runs of one group, which differ in the seed alone, share a colour. Their curves are thin, with a
+line at their mean and a band of one standard deviation to each side.
+"""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.errors import UserError
 from common.files import writing
 from common.objective import PREFIXES
 from common.tools.compare.comparison import Comparison
+from common.tools.compare.group_table import group_labels, has_repetitions, sample_text
+from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
-from common.track.names import PEAK, STEP, describe
+from common.tools.compare.repetitions import Values, sample_of_runs
+from common.tools.statistics.samples import Sample
+from common.track.names import PEAK, STEP, THROUGHPUT, describe
 
 # The colours of Okabe and Ito, which people with colour blindness can tell apart. If there are more
-# runs than colours, lines become dashed.
+# groups than colours, lines become dashed.
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
 Style = dict[str, Any]  # arguments for matplotlib's `plot`
@@ -26,9 +38,13 @@ STYLES: list[Style] = [
 ]
 TRAINING: Style = {"linewidth": 1.0, "alpha": 0.5}
 EVALUATION: Style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
+SINGLE_SEED: Style = {"linewidth": 0.7, "alpha": 0.35}  # of a group that has others
+BAND: Style = {"alpha": 0.15, "linewidth": 0}
 X_AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time"}
-BARS = ("perf/samples_per_second", PEAK)
-LONGEST_NAME = 36  # characters of a run's name in the legend
+BARS = (THROUGHPUT, PEAK)
+LONGEST_NAME = 36  # characters of a name in the legend
+
+Curve = Mapping[float, tuple[float, float]]  # a point (x, y) of each step
 
 
 def plot_comparison(comparison: Comparison, file: Path) -> None:
@@ -40,22 +56,21 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     Raises:
         UserError: the file's suffix is no image format, or the file can't be written.
     """
-    runs = comparison.runs
-    styles = list(itertools.islice(itertools.cycle(STYLES), len(runs)))
-    metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in runs)]))
+    styles = list(itertools.islice(itertools.cycle(STYLES), len(comparison.groups)))
+    metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)]))
     row_count = len(metrics) + 1
     figure = Figure(figsize=(13, 3.4 * row_count), layout="constrained", dpi=110)
     *curve_rows, (*bar_axes, legend_axes) = figure.subplots(row_count, len(X_AXES), sharey="row")
     for axes_row, metric in zip(curve_rows, metrics, strict=True):
         axes_row[0].set_ylabel(describe(metric).heading)
         for axes, x_name in zip(axes_row, X_AXES, strict=True):
-            draw_curves(axes, runs, styles, metric, x_name)
+            draw_curves(axes, comparison, styles, metric, x_name)
     for axes, name in zip(bar_axes, BARS, strict=True):
         draw_bars(axes, comparison, styles, name)
     # Both charts of bars share their y-axis, so these settings are for both.
     bar_axes[0].set_yticks([])
     bar_axes[0].invert_yaxis()  # the baseline on top, as in the legend beside it
-    draw_legend(legend_axes, runs, styles)
+    draw_legend(legend_axes, comparison, styles)
     if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
         raise UserError(
             f"--plot {file} is no format that can be drawn",
@@ -66,25 +81,25 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
 
 
 def draw_curves(
-    axes: Axes, runs: list[RunRecord], styles: list[Style], metric: str, x_name: str
+    axes: Axes, comparison: Comparison, styles: Sequence[Style], metric: str, x_name: str
 ) -> None:
     """Draw a metric of all runs, in training and in evaluation, over one measure of progress.
 
     Args:
         axes: where to draw.
-        runs: the runs, the baseline first.
-        styles: the style of each run.
+        comparison: the runs, in groups.
+        styles: the style of each group.
         metric: without its split, such as ``accuracy``.
         x_name: a key of `X_AXES`.
     """
     point_count = 0
-    for run, style in zip(runs, styles, strict=True):
-        for prefix, stage_style in (("train", TRAINING), (PREFIXES[run.splits[0]], EVALUATION)):
-            name = f"{prefix}/{metric}"
-            rows = [row for row in run.rows if x_name in row and name in row]
-            x_values = [row[x_name] for row in rows]
-            axes.plot(x_values, [row[name] for row in rows], **style, **stage_style)
-            point_count += len(rows)
+    for group, style in zip(comparison.groups, styles, strict=True):
+        runs = [comparison.runs[place] for place in group.places]
+        evaluation = PREFIXES[runs[0].splits[0]]
+        for prefix, stage_style in (("train", TRAINING), (evaluation, EVALUATION)):
+            curves = [curve_of(run, f"{prefix}/{metric}", x_name) for run in runs]
+            draw_group(axes, curves, style, stage_style)
+            point_count += sum(map(len, curves))
     axes.set_xlabel(X_AXES[x_name])
     axes.grid(alpha=0.25)
     if point_count == 0:
@@ -97,32 +112,79 @@ def draw_curves(
         axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
 
 
-def draw_bars(axes: Axes, comparison: Comparison, styles: list[Style], name: str) -> None:
-    """Draw a bar for each run's value of a figure; a run without a value gets an empty bar."""
+def curve_of(run: RunRecord, name: str, x_name: str) -> Curve:
+    """Return the points of a metric, by step; rows that lack one of the values are left out."""
+    return {
+        row[STEP]: (row[x_name], row[name]) for row in run.rows if x_name in row and name in row
+    }
+
+
+def draw_group(axes: Axes, all_curves: Sequence[Curve], style: Style, stage_style: Style) -> None:
+    """Draw the curves of a group; several get their mean and a band of a standard deviation.
+
+    The mean and the band cover the steps that all of these curves have.
+    """
+    curves = [curve for curve in all_curves if curve]
+    if len(curves) < 2:
+        for curve in curves:
+            axes.plot(*zip(*curve.values(), strict=True), **style, **stage_style)
+        return
+    for curve in curves:
+        axes.plot(*zip(*curve.values(), strict=True), **{**style, **SINGLE_SEED})
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    # A run with other times reaches a step at another place, so the places have a mean as well.
+    x_values = [fmean(curve[step][0] for curve in curves) for step in steps]
+    means = [fmean(curve[step][1] for curve in curves) for step in steps]
+    deviations = [stdev(curve[step][1] for curve in curves) for step in steps]
+    lows = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+    highs = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+    axes.plot(x_values, means, **style, **stage_style)
+    axes.fill_between(x_values, lows, highs, color=style["color"], **BAND)
+
+
+def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name: str) -> None:
+    """Draw a bar for each group's mean of a figure, with its standard deviation.
+
+    A group without a value gets an empty bar.
+    """
     metric = describe(name)
     values = [figures[name] for figures in comparison.figures]
-    lengths = [value or 0.0 for value in values]
+    samples = [bar_sample(comparison, group, values) for group in comparison.groups]
+    lengths = [sample.mean or 0.0 for sample in samples]
+    errors = [sample.deviation or 0.0 for sample in samples]
     colours = [style["color"] for style in styles]
-    bars = axes.barh(range(len(values)), lengths, color=colours)
-    axes.bar_label(bars, labels=[metric.text(value) for value in values], padding=4)
+    error_bars = {"xerr": errors, "error_kw": {"ecolor": "grey"}} if any(errors) else {}
+    bars = axes.barh(range(len(samples)), lengths, color=colours, **error_bars)
+    labels = [sample_text(metric, sample) for sample in samples]
+    axes.bar_label(bars, labels=labels, padding=4)
     # The title of the memory chart says whose memory it shows.
     memory_kinds = {figures["memory_kind"] for figures in comparison.figures} - {None}
     title_parts = [metric.heading, *(sorted(memory_kinds) if name == PEAK else [])]
     axes.set_title(", ".join(title_parts))
-    axes.set_xlim(0, 1.3 * max(lengths) or 1)  # room for the labels; 1 if all bars are empty
+    room = 1.6 if any(errors) else 1.3  # for the labels
+    axes.set_xlim(0, room * max(lengths) or 1)  # 1 if all bars are empty
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def draw_legend(axes: Axes, runs: list[RunRecord], styles: list[Style]) -> None:
-    """Fill a part of the figure with a legend: the runs' colours, and the lines of both stages."""
-    names = [shortened(run.name) for run in runs]
-    if len(names) > 1:
-        names[0] += " (baseline)"
-    handles = []
-    for name, style in zip(names, styles, strict=True):
-        handles += axes.plot([], label=name, **style)
+def bar_sample(comparison: Comparison, group: RunGroup, values: Values) -> Sample:
+    """Describe a figure of a group's finished runs, or of all its runs if none has finished."""
+    sample = sample_of_runs(comparison, group, values)
+    if sample.count:
+        return sample
+    known = [values[place] for place in group.places]
+    return Sample.of([value for value in known if value is not None])
+
+
+def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> None:
+    """Fill a part of the figure with a legend: the groups' colours, and the lines of each kind."""
+    handles: list[Artist] = []
+    for label, style in zip(group_labels(comparison), styles, strict=True):
+        handles += axes.plot([], label=shortened(label), **style)
     for label, stage_style in (("training", TRAINING), ("evaluation", EVALUATION)):
         handles += axes.plot([], color="grey", label=label, **stage_style)
+    if has_repetitions(comparison):
+        handles += axes.plot([], color="grey", label="single seed", **SINGLE_SEED)
+        handles.append(Patch(color="grey", label="mean ± standard deviation", **BAND))
     axes.legend(handles=handles, loc="center", frameon=False)
     axes.axis("off")
 

@@ -1,28 +1,20 @@
-"""Show a comparison as text: warnings, a table of settings and figures, and notes below it."""
-
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain
-from typing import NamedTuple
+"""Show a comparison as text: warnings, tables of runs and of groups, verdicts and notes."""
 
 from rich.markup import escape
 
 from common.console import CONSOLE
 from common.system.printable import printable
 from common.tables import markdown_table, print_table
-from common.tools.compare.comparison import FIGURES, RATIOS, Comparison, RunFigures
-from common.track.names import EFFICIENCY, PEAK, UNKNOWN, Metric, describe
+from common.tools.compare.comparison import Comparison, RunFigures
+from common.tools.compare.group_table import group_cells, has_repetitions
+from common.tools.compare.rows import FigureRow, figure_rows, heading_of, kind_suffix
+from common.tools.compare.verdicts import correction_note, judge, verdict_lines
+from common.tools.compare.words import value_text
+from common.track.names import OTHER_CPU, UNKNOWN, describe
 
 MOST_COLUMNS = 5  # up to this many runs stand in columns, more runs stand in rows
-
-
-class FigureRow(NamedTuple):
-    """One metric of all runs."""
-
-    metric: Metric
-    values: list[float | None]  # one for each run; None if unknown
-    kind_name: str = ""  # the figure that says what a value is of: a split, or whose memory
-    ratio_name: str = ""  # the figure that holds the ratio to the baseline
+BUSY = 0.1  # of the machine's CPU time; other programs that use as much may slow a run down
+GROUPS_TITLE = "groups of runs that differ in the seed alone"
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -36,9 +28,33 @@ def warnings(comparison: Comparison) -> list[str]:
     return [f"{baseline} and {run}: {'; '.join(pairs)}" for run, pairs in pairs_by_run.items()]
 
 
+def load_warnings(comparison: Comparison) -> list[str]:
+    """Return a sentence if other programs slowed some of the runs down, which distorts speeds."""
+    if len(comparison.runs) < 2:
+        return []
+    loads = {}
+    for run, figures in zip(comparison.runs, comparison.figures, strict=True):
+        if figures[OTHER_CPU] is not None:
+            loads[run.name] = figures[OTHER_CPU]
+    busy = {name: load for name, load in loads.items() if load >= BUSY}
+    if not busy:
+        return []
+    metric = describe(OTHER_CPU)
+    during = " and ".join(f"{metric.text(load)} during {name}" for name, load in busy.items())
+    quiet_loads = [load for name, load in loads.items() if name not in busy]
+    others = f", and at most {metric.text(max(quiet_loads))} during others" if quiet_loads else ""
+    return [
+        f"other programs used {during}{others}, of the machine's CPU time: the throughputs are "
+        "no fair comparison"
+    ]
+
+
 def notes(comparison: Comparison) -> list[str]:
-    """Return sentences about runs that have not finished, and about the target."""
+    """Return sentences about the intervals, about unfinished runs, and about the target."""
     lines = []
+    correction = correction_note(judge(comparison))
+    if correction is not None:
+        lines.append(correction)
     for run, figures in zip(comparison.runs, comparison.figures, strict=True):
         if run.status != "finished":
             reason = f": {run.reason}" if run.reason else ""
@@ -73,6 +89,8 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     for row in figure_rows(comparison):
         if any(value is not None for value in row.values):
             rows.append(cells_of_figures(row, comparison))
+        if row.is_final_objective and has_standard_error(comparison):
+            rows.append(cells_of_standard_errors(comparison))
     if comparison.target is not None:
         times = map(time_to_target, comparison.figures)
         rows.append([f"time to {target_text(comparison)}", *times])
@@ -82,54 +100,43 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
 def cells_of_figures(row: FigureRow, comparison: Comparison) -> list[str]:
     """Return a metric's heading and its cells, with ratios to the baseline.
 
-    A value is of a certain split, or of a certain memory. The heading names it if it is the same
-    for all runs. Otherwise each cell names its own.
+    Runs that repeat the baseline with other seeds have no ratio: it would only show chance.
     """
-    # Places of the runs whose value is known.
-    known = [index for index, value in enumerate(row.values) if value is not None]
-    kinds = {index: comparison.figures[index][row.kind_name] for index in known if row.kind_name}
-    different_kinds = set(kinds.values())
-    cells = [row.metric.text(value) for value in row.values]
-    for index in known:
-        if len(different_kinds) > 1:
-            cells[index] += f" ({kinds[index]})"
-        ratio = comparison.figures[index][row.ratio_name] if row.ratio_name else None
-        if index > 0 and ratio is not None:  # 0 is the baseline
-            cells[index] += f" ({ratio:.2f}×)"
-    heading = row.metric.heading
-    if len(different_kinds) == 1:
-        heading += f", {different_kinds.pop()}"
-    return [heading, *cells]
+    repetitions = comparison.groups[0].places
+    cells = []
+    for place, value in enumerate(row.values):
+        cell = row.metric.text(value) + kind_suffix(row, comparison, place)
+        ratio = comparison.figures[place][row.ratio_name] if row.ratio_name else None
+        if place not in repetitions and ratio is not None:
+            cell += f" ({ratio:.2f}×)"
+        cells.append(cell)
+    return [heading_of(row, comparison), *cells]
+
+
+def has_standard_error(comparison: Comparison) -> bool:
+    """Return whether the standard error of any run's final objective is known."""
+    return any(figures["final_standard_error"] is not None for figures in comparison.figures)
+
+
+def cells_of_standard_errors(comparison: Comparison) -> list[str]:
+    """Return the row of the final objective's standard errors from the number of samples."""
+    metric = describe(comparison.runs[0].objective.metric)
+    all_errors = [figures["final_standard_error"] for figures in comparison.figures]
+    all_counts = [figures["final_samples"] for figures in comparison.figures]
+    cells = [metric.text(error) for error in all_errors]
+    known = [place for place, error in enumerate(all_errors) if error is not None]
+    known_counts = {all_counts[place] for place in known}
+    if len(known_counts) == 1:
+        return [f"  standard error, {known_counts.pop():,.0f} samples", *cells]
+    for place in known:
+        cells[place] += f" ({all_counts[place]:,.0f})"
+    return ["  standard error (samples)", *cells]
 
 
 def arranged(rows: list[list[str]]) -> list[list[str]]:
     """Transpose a table with a column for each run if there are too many columns."""
     is_wide = len(rows[0]) - 1 > MOST_COLUMNS
     return [list(cells) for cells in zip(*rows, strict=True)] if is_wide else rows
-
-
-def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
-    """Yield the metrics in the table's order: speed and memory, the objective, other metrics.
-
-    Runs with different objectives share the rows of the objective; each has its own metric there.
-    """
-    all_figures = comparison.figures
-    for name in (*FIGURES, EFFICIENCY):
-        values = [figures[name] for figures in all_figures]
-        kind_name = "memory_kind" if name == PEAK else ""
-        yield FigureRow(describe(name), values, kind_name, RATIOS.get(name, ""))
-    goals = [run.objective.metric for run in comparison.runs]
-    goal = describe(goals[0])
-    label = goal.label if len(set(goals)) == 1 else "objective"
-    final = [figures["final"].get(name) for figures, name in zip(all_figures, goals, strict=True)]
-    yield FigureRow(replace(goal, label=f"final {label}"), final, "final_split")
-    best = [figures["best"] for figures in all_figures]
-    yield FigureRow(replace(goal, label=f"best {label}"), best, "best_split")
-    for name in dict.fromkeys(chain(*(figures["final"] for figures in all_figures))):
-        metric = describe(name)
-        if name not in goals and metric.panel:
-            values = [figures["final"].get(name) for figures in all_figures]
-            yield FigureRow(replace(metric, label=f"final {metric.label}"), values, "final_split")
 
 
 def time_to_target(figures: RunFigures) -> str:
@@ -142,32 +149,26 @@ def time_to_target(figures: RunFigures) -> str:
     return f"{seconds} (step {figures['steps_to_target']:,.0f})"
 
 
-def value_text(value: object) -> str:
-    """Return a setting of a run, as JSON has it, in the form of a table's cell."""
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return " ".join(map(value_text, value)) or UNKNOWN
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)
-
-
 def show(comparison: Comparison) -> None:
-    """Print the comparison: warnings first, then the table, then notes."""
+    """Print the comparison: warnings first, then tables of runs and groups, verdicts and notes."""
     for warning in warnings(comparison):
         CONSOLE.print(f"[yellow]not comparable[/yellow] {escape(printable(warning))}")
+    for warning in load_warnings(comparison):
+        CONSOLE.print(f"[yellow]busy machine[/yellow] {escape(printable(warning))}")
     print_table(table_cells(comparison))
-    for note in notes(comparison):
-        CONSOLE.print(printable(note), markup=False)
+    if has_repetitions(comparison):
+        print_table(arranged(group_cells(comparison)), title=GROUPS_TITLE)
+    for line in [*verdict_lines(judge(comparison)), *notes(comparison)]:
+        CONSOLE.print(printable(line), markup=False)
 
 
 def as_markdown(comparison: Comparison) -> str:
+    """Return the same as `show` prints, in Markdown."""
     lines = [f"> **not comparable** {printable(warning)}\n" for warning in warnings(comparison)]
+    lines += [f"> **busy machine** {printable(text)}\n" for text in load_warnings(comparison)]
     lines += markdown_table(table_cells(comparison))
+    if has_repetitions(comparison):
+        lines += [f"\n{GROUPS_TITLE}:\n", *markdown_table(arranged(group_cells(comparison)))]
+    lines += [f"\n{printable(line.strip())}" for line in verdict_lines(judge(comparison))]
     lines += [f"\n{printable(note)}" for note in notes(comparison)]
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -20,6 +20,7 @@ from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
 from common.tools.compare.table import show
 from common.tools.recipe import Recipe, load_recipe
+from common.tools.tune.certainty import certainty_lines
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,
@@ -236,7 +237,18 @@ def report(search: Search, recipe: Recipe) -> None:
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
+    for line in certainty_lines(readable_records(search, ranked), recipe, search.space):
+        say(line)
     best = ranked[0]
     value = metric.text(best.value)
     say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")
     say(search.best_command(best, recipe))
+
+
+def readable_records(search: Search, trials: Sequence[FrozenTrial]) -> list[RunRecord]:
+    """Return the records of trials, in their order, without those whose files are damaged."""
+    records = []
+    for trial in trials:
+        with suppress(UserError):
+            records.append(read_directory(search.directory_of(trial)))
+    return records

@@ -1,104 +1,119 @@
-"""Report on variants: a table of means over seeds, a picture, and a note in the model cards."""
+"""Report on variants: a table of means over seeds, what it says, a picture, and model cards."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
 
 from common.console import say
 from common.errors import UserError
 from common.files import write_text
 from common.system.platforms import shown_path
-from common.tables import markdown_table, print_table
+from common.tables import Row, markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
-from common.tools.compare.readers import read_runs
-from common.tools.compare.table import (
-    FigureRow,
-    arranged,
-    figure_rows,
-    warnings,
-)
+from common.tools.compare.group_table import group_cells, has_repetitions
+from common.tools.compare.readers import RunRecord, read_runs
+from common.tools.compare.table import arranged, load_warnings, warnings
+from common.tools.compare.verdicts import correction_note, judge, verdict_lines
 
 # Headings the part of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"
 
 
-def report(directory: Path, finished: Mapping[str, Sequence[str]]) -> None:
-    """Show means over seeds, their standard deviations, and ratios to the first variant.
+def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -> None:
+    """Show means over seeds with their standard deviations, and what they say about the variants.
 
     Args:
         directory: receives `table.md` and `picture.png`.
-        finished: directories of the finished runs, by variant and in the order of their seeds.
-            Variants with fewer finished runs than others are left out, so that all means are over
-            the same number of seeds.
+        finished: directories of the finished runs, by the variant's title and in the order of
+            their seeds. A variant without any is left out.
+        seeds: how many runs each variant should have.
 
     Raises:
         UserError: there is no finished run.
     """
     from common.tools.compare.plot import plot_comparison
 
-    seed_count = max(map(len, finished.values()), default=0)
-    complete = {name: runs for name, runs in finished.items() if len(runs) == seed_count}
-    if not complete:
+    if not finished:
         raise UserError(
             "no variant finished, so there is nothing to compare",
             advice="correct what made the runs fail (see above), and repeat the command",
         )
-    # One comparison for each seed, of all variants.
-    comparisons = [compare(read_runs(runs)) for runs in zip(*complete.values(), strict=True)]
-    corner = "" if seed_count == 1 else f"mean ± deviation of {seed_count} seeds"
-    rows = [[corner, *complete], *rows_of_means(comparisons)]
-    # Variants differ in the same settings with every seed, so the first seed's warnings are enough.
-    for warning in warnings(comparisons[0]):
+    comparison = compare_variants(finished)
+    for warning in warnings(one_run_each(comparison)):
         say(f"not a fair comparison: {warning}")
-    print_table(arranged(rows))
-    write_text(directory / "table.md", "\n".join(markdown_table(arranged(rows))) + "\n")
-    if seed_count > 1:
-        for column, runs in enumerate(complete.values(), start=1):  # column 0 has the headings
+    for warning in load_warnings(comparison):
+        say(f"busy machine: {warning}")
+    title = title_of(comparison.runs[0])
+    rows = group_cells(comparison)
+    lines = conclusions(comparison, finished, seeds)
+    print_table(arranged(rows), title=title)
+    for line in lines:
+        say(line)
+    write_text(directory / "table.md", markdown_report(title, arranged(rows), lines))
+    if has_repetitions(comparison):
+        for column, runs in enumerate(finished.values(), start=1):  # column 0 has the headings
             # Cut off the ratio to the first variant: it says nothing in a card of one model.
             cells = [[row[0], row[column].partition(" (")[0]] for row in rows]
             add_to_cards(runs, "\n".join(markdown_table(cells)))
-    # The picture shows the runs of the first seed; those of all seeds would hide each other.
-    plot_comparison(comparisons[0], directory / "picture.png")
+    plot_comparison(comparison, directory / "picture.png")
     say(f"table: {shown_path(directory / 'table.md')}, with picture.png beside it")
 
 
-def rows_of_means(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """Return a row for each metric that any run has: its heading, and a cell for each variant.
+def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
+    """Compare all runs; the runs of a variant are one group, whatever flags vary."""
+    directories = [directory for runs in finished.values() for directory in runs]
+    titles = [title for title, runs in finished.items() for _ in runs]
+    return compare(read_runs(directories), labels=titles)
 
-    Args:
-        comparisons: one for each seed, of the same variants in the same order.
+
+def one_run_each(comparison: Comparison) -> Comparison:
+    """Compare one run of each variant, under the variant's title.
+
+    Variants differ in the same settings with every seed, so this has all warnings once.
     """
-    rows = []
-    for rows_of_seeds in zip(*map(figure_rows, comparisons), strict=True):
-        metric = rows_of_seeds[0].metric
-        cells = cells_of_means(rows_of_seeds)
-        if any(cell != metric.text(None) for cell in cells):  # some variant has this metric
-            rows.append([metric.heading, *cells])
-    return rows
+    runs = [
+        replace(comparison.runs[group.places[0]], name=group.label) for group in comparison.groups
+    ]
+    return compare(runs, labels=[run.name for run in runs])
 
 
-def cells_of_means(rows_of_seeds: Sequence[FigureRow]) -> list[str]:
-    """Return each variant's mean of one metric over seeds, with deviation and ratio.
+def title_of(run: RunRecord) -> str:
+    """Return the title of the table: the recipe, the data, and the split that variants go by."""
+    data = run.saved_config.data
+    sizes = ", ".join(f"{split} {size:,}" for split, size in data.sizes.items())
+    return f"{run.saved_config.recipe} on {data.name} ({sizes}), compared on {run.splits[0]} data"
 
-    Args:
-        rows_of_seeds: the metric's row in the comparison of each seed.
-    """
-    metric = rows_of_seeds[0].metric
-    # A comparison of runs has ratios for speed and memory. Means have one for energy as well.
-    has_ratio = bool(rows_of_seeds[0].ratio_name) or metric.panel == "Energy"
-    cells: list[str] = []
-    baseline: float | None = None
-    for values_of_seeds in zip(*(row.values for row in rows_of_seeds), strict=True):
-        known = [value for value in values_of_seeds if value is not None]
-        average = mean(known) if known else None
-        spread = f" ± {metric.text(stdev(known))}" if len(known) > 1 else ""
-        ratio = ""
-        if not cells:  # the first variant
-            baseline = average
-        elif has_ratio and average and baseline:
-            ratio = f" ({average / baseline:.2f}×)"
-        cells.append(metric.text(average) + spread + ratio)
-    return cells
+
+def conclusions(
+    comparison: Comparison, finished: Mapping[str, Sequence[str]], seeds: int
+) -> list[str]:
+    """Return sentences on what the figures say about the variants, and what they can't say."""
+    has_validation = comparison.runs[0].splits[0] == "validation"
+    judged = judge(comparison, by_validation=has_validation)
+    lines = verdict_lines(judged)
+    correction = correction_note(judged)
+    if correction is not None:
+        lines.append(correction)
+    if len(comparison.groups) > 1 and not has_validation:
+        lines.append(
+            "there is no validation data, so these are test figures: they describe the variants, "
+            "but to choose one by them would overrate it; to choose, add --validation-share 0.1"
+        )
+    if len(comparison.groups) > 1 and seeds == 1:
+        lines.append(
+            "one seed does not tell a difference from chance: the same command with --seeds 3 "
+            "keeps these runs and adds others"
+        )
+    for title, runs in finished.items():
+        if len(runs) < seeds:
+            lines.append(f"{title}: {len(runs)} of {seeds} runs finished, and only these count")
+    return lines
+
+
+def markdown_report(title: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
+    """Return the contents of `table.md`."""
+    parts = [title, "\n".join(markdown_table(rows)), *(line.strip() for line in lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def add_to_cards(runs: Sequence[str], table: str) -> None:

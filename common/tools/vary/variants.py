@@ -39,7 +39,8 @@ NAMES_OF_VALUES = {
 class Variant:
     """One combination of the values that vary. It is trained once for each seed."""
 
-    name: str
+    name: str  # of its directory
+    title: str  # in tables and pictures
     processes: str  # how many, as typed
     flags: list[str]  # the command-line words of this variant's values
 
@@ -108,8 +109,10 @@ def run_variants(
         for seed, variant in itertools.product(range(seeds), variants):
             run_directory = variant.directory(directory, seed)
             if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):
-                finished[variant.name].append(str(run_directory))
-    report(directory, finished)
+                finished[variant.title].append(str(run_directory))
+    # In the order of the variants, also if the first run of one has failed.
+    in_order = {variant.title: finished[variant.title] for variant in variants}
+    report(directory, {title: runs for title, runs in in_order.items() if runs}, seeds)
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
     if failed_count:
         raise UserError(
@@ -131,8 +134,10 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     variants = {}
     for count, *chosen in itertools.product(process_counts, *choices):
         values = dict(zip(space, chosen, strict=True))
-        name = name_of(count if len(process_counts) > 1 else "", values)
-        variants[name] = Variant(name, count, command_words(space, values))
+        processes = count if len(process_counts) > 1 else ""
+        name = name_of(processes, values)
+        words = command_words(space, values)
+        variants[name] = Variant(name, title_of(processes, values), count, words)
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
@@ -161,6 +166,19 @@ def name_of(processes: str, values: dict[str, str]) -> str:
     if processes:
         parts.append(f"{processes}-processes")
     return re.sub(r"[^\w.+-]+", "-", "_".join(parts)) or "alone"
+
+
+def title_of(processes: str, values: dict[str, str]) -> str:
+    """Return what tables call a variant: its flags with their values, such as ``dropout=0.1``.
+
+    Args:
+        processes: how many; empty if all variants have the same number.
+        values: the variant's values, by flag. If there are none, the title is ``these flags``.
+    """
+    parts = [f"{flag}={value}" for flag, value in values.items()]
+    if processes:
+        parts.append(f"processes={processes}")
+    return ", ".join(parts) or "these flags"
 
 
 def default_directory(command: list[str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from common.errors import UserError
 from common.tools.tune.trial import launch_command
 from common.tools.vary.command import main
-from common.tools.vary.variants import name_of
+from common.tools.vary.variants import name_of, title_of
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
@@ -44,6 +44,7 @@ def test_variants_are_run_once_and_compared_over_seeds(
     (folder,) = (tmp_path / "runs").iterdir()
     assert begun(folder) == ["0.01", "0.1"]
     assert "±" not in (folder / "table.md").read_text()
+    assert "--seeds 3 keeps these runs and adds others" in capsys.readouterr().out
     card = folder / "0.01" / "model" / "README.md"
     card.parent.mkdir()
     card.write_text("its own\n")
@@ -53,12 +54,18 @@ def test_variants_are_run_once_and_compared_over_seeds(
     original, heading, table = card.read_text().partition("\n## The same with other seeds\n")
     assert original == "its own\n"
     assert heading
-    assert table.startswith("\n| mean ± deviation of 2 seeds | 0.01 |\n")
-    assert "| best accuracy | 0.7500 ± 0.0000 |" in table
-    assert "seeds" not in table.partition("\n|---")[2]
-    head, _, *rows = (folder / "table.md").read_text().splitlines()
-    assert head == "| mean ± deviation of 2 seeds | 0.1 | 0.01 |"
-    assert "| best accuracy | 1.0000 ± 0.0000 | 0.7500 ± 0.0000 |" in rows
+    assert table.startswith("\n| mean ± standard deviation | learning-rate=0.01 |\n")
+    assert "| seeds | 0 1 |" in table
+    assert "| best accuracy, validation | 0.7500 ± 0.0000 |" in table
+    assert "with other seeds" not in table
+    title, _, head, _, *rows = (folder / "table.md").read_text().splitlines()
+    assert title == (
+        "stub_recipe on stub (train 90, test 20, validation 10), compared on validation data"
+    )
+    titles = "learning-rate=0.1 (baseline) | learning-rate=0.01"
+    assert head == f"| mean ± standard deviation | {titles} |"
+    assert "| best accuracy, validation | 1.0000 ± 0.0000 | 0.7500 ± 0.0000 |" in rows
+    assert "learning-rate=0.01 against learning-rate=0.1:" in rows
     assert (folder / "picture.png").stat().st_size > 10_000
     assert "best accuracy" in capsys.readouterr().out
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
@@ -83,7 +90,7 @@ def test_failed_variant_is_reported(
     with pytest.raises(UserError, match="1 runs failed"):
         main(arguments)
     assert "0.5  failed: learning rate 0.5 is too high" in capsys.readouterr().out
-    assert (tmp_path / "v" / "table.md").read_text().startswith("|  | 0.1 |\n")
+    assert "\n|  | learning-rate=0.1 |\n" in (tmp_path / "v" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -144,6 +151,14 @@ def test_names_of_variants_state_what_varies() -> None:
     assert name_of("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"
     assert name_of("", {"hidden-sizes": "8 16"}) == "8-16"
     assert name_of("", {}) == "alone"
+
+
+def test_titles_of_variants_have_flags_and_values() -> None:
+    """A value alone does not tell a reader what it is of."""
+    assert title_of("", {"dropout": "0.1"}) == "dropout=0.1"
+    values = {"mixed-precision": "no", "hidden-sizes": "8 16"}
+    assert title_of("2", values) == "mixed-precision=no, hidden-sizes=8 16, processes=2"
+    assert title_of("", {}) == "these flags"
 
 
 def test_several_processes_use_accelerate_launch(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from common.run_directory.records import RunConfig
 from common.track import names
-from common.track.names import METRICS, describe, flat, unflat
+from common.track.names import METRICS, describe, flat, is_proportion, unflat
 from common.training import rates
 from tests.unit.saved_config import contents_with
 
@@ -59,3 +59,20 @@ def test_facts_survive_the_flat_form_of_wandb() -> None:
     assert not [name for name in columns if name.startswith("given")]
     del contents["given"]
     assert unflat(columns) == contents
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("accuracy", True),
+        ("val/accuracy", True),
+        ("top5_accuracy", True),
+        ("balanced_accuracy", False),
+        ("f1", False),
+        ("inaccuracy", False),
+        ("loss", False),
+    ],
+)
+def test_proportions_are_known_by_name(name: str, expected: bool) -> None:
+    """Only they have a standard error from the number of samples."""
+    assert is_proportion(name) == expected

@@ -1,0 +1,109 @@
+"""The table of groups: means and standard deviations over the seeds of each group."""
+
+from collections.abc import Sequence
+
+from common.tools.compare.comparison import Comparison
+from common.tools.compare.repetitions import (
+    counted_places,
+    sample_of_runs,
+    sample_of_seeds,
+    seed_of,
+)
+from common.tools.compare.rows import (
+    FigureRow,
+    figure_rows,
+    heading_of,
+    kind_suffix,
+    kinds_of,
+)
+from common.tools.statistics.samples import Sample
+from common.track.names import Metric
+
+MEAN_AND_DEVIATION = "mean ± standard deviation"
+MOST_SEEDS = 12  # that a cell lists
+
+
+def has_repetitions(comparison: Comparison) -> bool:
+    """Return whether any group has several runs; otherwise there is nothing to take means of."""
+    return any(len(group.places) > 1 for group in comparison.groups)
+
+
+def group_labels(comparison: Comparison) -> list[str]:
+    """Return the groups' labels; the first is marked as the baseline if there are others."""
+    labels = [group.label for group in comparison.groups]
+    if len(labels) > 1:
+        labels[0] += " (baseline)"
+    return labels
+
+
+def group_cells(comparison: Comparison) -> list[list[str]]:
+    """Return the table of groups as rows of cells, the heading first."""
+    corner = MEAN_AND_DEVIATION if has_repetitions(comparison) else ""
+    rows = [[corner, *group_labels(comparison)]]
+    if has_repetitions(comparison):
+        rows.append(["runs", *run_counts(comparison)])
+        rows.append(["seeds", *seed_lists(comparison)])
+    for row in figure_rows(comparison):
+        samples = samples_of(row, comparison)
+        if any(sample.count for sample in samples):
+            rows.append([heading_of(row, comparison), *cells_of(row, samples, comparison)])
+    return rows
+
+
+def run_counts(comparison: Comparison) -> list[str]:
+    """Return how many runs of each group count, and how many were left out."""
+    counts = []
+    for group in comparison.groups:
+        count = len(counted_places(comparison, group))
+        left_out = len(group.places) - count
+        counts.append(f"{count} ({left_out} left out)" if left_out else str(count))
+    return counts
+
+
+def seed_lists(comparison: Comparison) -> list[str]:
+    """Return the seeds of each group's runs, or only their number if there are many."""
+    lists = []
+    for group in comparison.groups:
+        places = counted_places(comparison, group)
+        seeds = [*dict.fromkeys(seed_of(comparison.runs[place]) for place in places)]
+        is_short = len(seeds) <= MOST_SEEDS and all(seed.isdecimal() for seed in seeds)
+        lists.append(" ".join(seeds) if is_short else f"{len(seeds)} seeds")
+    return lists
+
+
+def samples_of(row: FigureRow, comparison: Comparison) -> list[Sample]:
+    """Return the sample of each group for one metric."""
+    describe_group = sample_of_seeds if row.is_of_model else sample_of_runs
+    return [describe_group(comparison, group, row.values) for group in comparison.groups]
+
+
+def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) -> list[str]:
+    """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline."""
+    # A device's memory and the host's can't be compared.
+    is_of_one_kind = len(set(kinds_of(row, comparison).values())) <= 1
+    # Runs have ratios of speed and memory. Means have one of energy as well.
+    has_ratio = is_of_one_kind and (bool(row.ratio_name) or row.metric.panel == "Energy")
+    cells = []
+    for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):
+        cell = sample_text(row.metric, sample)
+        known = [place for place in group.places if row.values[place] is not None]
+        if known:
+            cell += kind_suffix(row, comparison, known[0])
+        if number > 0 and has_ratio:
+            cell += ratio_text(sample, samples[0])
+        cells.append(cell)
+    return cells
+
+
+def sample_text(metric: Metric, sample: Sample) -> str:
+    """Return a mean and its standard deviation, such as ``0.9750 ± 0.0031``."""
+    if sample.deviation is None:
+        return metric.text(sample.mean)
+    return f"{metric.text(sample.mean)} ± {metric.text(sample.deviation)}"
+
+
+def ratio_text(sample: Sample, baseline: Sample) -> str:
+    """Return the ratio of two means as a suffix of a cell; empty if it is unknown."""
+    if sample.mean is None or not baseline.mean:  # nothing can be divided by 0
+        return ""
+    return f" ({sample.mean / baseline.mean:.2f}×)"

@@ -1,0 +1,182 @@
+"""The words of a verdict: by how much a group is better, or what it would take to tell."""
+
+import math
+from collections.abc import Sequence
+
+from common.objective import Objective
+from common.tools.statistics.samples import MOST_RUNS, Interval, Sample
+from common.track.names import describe, is_proportion
+
+MOST_DECIMALS = 6
+LARGEST_EXPONENT = 700.0  # float64 ends at about e to the power of 709
+
+# ------------------------------------------------------------------------------- The objective
+
+
+def difference(
+    objective: Objective,
+    first: Sample,
+    second: Sample,
+    interval: Interval | None,
+    needed: int | None,
+) -> str:
+    """Return the verdict on two groups of several seeds each.
+
+    Args:
+        objective: says which direction is better.
+        first: the baseline's values, at least two.
+        second: the group's values, at least two.
+        interval: of the second mean minus the first; None if no seed differs from others.
+        needed: the seeds per group that could tell such a difference; see `runs_needed`.
+    """
+    gain = gain_of(objective, first, second)
+    if interval is None:
+        if gain == 0:
+            return "equal in all runs"
+        return (
+            f"{gain_text(objective, gain, '.3g')}; there is no interval, because all seeds of a "
+            "group have equal values"
+        )
+    scale, _ = scale_of(objective)
+    half_width = scale * (interval.high - interval.low) / 2
+    form = f".{decimals_for(half_width)}f"
+    low = abs(gain) - half_width
+    high = abs(gain) + half_width
+    span = f"{percent(interval.confidence)} interval {low:{form}} to {high:{form}}"
+    if interval.excludes_zero:
+        return f"{gain_text(objective, gain, form)} ({span})"
+    return (
+        f"{not_distinguishable(first, second, needed, 'seed')} "
+        f"({gain_text(objective, gain, form)}, {span})"
+    )
+
+
+def difference_of_single_seeds(
+    objective: Objective, first: Sample, second: Sample, errors: Sequence[float | None]
+) -> str:
+    """Return what can be said where a group has only one seed: no verdict, and what is missing.
+
+    Args:
+        errors: the standard errors of the baseline and of the group from their number of samples;
+            None if unknown.
+    """
+    metric = describe(objective.metric)
+    values = f"{metric.text(second.mean)} against {metric.text(first.mean)}"
+    seeds = f"with {counted(second.count, 'seed')} against {counted(first.count, 'seed')}"
+    if first.count == second.count:
+        seeds = "with one seed each"
+    advice = "repeat both with several seeds to tell which is better"
+    if None in errors:
+        return f"{values} {seeds}: {advice}"
+    error_texts = " and ".join(metric.text(error) for error in reversed(errors))
+    return f"{values} {seeds} (standard errors of the samples {error_texts}): {advice}"
+
+
+def gain_of(objective: Objective, first: Sample, second: Sample) -> float:
+    """Return by how much the second mean is better, in the unit of `scale_of`."""
+    assert first.mean is not None
+    assert second.mean is not None
+    scale, _ = scale_of(objective)
+    rise = scale * (second.mean - first.mean)
+    return rise if objective.mode == "max" else -rise
+
+
+def gain_text(objective: Objective, gain: float, form: str) -> str:
+    """Return a gain such as "0.40 points better", or "0.40 points worse" if it is negative."""
+    _, unit = scale_of(objective)
+    return f"{abs(gain):{form}}{unit} {'worse' if gain < 0 else 'better'}"
+
+
+def scale_of(objective: Objective) -> tuple[float, str]:
+    """Return the factor and the unit in which differences of an objective are shown."""
+    if is_proportion(objective.metric):
+        return 100.0, " points"
+    unit = describe(objective.metric).unit
+    return 1.0, f" {unit}" if unit else ""
+
+
+def decimals_for(half_width: float) -> int:
+    """Return the decimals that show two digits of an interval's half-width."""
+    if not 0 < half_width < math.inf:
+        return 2
+    return min(max(1 - math.floor(math.log10(half_width)), 0), MOST_DECIMALS)
+
+
+# ------------------------------------------------------------------------------ The throughput
+
+
+def ratio(first: Sample, second: Sample, interval: Interval | None, needed: int | None) -> str:
+    """Return the verdict on the throughput of two groups of several runs each.
+
+    Args:
+        first: logarithms of the baseline's rates, at least two.
+        second: logarithms of the group's rates, at least two.
+        interval: of the difference of the logarithms; None if no run differs from others.
+        needed: the runs per group that could tell such a difference; see `runs_needed`.
+    """
+    times = f"{ratio_of(first, second):.2f} ×"
+    if interval is None:
+        return f"{times} as fast; there is no interval, because all runs of a group are equal"
+    if interval.excludes_zero:
+        return f"{times} as fast ({ratio_span(interval)})"
+    return f"{not_distinguishable(first, second, needed, 'run')} ({times}, {ratio_span(interval)})"
+
+
+def ratio_of_single_runs(first: Sample, second: Sample, interval: Interval | None) -> str:
+    """Return what can be said of the throughput where a group has only one run.
+
+    Args:
+        interval: of the log lines within one run of each group; None if there are too few.
+    """
+    times = f"{ratio_of(first, second):.2f} × as fast, in single runs"
+    advice = "repeat both to see how much runs differ by chance"
+    if interval is None:
+        return f"{times}: {advice}"
+    span = f"{ratio_span(interval)} by the log lines within the runs"
+    if interval.excludes_zero:
+        return f"{times} ({span}): {advice}"
+    return f"{times}, which even their log lines do not distinguish ({span}): {advice}"
+
+
+def ratio_of(first: Sample, second: Sample) -> float:
+    """Return the ratio of two rates from the means of their logarithms."""
+    assert first.mean is not None
+    assert second.mean is not None
+    return exponential(second.mean - first.mean)
+
+
+def ratio_span(interval: Interval) -> str:
+    """Return the interval of a ratio of rates, from that of the difference of their logarithms."""
+    low = exponential(interval.low)
+    high = exponential(interval.high)
+    return f"{percent(interval.confidence)} interval {low:.2f} to {high:.2f}"
+
+
+def exponential(value: float) -> float:
+    """Return e to the power of a value; infinity where float64 ends."""
+    return math.exp(value) if value < LARGEST_EXPONENT else math.inf
+
+
+# --------------------------------------------------------------------------------------- Both
+
+
+def not_distinguishable(first: Sample, second: Sample, needed: int | None, noun: str) -> str:
+    """Return how many repetitions there are, and how many would tell such a difference."""
+    counts = f"n = {first.count}"
+    if first.count != second.count:
+        counts += f" and {second.count}"
+    if first.mean == second.mean:
+        return f"not distinguishable with {counts}; the means are equal"
+    if needed is None:
+        return f"not distinguishable with {counts}; not even {MOST_RUNS:,} {noun}s each would do"
+    return f"not distinguishable with {counts}; about {needed:,} {noun}s each would be needed"
+
+
+def percent(confidence: float) -> str:
+    """Return a confidence such as "95 %", or "98.3 %" where it was corrected."""
+    return f"{100 * confidence:.3g} %"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things, such as "one seed" or "3 seeds"."""
+    return f"one {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,18 @@
+"""How settings of runs look as text."""
+
+from common.track.names import UNKNOWN
+
+
+def value_text(value: object) -> str:
+    """Return a setting of a run, as JSON has it, in the form of a table's cell."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return " ".join(map(value_text, value)) or UNKNOWN
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,155 @@
+"""Means, intervals and numbers of runs: what a few runs say about a difference.
+
+The interval of a difference is Welch's: B. L. Welch, "The generalization of Student's problem when
+several different population variances are involved", Biometrika 34, 1947. It does not assume that
+both groups vary equally. Like every t interval, it assumes values that are roughly normal, and
+independent of each other.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+from common.tools.statistics.student import quantile
+
+CONFIDENCE = 0.95  # of an interval, if there is one comparison
+POWER = 0.8  # the probability with which `runs_needed` finds a difference
+FEWEST_RUNS = 2  # of a group with a standard deviation
+MOST_RUNS = 10_000  # `runs_needed` counts no further
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The mean and the spread of one group's values.
+
+    Values that are NaN or infinite are left out. With no value, the mean is None. With fewer than
+    two, the standard deviation is None.
+    """
+
+    count: int
+    mean: float | None
+    deviation: float | None  # the standard deviation, with count - 1 in its denominator
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Sample":
+        """Describe values in any order."""
+        finite = [value for value in values if math.isfinite(value)]
+        mean = fmean(finite) if finite else None
+        deviation = stdev(finite) if len(finite) >= FEWEST_RUNS else None
+        return cls(len(finite), mean, deviation)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval of a difference: the mean of the second group minus the first's."""
+
+    difference: float
+    low: float
+    high: float
+    confidence: float  # such as 0.95
+    degrees: float  # degrees of freedom of Student's t
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the groups can be told apart."""
+        return self.low > 0 or self.high < 0
+
+
+def welch_interval(
+    first: Sample, second: Sample, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """Return Welch's interval of the difference of two means.
+
+    The groups may have different sizes and different spreads. There is no interval, and the result
+    is None, if a group has fewer than two values, or if all values of both groups are equal within
+    their group: then nothing shows how much they vary by chance.
+    """
+    if first.mean is None or second.mean is None:
+        return None
+    if first.deviation is None or second.deviation is None:
+        return None
+    first_variance = first.deviation**2 / first.count  # of the mean
+    second_variance = second.deviation**2 / second.count
+    variance = first_variance + second_variance
+    if variance == 0.0:
+        return None
+    first_share = first_variance / variance
+    second_share = second_variance / variance
+    degrees = 1.0 / (first_share**2 / (first.count - 1) + second_share**2 / (second.count - 1))
+    # Rounding may leave slightly less than the least possible value, which is 1.
+    degrees = max(degrees, 1.0)
+    margin = quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
+    difference = second.mean - first.mean
+    return Interval(difference, difference - margin, difference + margin, confidence, degrees)
+
+
+def runs_needed(
+    first: Sample, second: Sample, confidence: float = CONFIDENCE, power: float = POWER
+) -> int | None:
+    """Return the number of runs per group that would probably tell the two groups apart.
+
+    It takes the observed difference and standard deviations for the true ones. It is the smallest n
+    of at least 2 for which
+
+        n ≥ (t(1 - (1 - confidence) / 2) + t(power))² · (s₁² + s₂²) / difference²
+
+    Here t(p) is the quantile of Student's t with Welch's degrees of freedom for n runs in each
+    group, so both sides depend on n. The formula is the usual approximation of the power of a t
+    test, with shifted instead of noncentral t.
+
+    The result is None if the means are equal, if there is no spread to go by (see
+    `welch_interval`), or if `MOST_RUNS` runs are too few.
+    """
+    if first.mean is None or second.mean is None or first.mean == second.mean:
+        return None
+    if first.deviation is None or second.deviation is None:
+        return None
+    variance = first.deviation**2 + second.deviation**2
+    if variance == 0.0:
+        return None
+    # The square of a tiny difference is 0, by which nothing can be divided.
+    relative_deviation = math.sqrt(variance) / (second.mean - first.mean)
+    ratio = relative_deviation * relative_deviation
+    first_share = first.deviation**2 / variance
+    degrees_per_run = 1.0 / (first_share**2 + (1.0 - first_share) ** 2)
+    probability = 0.5 + confidence / 2
+    # With the normal distribution, the formula gives a number that is too small.
+    normal = NormalDist()
+    estimate = (normal.inv_cdf(probability) + normal.inv_cdf(power)) ** 2 * ratio
+    if estimate > MOST_RUNS:
+        return None
+    count = max(FEWEST_RUNS, math.ceil(estimate))
+    while count < sum_of_quantiles(probability, power, degrees_per_run * (count - 1)) ** 2 * ratio:
+        count += 1
+    return count if count <= MOST_RUNS else None
+
+
+def sum_of_quantiles(probability: float, power: float, degrees: float) -> float:
+    """Return the distance between the means, in standard errors, that `runs_needed` asks for."""
+    return quantile(probability, degrees) + quantile(power, degrees)
+
+
+def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) -> float:
+    """Return the confidence of each of several intervals, so that all hold together with another.
+
+    This is Bonferroni's correction. It makes each interval wider. Holm's procedure would find
+    slightly more differences, but it corrects only the verdicts: the printed intervals would
+    contradict them.
+    """
+    return 1.0 - (1.0 - confidence) / max(1, comparisons)
+
+
+def proportion_error(proportion: float, count: float) -> float | None:
+    """Return the standard error of a proportion among independent samples, such as an accuracy.
+
+    It is √(p (1 - p) / count). For a proportion of 0 or 1 it would be 0, as if no other sample
+    could turn out differently. Then it is the error of the proportion that is half a sample away.
+
+    The result is None if the proportion is not between 0 and 1, or if there are no samples.
+    """
+    if not 0.0 <= proportion <= 1.0 or not count >= 1:
+        return None
+    half_sample = 0.5 / count
+    inner = min(max(proportion, half_sample), 1.0 - half_sample)
+    return math.sqrt(inner * (1.0 - inner) / count)

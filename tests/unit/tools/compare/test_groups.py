@@ -1,0 +1,414 @@
+"""Groups of seeds: which runs belong together, and what may be said about a difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from common.tools.compare.command import main
+from common.tools.compare.comparison import Comparison, compare
+from common.tools.compare.group_table import group_cells
+from common.tools.compare.plot import EVALUATION, draw_group
+from common.tools.compare.readers import read_runs
+from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
+from common.tools.compare.verdicts import Verdict, judge, verdict_lines
+from tests.unit.tools.compare.run_folders import rows, write_run
+
+LOW = (0.970, 0.972, 0.974)
+HIGH = (0.976, 0.978, 0.980)
+CLOSE = (0.971, 0.975, 0.976)
+
+
+def write_seeds(
+    folder: Path,
+    values: Sequence[float],
+    changes: dict[str, Any] | None = None,
+    speeds: Sequence[float] | None = None,
+    metric: str = "accuracy",
+) -> list[str]:
+    """Write a run for each value of the final metric, with the seeds 0, 1 and so on."""
+    sources = []
+    for seed, value in enumerate(values):
+        speed = 1000.0 if speeds is None else speeds[seed]
+        sources.append(
+            write_run(
+                folder / f"seed-{seed}",
+                {"config.seed": seed, "config.dropout": 0.0, **(changes or {})},
+                rows([value - 0.01, value], speed=speed, metric=metric),
+                {f"test/{metric}": value},
+            )
+        )
+    return sources
+
+
+def logged_at(speeds: Sequence[float]) -> list[dict[str, Any]]:
+    """Return a row for each of these throughputs."""
+    logged = rows([0.5] * len(speeds))
+    for row, speed in zip(logged, speeds, strict=True):
+        row["perf/samples_per_second"] = speed
+    return logged
+
+
+def compared(*groups: Sequence[str]) -> Comparison:
+    """Compare runs that stand in groups."""
+    return compare(read_runs([source for group in groups for source in group]))
+
+
+def verdict_of(comparison: Comparison, figure: str) -> Verdict:
+    """Return the only verdict on a figure."""
+    (verdict,) = [verdict for verdict in judge(comparison) if verdict.figure == figure]
+    return verdict
+
+
+# Which runs are one group
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config.seed": 7},
+        {"config.output_dir": "elsewhere"},
+        {"config.run_name": "mine", "config.tags": ["other"]},
+        {"config.tracker": "none", "config.project": "other"},
+        {"config.target": 0.5},
+        {"config.own_note": "text"},  # a copy's flag with the role "record"
+    ],
+)
+def test_what_never_matters_keeps_runs_together(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The seed may matter, but it is no setting of a group."""
+    roles = {"compared": {"own_note": False}}
+    first = write_run(tmp_path / "first", {**roles, "config.own_note": "", "config.target": None})
+    second = write_run(tmp_path / "second", {**roles, **changes})
+    (group,) = compare(read_runs([first, second])).groups
+    assert group.places == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config.learning_rate": 0.2},
+        {"config.log_every": 7},  # it may change the throughput
+        {"environment.mixed_precision": "no"},
+        {"environment.world_size": 2},
+        {"environment.device": "Another GPU"},
+        {"environment.versions": {"torch": "2.11.0", "accelerate": "1.15.0"}},
+        {"environment.git_commit": "fedcba9876543210"},
+        {"data.fingerprint": "other"},
+        {"source": {"sha256": "a" * 64}},
+        {"recipe": "bert"},
+        {"plan.total_steps": 50},
+    ],
+    ids=str,
+)
+def test_what_may_matter_makes_another_group(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Otherwise its effect would pass for chance."""
+    sources = [write_run(tmp_path / "first"), write_run(tmp_path / "second", changes)]
+    assert len(compare(read_runs(sources)).groups) == 2
+
+
+def test_groups_are_called_by_what_differs(tmp_path: Path) -> None:
+    """The flag and its value, and not the run's folder."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", HIGH, {"config.dropout": 0.1})
+    comparison = compared([first[0], second[0]], first[1:], second[1:])
+    assert [group.label for group in comparison.groups] == ["dropout=0", "dropout=0.1"]
+    assert [group.places for group in comparison.groups] == [(0, 2, 3), (1, 4, 5)]
+
+
+def test_groups_with_long_settings_are_called_by_their_runs(tmp_path: Path) -> None:
+    """A table has no room for a whole list of settings."""
+    first = write_seeds(tmp_path / "a", LOW)
+    changes = {"environment.device": "a device with a very long name " * 2}
+    comparison = compared(first, write_seeds(tmp_path / "b", HIGH, changes)[:1])
+    assert [group.label for group in comparison.groups] == [
+        f"{comparison.runs[0].name} and 2 more",
+        comparison.runs[3].name,
+    ]
+
+
+# What counts in a group
+
+
+def test_runs_that_differ_in_the_seed_alone_have_no_ratio(tmp_path: Path) -> None:
+    """Their throughputs are one mean with its deviation."""
+    comparison = compared(write_seeds(tmp_path, LOW[:2], speeds=(1000.0, 790.0)))
+    assert "×" not in as_markdown(comparison)
+    assert judge(comparison) == []
+    cells = {label: values for label, *values in group_cells(comparison)}
+    assert cells["throughput, samples/s"] == ["895 ± 148"]
+    assert cells["final accuracy, test"] == ["0.9710 ± 0.0014"]
+    assert cells["runs"] == ["2"]
+    assert cells["seeds"] == ["0 1"]
+
+
+def test_unfinished_runs_are_left_out_of_means(tmp_path: Path) -> None:
+    """They trained for less time."""
+    sources = write_seeds(tmp_path, LOW)
+    unfinished = write_run(
+        tmp_path / "short",
+        {"config.seed": 9, "config.dropout": 0.0},
+        rows([0.1], speed=9999.0),
+        status="preempted",
+    )
+    cells = {label: values for label, *values in group_cells(compared(sources, [unfinished]))}
+    assert cells["runs"] == ["3 (1 left out)"]
+    assert cells["seeds"] == ["0 1 2"]
+    assert cells["throughput, samples/s"] == ["1,000 ± 0"]
+
+
+def test_repeated_seed_counts_once_for_quality(tmp_path: Path) -> None:
+    """The same seed again says nothing about other seeds, but it is a further measured speed."""
+    first = write_seeds(tmp_path / "a", (0.9, 0.9), {"config.seed": 3}, (1000.0, 1100.0))
+    second = write_seeds(
+        tmp_path / "b", (0.8, 0.8), {"config.seed": 3, "config.dropout": 0.1}, (500.0, 510.0)
+    )
+    comparison = compared(first, second)
+    quality = verdict_of(comparison, "final accuracy, test")
+    assert (quality.count, quality.is_distinguishable) == (1, None)
+    speed = verdict_of(comparison, "throughput")
+    assert (speed.count, speed.is_distinguishable) == (2, True)
+
+
+def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    """A copy of a figure is no second measurement."""
+    sources = write_seeds(tmp_path, LOW[:2])
+    cells = {label: values for label, *values in group_cells(compared(sources, sources))}
+    assert cells["runs"] == ["2 (2 left out)"]
+
+
+# Verdicts on the objective
+
+
+def test_clear_difference_has_its_interval(tmp_path: Path) -> None:
+    """Welch's interval: 2.776 standard errors of 0.163 points at 4 degrees of freedom."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", HIGH, {"config.dropout": 0.1})
+    for groups, word in (((first, second), "better"), ((second, first), "worse")):
+        verdict = verdict_of(compared(*groups), "final accuracy, test")
+        assert verdict.text == f"0.60 points {word} (95 % interval 0.15 to 1.05)"
+        assert verdict.is_distinguishable
+
+
+def test_unclear_difference_says_how_many_seeds_would_tell(tmp_path: Path) -> None:
+    """There is no winner, neither in words nor in the table."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
+    comparison = compared(first, second)
+    verdict = verdict_of(comparison, "final accuracy, test")
+    assert verdict.text.startswith(
+        "not distinguishable with n = 3; about 23 seeds each would be needed (0.20 points better, "
+    )
+    assert verdict.is_distinguishable is False
+    assert verdict.runs_needed == 23
+    assert "**" not in as_markdown(comparison)
+
+
+def test_minimised_objective_is_better_if_it_is_lower(tmp_path: Path) -> None:
+    """It has no points."""
+    changes = {"objective": "rmse:min"}
+    first = write_seeds(tmp_path / "a", LOW, changes, metric="rmse")
+    second = write_seeds(tmp_path / "b", HIGH, {**changes, "config.dropout": 0.1}, metric="rmse")
+    verdict = verdict_of(compared(first, second), "final RMSE, test")
+    assert verdict.text == "0.0060 worse (95 % interval 0.0015 to 0.0105)"
+
+
+def test_equal_seeds_give_no_interval(tmp_path: Path) -> None:
+    """Without any spread, nothing is known about chance."""
+    first = write_seeds(tmp_path / "a", (0.9, 0.9))
+    other = write_seeds(tmp_path / "b", (0.91, 0.91), {"config.dropout": 0.1})
+    same = write_seeds(tmp_path / "c", (0.9, 0.9), {"config.dropout": 0.2})
+    texts = [verdict.text for verdict in judge(compared(first, other, same))]
+    assert texts[0].startswith("1 points better; there is no interval")
+    assert texts[2] == "equal in all runs"
+
+
+def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
+    """The standard error from the number of samples is there, and the advice to repeat."""
+    (first,) = write_seeds(tmp_path / "a", LOW[:1])
+    (second,) = write_seeds(tmp_path / "b", HIGH[:1], {"config.dropout": 0.1})
+    comparison = compared([first], [second])
+    verdict = verdict_of(comparison, "final accuracy, test")
+    assert verdict.is_distinguishable is None
+    assert verdict.text == (
+        "0.9760 against 0.9700 with one seed each (standard errors of the samples 0.0108 and "
+        "0.0121): repeat both with several seeds to tell which is better"
+    )
+    cells = {label: values for label, *values in table_cells(comparison)}
+    assert cells["  standard error, 200 samples"] == ["0.0121", "0.0108"]
+    for word in ("points better", "points worse"):
+        assert word not in as_markdown(comparison)
+
+
+def test_many_single_runs_share_one_sentence(tmp_path: Path) -> None:
+    """A line for each of them would say the same."""
+    sources = [
+        write_seeds(tmp_path / str(number), LOW[:1], {"config.dropout": number / 10})
+        for number in range(4)
+    ]
+    comparison = compared(*sources)
+    (line,) = verdict_lines(judge(comparison))
+    assert line.startswith(f"3 differences from {comparison.runs[0].name} can't be judged")
+    repeated = write_seeds(tmp_path / "repeated", HIGH, {"config.dropout": 0.5})
+    others = write_seeds(tmp_path / "first", LOW)
+    lines = verdict_lines(judge(compared(others, repeated, *sources[1:])))
+    assert lines[0] == "dropout=0.5 against dropout=0:"
+    assert lines[1].startswith("  final accuracy, test: 0.60 points better")
+    assert lines[3].startswith("3 differences from dropout=0 can't be judged")
+    assert len(lines) == 4
+
+
+def test_other_splits_and_objectives_get_no_verdict(tmp_path: Path) -> None:
+    """Test and validation figures are not compared with each other."""
+    first = write_seeds(tmp_path / "a", LOW)
+    sizes = {"train": 1000, "validation": 100}
+    other_split = write_seeds(tmp_path / "b", HIGH, {"data.sizes": sizes})
+    other_goal = write_seeds(tmp_path / "c", HIGH, {"objective": "rmse:min"}, metric="rmse")
+    figures = {verdict.figure for verdict in judge(compared(first, other_split, other_goal))}
+    assert figures == {"throughput"}
+
+
+def test_intervals_of_several_groups_are_wider(tmp_path: Path) -> None:
+    """A sentence says by how much, and why."""
+    groups = [
+        write_seeds(tmp_path / str(number), values, {"config.dropout": number / 10})
+        for number, values in enumerate((LOW, HIGH, CLOSE))
+    ]
+    comparison = compared(*groups)
+    assert "97.5 % interval" in judge(comparison)[0].text
+    assert "2 groups are compared with the first" in notes(comparison)[0]
+    assert not [note for note in notes(compared(*groups[:2])) if "Bonferroni" in note]
+
+
+# Verdicts on the throughput
+
+
+def test_throughputs_of_groups_are_compared_by_ratio(tmp_path: Path) -> None:
+    """Each run is one measurement."""
+    first = write_seeds(tmp_path / "a", LOW, speeds=(1000.0, 1010.0, 990.0))
+    changes = {"config.dropout": 0.1}
+    second = write_seeds(tmp_path / "b", LOW, changes, speeds=(1500.0, 1520.0, 1480.0))
+    verdict = verdict_of(compared(first, second), "throughput")
+    assert verdict.text == "1.50 × as fast (95 % interval 1.46 to 1.54)"
+    third = write_seeds(tmp_path / "c", LOW, changes, speeds=(1000.0, 1100.0, 800.0))
+    verdict = verdict_of(compared(first, third), "throughput")
+    assert verdict.text.startswith("not distinguishable with n = 3; about ")
+    assert "runs each would be needed (0.96 ×, 95 % interval " in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("speeds", "words"),
+    [
+        ((790.0, 800.0, 780.0, 795.0), "by the log lines within the runs): repeat both"),
+        ((900.0, 1200.0, 800.0, 1300.0), "which even their log lines do not distinguish"),
+        ((790.0,), "0.79 × as fast, in single runs: repeat both"),
+    ],
+)
+def test_throughputs_of_single_runs_have_a_remark(
+    speeds: tuple[float, ...], words: str, tmp_path: Path
+) -> None:
+    """Log lines show how much the speed varies within a run, which is not all."""
+    first = write_run(tmp_path / "first", logged=logged_at((1000.0, 1005.0, 995.0, 1002.0)))
+    second = write_run(tmp_path / "second", {"config.learning_rate": 0.2}, logged_at(speeds))
+    verdict = verdict_of(compare(read_runs([first, second])), "throughput")
+    assert words in verdict.text
+    assert verdict.is_distinguishable is None
+
+
+def test_machine_with_other_load_is_named(tmp_path: Path) -> None:
+    """A single run needs no such warning, and neither do quiet machines."""
+    name = "perf/other_cpu_fraction"
+    quiet = write_run(tmp_path / "quiet", summary={name: 0.02})
+    busy = write_run(tmp_path / "busy", {"config.learning_rate": 0.2}, summary={name: 0.45})
+    unknown = write_run(tmp_path / "unknown", {"config.learning_rate": 0.3})
+    comparison = compare(read_runs([quiet, busy, unknown]))
+    (warning,) = load_warnings(comparison)
+    assert warning.startswith("other programs used 45% during busy, and at most 2% during others")
+    assert f"> **busy machine** {warning}" in as_markdown(comparison)
+    cells = {label: values for label, *values in table_cells(comparison)}
+    assert cells["CPU used by other programs"] == ["2%", "45%", "–"]
+    assert load_warnings(compare(read_runs([busy]))) == []
+    assert load_warnings(compare(read_runs([quiet, unknown]))) == []
+
+
+def test_mfu_names_the_precision_of_its_peak(tmp_path: Path) -> None:
+    """The same share of two peaks is not the same speed."""
+    mfu = {"perf/mfu": 0.72}
+    changes = {"environment.mixed_precision": "bf16"}
+    first = write_run(tmp_path / "first", changes, summary=mfu)
+    second = write_run(tmp_path / "second", {**changes, "config.seed": 1}, summary=mfu)
+    cells = {label: values for label, *values in table_cells(compare(read_runs([first, second])))}
+    assert cells["MFU, of the bf16 peak"] == ["72.0%", "72.0%"]
+    changes = {"environment.mixed_precision": "no", "peak": {"tflops": 0.1, "source": "measured"}}
+    third = write_run(tmp_path / "third", changes, summary=mfu)
+    cells = {label: values for label, *values in table_cells(compare(read_runs([first, third])))}
+    assert cells["MFU"] == ["72.0% (of the bf16 peak)", "72.0% (of the measured fp32 peak)"]
+
+
+# Output
+
+
+def test_groups_are_printed_in_three_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal, Markdown and JSON have the groups and the verdicts."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", HIGH, {"config.dropout": 0.1})
+    sentence = "final accuracy, test: 0.60 points better (95 % interval 0.15 to 1.05)"
+    for form in ([], ["--markdown"]):
+        main([*first, *second, *form])
+        output = capsys.readouterr().out
+        assert "groups of runs that differ in the seed alone" in output
+        assert "dropout=0 (baseline)" in output
+        assert "0.9780 ± 0.0020" in output
+        assert "dropout=0.1 against dropout=0:" in output
+        assert sentence in output
+    main([*first, *second, "--json"])
+    values = json.loads(capsys.readouterr().out)
+    assert [group["name"] for group in values["groups"]] == ["dropout=0", "dropout=0.1"]
+    assert [len(group["runs"]) for group in values["groups"]] == [3, 3]
+    verdict = values["verdicts"][0]
+    assert verdict["text"] in sentence
+    assert verdict["distinguishable"] is True
+    assert verdict["difference"] == pytest.approx(0.006)
+    assert (verdict["low"], verdict["high"]) == pytest.approx((0.001466, 0.010534), abs=1e-6)
+
+
+def test_verdicts_fit_into_narrow_terminals(tmp_path: Path) -> None:
+    """A verdict wraps at most once at 80 columns."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
+    lines = verdict_lines(judge(compared(first, second)))
+    assert max(map(len, lines)) <= 160
+
+
+def test_picture_has_all_seeds_their_mean_and_a_band() -> None:
+    """The mean and the band are those of the values at each step."""
+    curves = [{10: (1.0, 0.2), 20: (2.0, 0.6)}, {10: (3.0, 0.4), 20: (4.0, 1.0), 30: (5.0, 1.0)}]
+    axes = Figure().subplots()
+    draw_group(axes, [*curves, {}], {"color": "#000000", "linestyle": "-"}, EVALUATION)
+    *seeds, mean = axes.lines
+    assert [line.get_xydata().tolist() for line in seeds] == [
+        [[1.0, 0.2], [2.0, 0.6]],
+        [[3.0, 0.4], [4.0, 1.0], [5.0, 1.0]],
+    ]
+    assert mean.get_xydata().tolist() == [[2.0, pytest.approx(0.3)], [3.0, pytest.approx(0.8)]]
+    (band,) = axes.collections
+    (outline,) = band.get_paths()
+    heights = outline.vertices[:, 1]
+    assert heights.min() == pytest.approx(0.3 - 0.1 * 2**0.5)
+    assert heights.max() == pytest.approx(0.8 + 0.2 * 2**0.5)
+
+
+def test_picture_of_groups_is_written(tmp_path: Path) -> None:
+    """Groups may have one run, or only unfinished ones."""
+    groups = [*write_seeds(tmp_path / "a", LOW)]
+    groups += write_seeds(tmp_path / "b", HIGH[:1], {"config.dropout": 0.1})
+    groups.append(write_run(tmp_path / "c", {"config.dropout": 0.2}, rows([0.5]), status="running"))
+    picture = tmp_path / "groups.png"
+    main([*groups, "--plot", str(picture)])
+    assert picture.stat().st_size > 10_000

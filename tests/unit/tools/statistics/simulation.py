@@ -1,0 +1,104 @@
+"""Simulated experiments with known truth, which count how often the statistics are wrong.
+
+    python -m tests.unit.tools.statistics.simulation
+
+prints the rates that docs/compare.md states. The tests repeat a part of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.tools.statistics.samples import (
+    Sample,
+    runs_needed,
+    simultaneous_confidence,
+    welch_interval,
+)
+
+# Runs of both groups, and the standard deviation of the second group where that of the first is 1.
+DESIGNS = [(2, 2, 1.0), (3, 3, 1.0), (3, 3, 3.0), (3, 5, 3.0), (5, 5, 1.0), (5, 5, 3.0)]
+DESIGNS += [(10, 10, 1.0), (10, 20, 2.0)]
+# The difference of the means in standard deviations of the first group, and the deviation of the
+# second group.
+EFFECTS = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 2.0), (3.0, 2.0)]
+
+
+def draw(
+    generator: np.random.Generator, count: int, mean: float, deviation: float, repetitions: int
+) -> list[Sample]:
+    """Return the samples of as many simulated groups as there are repetitions."""
+    values = generator.normal(mean, deviation, (repetitions, count))
+    return [Sample.of(row) for row in values.tolist()]
+
+
+def error_rates(
+    generator: np.random.Generator,
+    design: tuple[int, int, float],
+    repetitions: int,
+    difference: float,
+) -> tuple[float, float]:
+    """Return how often groups are called different, and how often intervals miss the truth.
+
+    Args:
+        design: a row of `DESIGNS`.
+        difference: the true difference of the means. If it is 0, both rates are the same.
+    """
+    first_count, second_count, deviation = design
+    firsts = draw(generator, first_count, 5.0, 1.0, repetitions)
+    seconds = draw(generator, second_count, 5.0 + difference, deviation, repetitions)
+    called_different = 0
+    missed = 0
+    for first, second in zip(firsts, seconds, strict=True):
+        interval = welch_interval(first, second)
+        assert interval is not None
+        called_different += interval.excludes_zero
+        missed += not interval.low <= difference <= interval.high
+    return called_different / repetitions, missed / repetitions
+
+
+def rate_of_any_error(
+    generator: np.random.Generator, groups: int, count: int, repetitions: int
+) -> float:
+    """Return how often any of several equal groups is called different from the first one."""
+    confidence = simultaneous_confidence(groups - 1)
+    samples = [draw(generator, count, 5.0, 1.0, repetitions) for _ in range(groups)]
+    errors = 0
+    for baseline, *others in zip(*samples, strict=True):
+        intervals = [welch_interval(baseline, other, confidence) for other in others]
+        errors += any(interval is not None and interval.excludes_zero for interval in intervals)
+    return errors / repetitions
+
+
+def power_of_needed_runs(
+    generator: np.random.Generator, effect: tuple[float, float], repetitions: int
+) -> tuple[int, float]:
+    """Return the number of runs that is said to be needed, and how often they find the difference.
+
+    Args:
+        effect: a row of `EFFECTS`, the truth from which the number is computed.
+    """
+    difference, deviation = effect
+    count = runs_needed(Sample(3, 0.0, 1.0), Sample(3, difference, deviation))
+    assert count is not None
+    return count, error_rates(generator, (count, count, deviation), repetitions, difference)[0]
+
+
+def main() -> None:
+    repetitions = 5_000
+    generator = np.random.default_rng(0)
+    print(f"{repetitions:,} repetitions")
+    for design in DESIGNS:
+        equal, _ = error_rates(generator, design, repetitions, 0.0)
+        _, missed = error_rates(generator, design, repetitions, 1.0)
+        print(f"n, n, deviation {design}: called different {equal:.3f}, covered {1 - missed:.3f}")
+    for groups in (3, 6):
+        rate = rate_of_any_error(generator, groups, 5, repetitions)
+        print(f"{groups} equal groups of 5: any called different {rate:.3f}")
+    for effect in EFFECTS:
+        count, power = power_of_needed_runs(generator, effect, repetitions)
+        print(f"difference, deviation {effect}: {count} runs each, power {power:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The report on variants: the split that it goes by, what it says, and missing seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from common.tools.vary.report import report
+from tests.unit.tools.compare.run_folders import rows, write_run
+
+TEST_ONLY = {"data.sizes": {"train": 1000, "test": 200}}
+
+
+def write_variant(
+    folder: Path,
+    dropout: float,
+    validation: list[float],
+    test: list[float],
+    changes: dict[str, Any] | None = None,
+) -> list[str]:
+    """Write a variant's runs, one for each pair of a validation and a test accuracy."""
+    split = "val" if changes is None else "test"
+    sources = []
+    for seed, (best, final) in enumerate(zip(validation, test, strict=True)):
+        settings = {"config.seed": seed, "config.dropout": dropout, **(changes or {})}
+        logged = rows([0.5, best], split=split)
+        summary = {"test/accuracy": final}
+        sources.append(write_run(folder / f"{dropout}-{seed}", settings, logged, summary))
+    return sources
+
+
+def report_text(folder: Path, finished: dict[str, list[str]], seeds: int) -> str:
+    """Return the table that a report writes."""
+    report(folder, finished, seeds)
+    assert (folder / "picture.png").stat().st_size > 10_000
+    return (folder / "table.md").read_text()
+
+
+def test_variants_go_by_validation_data(tmp_path: Path) -> None:
+    """The test figures are shown, and they would say the opposite."""
+    finished = {
+        "dropout=0": write_variant(tmp_path, 0.0, [0.90, 0.91, 0.92], [0.99, 0.98, 0.97]),
+        "dropout=0.1": write_variant(tmp_path, 0.1, [0.95, 0.96, 0.97], [0.90, 0.91, 0.92]),
+    }
+    text = report_text(tmp_path, finished, 3)
+    assert text.startswith(
+        "resnet on digits (train 1,000, validation 100, test 200), compared on validation data\n"
+    )
+    assert "best accuracy, validation: 5.0 points better (95 % interval 2.7 to 7.3)" in text
+    assert "| final accuracy, test | 0.9800 ± 0.0100 | 0.9100 ± 0.0100 |" in text
+    assert "worse" not in text
+    assert "--validation-share" not in text
+
+
+def test_test_figures_are_called_so(tmp_path: Path) -> None:
+    """Without validation data, the final figures count, and a sentence says what they are for."""
+    finished = {
+        "dropout=0": write_variant(tmp_path, 0.0, [0.99, 0.99], [0.90, 0.91], TEST_ONLY),
+        "dropout=0.1": write_variant(tmp_path, 0.1, [0.99, 0.99], [0.95, 0.96], TEST_ONLY),
+    }
+    text = report_text(tmp_path, finished, 2)
+    assert "compared on test data" in text.splitlines()[0]
+    assert "final accuracy, test: 5.0 points better" in text
+    assert "there is no validation data, so these are test figures" in text
+    assert "to choose, add --validation-share 0.1" in text
+
+
+def test_single_variant_chooses_nothing(tmp_path: Path) -> None:
+    """Several seeds of one command are a measurement on test data, as they should be."""
+    runs = write_variant(tmp_path, 0.0, [0.99, 0.99], [0.90, 0.91], TEST_ONLY)
+    text = report_text(tmp_path, {"these flags": runs}, 2)
+    assert "0.9050 ± 0.0071" in text
+    assert "to choose" not in text
+    assert "against" not in text
+
+
+def test_variants_may_lack_seeds(tmp_path: Path) -> None:
+    """Failed runs are counted, and the others are compared all the same."""
+    finished = {
+        "dropout=0": write_variant(tmp_path, 0.0, [0.90, 0.91, 0.92], [0.9, 0.9, 0.9]),
+        "dropout=0.1": write_variant(tmp_path, 0.1, [0.91, 0.92], [0.9, 0.9]),
+    }
+    text = report_text(tmp_path, finished, 3)
+    assert "| runs | 3 | 2 |" in text
+    assert "not distinguishable with n = 3 and 2" in text
+    assert "dropout=0.1: 2 of 3 runs finished, and only these count" in text
+
+
+def test_variants_that_never_matter_are_still_variants(tmp_path: Path) -> None:
+    """A flag that `compare` leaves out may vary as well."""
+    sources = [
+        write_run(tmp_path / name, {"config.tags": [name], "config.seed": 0}) for name in ("a", "b")
+    ]
+    text = report_text(tmp_path, {"tags=a": sources[:1], "tags=b": sources[1:]}, 1)
+    assert "|  | tags=a (baseline) | tags=b |" in text
+
+
+def test_report_of_nothing_is_a_sentence(tmp_path: Path) -> None:
+    """All variants may have failed."""
+    with pytest.raises(UserError, match="no variant finished"):
+        report(tmp_path, {}, 2)
