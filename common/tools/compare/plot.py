@@ -153,7 +153,7 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     lengths = [sample.mean or 0.0 for sample in samples]
     errors = [sample.deviation or 0.0 for sample in samples]
     colours = [style["color"] for style in styles]
-    error_bars = {"xerr": errors, "error_kw": {"ecolor": "grey"}} if any(errors) else {}
+    error_bars: Style = {"xerr": errors, "error_kw": {"ecolor": "grey"}} if any(errors) else {}
     bars = axes.barh(range(len(samples)), lengths, color=colours, **error_bars)
     labels = [sample_text(metric, sample) for sample in samples]
     axes.bar_label(bars, labels=labels, padding=4)
