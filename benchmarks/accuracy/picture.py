@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.records import Evaluation
@@ -105,6 +105,8 @@ def finish_chart(chart: Axes, workload: Workload) -> None:
     bottom = max(0.0, first_goal - MARGIN_BELOW * (1 - first_goal))
     chart.set_ylim(bottom, 1.0)
     chart.set_xscale("log")
+    chart.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    chart.xaxis.set_minor_formatter(NullFormatter())
     chart.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration([seconds])))
     chart.yaxis.set_major_formatter(PercentFormatter(1.0))
     chart.set_xlabel("time from the start of the command")

@@ -153,7 +153,7 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     lengths = [sample.mean or 0.0 for sample in samples]
     errors = [sample.deviation or 0.0 for sample in samples]
     colours = [style["color"] for style in styles]
-    error_bars = {"xerr": errors, "error_kw": {"ecolor": "grey"}} if any(errors) else {}
+    error_bars: Style = {"xerr": errors, "error_kw": {"ecolor": "grey"}} if any(errors) else {}
     bars = axes.barh(range(len(samples)), lengths, color=colours, **error_bars)
     labels = [sample_text(metric, sample) for sample in samples]
     axes.bar_label(bars, labels=labels, padding=4)
@@ -161,8 +161,9 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     memory_kinds = {figures["memory_kind"] for figures in comparison.figures} - {None}
     title_parts = [metric.heading, *(sorted(memory_kinds) if name == PEAK else [])]
     axes.set_title(", ".join(title_parts))
-    room = 1.6 if any(errors) else 1.3  # for the labels
-    axes.set_xlim(0, room * max(lengths) or 1)  # 1 if all bars are empty
+    ends = [length + error for length, error in zip(lengths, errors, strict=True)]
+    room = 1.5 if any(errors) else 1.3  # for the labels
+    axes.set_xlim(0, room * max(ends) or 1)  # 1 if all bars are empty
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
