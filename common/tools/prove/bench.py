@@ -2,10 +2,22 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.tools.prove.observation import Manner, ObservedRun
+from common.console import say
+from common.run_directory.directory import read_status
+from common.system.platforms import command_line
+from common.tools.prove.flags import ProofFlags, flags_of, merged, words_of
+from common.tools.prove.launching import Ended, launch, launch_command
+from common.tools.prove.observation import (
+    Interrupted,
+    Manner,
+    ObservedLaunch,
+    ObservedRun,
+    read_launches,
+)
+from common.tools.prove.plan import PlannedInterruption, ProbePlan
 from common.tools.recipe import Recipe
 
 
@@ -37,24 +49,33 @@ class RunSpec:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+class RunFailedError(Exception):
+    """A run of the proof did not end as it should. The check that asked for it fails."""
+
+
+@dataclass
 class Bench:
     """Runs a recipe as its user would, with few samples, and caches the observed runs.
 
-    Checks read `recipe`, `flags` and `objective`, and call `run`.
+    Checks read its fields, and call `run`.
     """
 
     recipe: Recipe
-    folder: Path  # of the whole proof
-    batch_size: int  # of a micro-batch, in the reference run
-    accumulation: int  # in the reference run
+    folder: Path  # of the whole proof, absolute
+    flags: ProofFlags  # of the reference run
+    seed: int  # of the draws
+    finished: dict[RunSpec, ObservedRun] = field(default_factory=dict)
+    failed: dict[RunSpec, str] = field(default_factory=dict)  # the messages, to raise them again
 
-    def run(self, spec: RunSpec) -> ObservedRun:
-        """Return the observed run of a specification; launch it unless that was done before.
+    @property
+    def batch_size(self) -> int:
+        """Samples of a micro-batch of one process, in the reference run."""
+        return self.flags.batch_size
 
-        Raises:
-            RunFailedError: a launch did not end as it should. The message has the last lines.
-        """
-        raise NotImplementedError
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of an update, in the reference run."""
+        return self.flags.accumulation
 
     @property
     def reference(self) -> ObservedRun:
@@ -63,11 +84,99 @@ class Bench:
 
     def draws(self, name: str) -> random.Random:
         """Return a random generator for a check, which depends on the proof's seed alone."""
-        raise NotImplementedError
+        return random.Random(f"{self.seed} {name}")
+
+    def run(self, spec: RunSpec) -> ObservedRun:
+        """Return the observed run of a specification; launch it unless that was done before.
+
+        Raises:
+            RunFailedError: a launch did not end as it should. The message has the last lines.
+        """
+        if spec in self.failed:
+            raise RunFailedError(self.failed[spec])
+        if spec not in self.finished:
+            try:
+                self.finished[spec] = self.launch_all(spec)
+            except RunFailedError as problem:
+                self.failed[spec] = str(problem)
+                raise
+        return self.finished[spec]
+
+    def launch_all(self, spec: RunSpec) -> ObservedRun:
+        """Launch a run, and resume it after each interruption until it finishes."""
+        folder = self.new_folder(spec.name)
+        directory = folder / "run"
+        flags = merged(self.flags.flags, flags_of(spec.flags))
+        words = [*words_of(flags), "--output-dir", str(directory)]
+        first_command = launch_command(self.recipe.path, words, spec.processes)
+        command = first_command
+        seconds = 0.0
+        for number, interruption in enumerate([*spec.interruptions, None]):
+            plan = self.plan(spec, folder, number, interruption)
+            ended = launch(command, plan, folder / f"launch-{number}.log", dict(spec.environment))
+            seconds += ended.seconds
+            is_interrupted = was_interrupted(read_launches(folder), number)
+            insist_on_end(spec, number, ended, directory, is_interrupted)
+            if not is_interrupted:
+                break
+            processes = spec.resumed_processes or spec.processes
+            command = launch_command(self.recipe.path, ["--resume", str(directory)], processes)
+        say(f"run {folder.name}: {number + 1} launches, {seconds:.0f} s")
+        return ObservedRun(
+            spec.name, directory, read_launches(folder), seconds, command_line(first_command)
+        )
+
+    def new_folder(self, name: str) -> Path:
+        """Create a folder for an observed run; runs with the same name get numbers."""
+        folder = self.folder / name
+        number = 1
+        while folder.exists():
+            number += 1
+            folder = self.folder / f"{name}-{number}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def plan(
+        self, spec: RunSpec, folder: Path, number: int, interruption: Interruption | None
+    ) -> ProbePlan:
+        """Return what the probe of a launch has to do."""
+        planned = None
+        if interruption is not None:
+            planned = PlannedInterruption(
+                manner=interruption.manner, step=interruption.step, share=interruption.share
+            )
+        return ProbePlan(
+            folder=str(folder),
+            launch=number,
+            training_samples=self.flags.training_samples,
+            evaluation_samples=self.flags.evaluation_samples,
+            is_observed=spec.is_observed,
+            instruments=spec.instruments,
+            interruption=planned,
+        )
 
 
-class RunFailedError(Exception):
-    """A run of the proof did not end as it should. The check that asked for it fails."""
+def was_interrupted(launches: tuple[ObservedLaunch, ...], number: int) -> bool:
+    """Whether the probe has interrupted a launch, by its number."""
+    return any(launch.launch == number and launch.of(Interrupted) for launch in launches)
+
+
+def insist_on_end(
+    spec: RunSpec, number: int, ended: Ended, directory: Path, is_interrupted: bool
+) -> None:
+    """Raise a `RunFailedError` if a launch ended otherwise than the probe made it end."""
+    if is_interrupted:
+        status = read_status(directory)
+        if status.status != "failed":
+            return
+        raise RunFailedError(
+            f"launch {number + 1} of the run {spec.name} was interrupted and failed: "
+            f"{status.reason or ended.problem()}"
+        )
+    if ended.status != 0:
+        raise RunFailedError(
+            f"launch {number + 1} of the run {spec.name} failed: {ended.problem()}"
+        )
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,6 @@ class Recorded(Observed):
     loss: float  # mean over the elements
     metrics: dict[str, tuple[float, int]]  # by name: sum and number of elements on this rank
     generators: dict[str, str]  # digests after the loop has used the batch
-    gradients: str  # digest of the weights' gradients; they may be cleared already
     learning_rates: list[float]  # of all groups of all kept optimizers, after this batch
     clock: float  # seconds of `time.perf_counter`
     host_bytes: int  # resident memory of this process
