@@ -1,0 +1,299 @@
+"""Checks logged figures: losses, metrics, samples and speed, computed again from the batches."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from common.tools.prove.bench import Bench, Check, Verdict
+from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
+from common.tools.prove.observation import Evaluated, Note, ObservedRun, Recorded
+from common.tools.prove.outcomes import Reading, judge, readings_of
+from common.tools.prove.steady import steady_run
+
+ROWS = 1e-5  # relative tolerance of rows; the run adds up in another order
+SMALL_ROWS = 1e-6
+FACTORS = 1e-3  # relative tolerance of a factor between two losses
+SPEED = 0.1  # relative tolerance of the speed
+FIRST_UPDATES = 3  # which the speed leaves out
+ADVICE_OF_EVALUATION = (
+    "add up over samples, as sums.record(loss, metrics, count) of Sums does, and return "
+    "sums.result()"
+)
+ADVICE_OF_MODE = "evaluate the model that `with run.evaluating(model) as bare_model:` yields"
+ADVICE_OF_LOSS = (
+    "pass run.record the mean loss of the process's own micro-batch; the run averages it over "
+    "micro-batches and processes"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong with a figure."""
+
+    sentence: str
+    advice: str
+
+
+@dataclass
+class Counts:
+    """How much was compared."""
+
+    figures: int = 0
+    unknown: int = 0  # figures of evaluations that can't be computed again
+
+
+def answer(bench: Bench) -> Verdict:
+    ways = ways_of(bench)
+    counts = Counts()
+    causes = [*wrong_rows(bench.reference, counts)]
+    for run in (
+        run_of(bench, "divided", ways.divided),
+        run_of(bench, "two-processes", ways.distributed),
+    ):
+        causes += training_modes(run)
+        causes += wrong_losses(run, counts)
+        causes += wrong_figures(run, counts)
+    steady = steady_run(bench)
+    causes += wrong_speeds(steady, counts)
+    return verdict_of(causes, counts)
+
+
+def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
+    compared = f"{counts.figures} figures, computed again from batches and outcomes"
+    if counts.unknown:
+        compared += f" ({counts.unknown} of evaluations are of unknown kinds)"
+    return Verdict(
+        not causes,
+        compared,
+        tuple(dict.fromkeys(cause.sentence for cause in causes)),
+        causes[0].advice if causes else "",
+    )
+
+
+# The rows of training
+
+
+def rows_of(run: ObservedRun) -> list[dict[str, Any]]:
+    """Return the rows of a run's `metrics.jsonl`."""
+    text = (run.directory / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause for the first row that is not the mean of what the loop recorded."""
+    rows = [row for row in rows_of(run) if "train/loss" in row]
+    steps = [0, *(int(row["progress/global_step"]) for row in rows)]
+    for (before, step), row in zip(pairwise(steps), rows, strict=True):
+        expected = means_between(run, before, step)
+        expected["progress/samples"] = float(step * run.started.samples_per_update)
+        for name, value in expected.items():
+            if name not in row:
+                continue
+            counts.figures += 1
+            if not math.isclose(row[name], value, rel_tol=ROWS, abs_tol=SMALL_ROWS):
+                yield Cause(
+                    f"{name} of update {step} was logged as {row[name]:.6g}, and is {value:.6g} by "
+                    "what the loop recorded",
+                    ADVICE_OF_LOSS,
+                )
+                return
+
+
+def means_between(run: ObservedRun, before: int, step: int) -> dict[str, float]:
+    """Return the means of what all ranks recorded in the updates `before` + 1 to `step`."""
+    losses = []
+    totals: defaultdict[str, float] = defaultdict(float)
+    elements: defaultdict[str, int] = defaultdict(int)
+    for _, record in run.all(Recorded):
+        if before <= record.step < step:
+            losses.append(record.loss)
+            for name, (total, count) in record.metrics.items():
+                totals[name] += total
+                elements[name] += count
+    means = {f"train/{name}": totals[name] / elements[name] for name in totals if elements[name]}
+    if losses:
+        means["train/loss"] = fmean(losses)
+    return means
+
+
+# The losses that the loop records
+
+
+def wrong_losses(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause if the recorded losses are a multiple of those that were computed.
+
+    Losses that are no multiple may have more terms, so nothing is said of them.
+    """
+    recorded = recorded_losses(run)
+    counts.figures += len(recorded)
+    candidates = computed_losses(run)
+    ratios_of_candidates = []
+    for losses in candidates:
+        keys = recorded.keys() & losses.keys()
+        ratios = [recorded[key] / losses[key] for key in keys if abs(losses[key]) > SMALL_ROWS]
+        if len(ratios) == len(recorded):
+            ratios_of_candidates.append(ratios)
+    if any(are_all(ratios, 1.0) for ratios in ratios_of_candidates):
+        return
+    for ratios in ratios_of_candidates:
+        for factor, words in factors(run):
+            if are_all(ratios, factor):
+                yield Cause(
+                    f"the recorded losses are {factor:.3g} times those that were computed, which "
+                    f"is {words}",
+                    ADVICE_OF_LOSS,
+                )
+                return
+
+
+def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
+    """Yield factors that a loss is multiplied with by mistake, in words."""
+    started = run.started
+    numbers = {
+        "the number of processes": run.world_size,
+        "the number of micro-batches of an update": started.accumulation,
+        "the batch size": started.batch_size,
+    }
+    for words, number in numbers.items():
+        if number > 1:
+            yield float(number), words
+            yield 1 / number, f"1 / {words}"
+
+
+def are_all(ratios: Sequence[float], factor: float) -> bool:
+    """Whether all ratios are a factor, within the tolerance."""
+    return bool(ratios) and all(math.isclose(ratio, factor, rel_tol=FACTORS) for ratio in ratios)
+
+
+Place = tuple[int, int]  # updates before a micro-batch, and its number within the update
+
+
+def recorded_losses(run: ObservedRun) -> dict[Place, float]:
+    """Return the mean over ranks of the losses that the loop recorded."""
+    losses: defaultdict[Place, list[float]] = defaultdict(list)
+    for _, record in run.all(Recorded):
+        losses[record.step, record.micro_batch].append(record.loss)
+    return {place: fmean(values) for place, values in losses.items()}
+
+
+def computed_losses(run: ObservedRun) -> list[dict[Place, float]]:
+    """Return the means over ranks of what each loss function gave, and of their sum.
+
+    A micro-batch may compute several losses, which are numbered in their order.
+    """
+    values: defaultdict[Place, defaultdict[int, list[float]]]
+    values = defaultdict(lambda: defaultdict(list))
+    for launch in run.launches:
+        calls: defaultdict[Place, int] = defaultdict(int)
+        for note in notes_of(launch, "training_loss"):
+            place = note.step, int(number_of(note, "micro_batch"))
+            values[place][calls[place]].append(number_of(note, "value"))
+            calls[place] += 1
+    most = max((len(by_call) for by_call in values.values()), default=0)
+    losses = []
+    for call in range(most):
+        losses.append(
+            {
+                place: fmean(by_call[call])
+                for place, by_call in values.items()
+                if len(by_call.get(call, ())) == run.world_size
+            }
+        )
+    losses.append(
+        {
+            place: math.fsum(fmean(each) for each in by_call.values())
+            for place, by_call in values.items()
+        }
+    )
+    return losses
+
+
+# The figures of evaluations
+
+
+def training_modes(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if layers are in training mode in an evaluation."""
+    layers = {
+        str(note.values["layer"])
+        for launch in run.launches
+        for note in notes_of(launch, "training_mode")
+    }
+    if layers:
+        yield Cause(
+            f"the model is in training mode in the evaluation, so {' and '.join(sorted(layers))} "
+            "acts as in training",
+            ADVICE_OF_MODE,
+        )
+
+
+def wrong_figures(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause for the first figure of an evaluation that its outcomes do not give."""
+    for record in run.launches[0].of(Evaluated):
+        readings = readings_of_evaluation(run, record)
+        for name, value in record.figures.items():
+            judged = judge(name, value, readings)
+            if judged.is_right is None:
+                counts.unknown += name != "count"
+                continue
+            counts.figures += 1
+            if not judged.is_right:
+                ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
+                yield Cause(
+                    f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
+                    f"{value:.6g}, and {judged.expected:.6g} by its samples: {judged.explanation}",
+                    ADVICE_OF_EVALUATION,
+                )
+                return
+
+
+def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Reading]:
+    """Return all passes over the split of one evaluation."""
+    ranks: list[list[Note]] = []
+    for launch in run.of_launch(0):
+        ranks.append(
+            [
+                note
+                for note in notes_of(launch, "outcome")
+                if note.step == evaluated.step
+                and note.values["phase"] == evaluated.phase
+                and note.values["split"] == evaluated.split
+            ]
+        )
+    return readings_of(ranks)
+
+
+# Speed
+
+
+def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause if the logged speed is not that of the bench's own clock."""
+    rows = {int(row["progress/global_step"]): row for row in rows_of(run)}
+    per_update = run.started.samples_per_update
+    ratios = []
+    for note in notes_of(run.launches[0], "interval"):
+        after = int(number_of(note, "after"))
+        # The note was written at the log line itself, when the update had been counted.
+        row = rows.get(note.step, {})
+        speed = row.get("perf/samples_per_second")
+        if speed and after >= FIRST_UPDATES:
+            samples = (note.step - after) * per_update
+            ratios.append(speed * number_of(note, "seconds") / samples)
+    counts.figures += len(ratios)
+    if ratios and abs(median(ratios) - 1) > SPEED:
+        yield Cause(
+            f"perf/samples_per_second times the seconds of the clock is {median(ratios):.2f} times "
+            "the number of samples",
+            "let the loop take each batch from run.batches(train_loader), which counts its samples",
+        )
+
+
+CHECK = Check(
+    "figures",
+    "logged losses, metrics, samples and speed are those of the batches",
+    answer,
+)
