@@ -64,7 +64,7 @@ def causes_of_resume(
             Cause(
                 f"the random generator {name} had another state {difference.place} after a resume "
                 "than in the run that was not interrupted",
-                "neither draw random numbers nor seed a generator between run.start(...) and the loop",
+                "between run.start(...) and the loop, draw no random numbers and seed no generator",
             )
             for name in difference.names
         ]

@@ -15,7 +15,8 @@ import psutil
 from common.system.platforms import start_in_own_group, watch_for_parent
 from common.tools.prove.plan import ProbePlan
 
-PROBE = "common.tools.prove.probe"
+# Started as a script, not as a module: then no folder named `common` beside the user hides ours.
+PROBE = Path(__file__).with_name("probe.py")
 TIMEOUT_SECONDS = 1800.0  # a launch that takes longer hangs
 ENDING_SECONDS = 30.0  # in which all processes of a launch end after the first one
 FRAME = " │╭╮╰╯─"  # characters that some libraries draw around a message
@@ -50,11 +51,11 @@ def launch_command(recipe: Path, words: Sequence[str], processes: int) -> list[s
         processes: with more than one, `accelerate launch` starts them on this machine.
     """
     if processes == 1:
-        return [sys.executable, "-m", PROBE, str(recipe), *words]
+        return [sys.executable, str(PROBE), str(recipe), *words]
     launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"]
     launcher += ["--multi_gpu", "--num_processes", str(processes)]
     launcher += ["--main_process_port", "0"]  # any free port
-    return [sys.executable, *launcher, "--module", PROBE, str(recipe), *words]
+    return [sys.executable, *launcher, str(PROBE), str(recipe), *words]
 
 
 def launch(
@@ -70,8 +71,7 @@ def launch(
         environment: variables besides those of this process.
     """
     began = time.monotonic()
-    # With the safe path, the folder that this process works in can hide no library.
-    variables = {**os.environ, "PYTHONSAFEPATH": "1", **watch_for_parent(), **environment}
+    variables = {**os.environ, **watch_for_parent(), **environment}
     with log.open("w") as output:
         process = psutil.Popen(
             [*command],

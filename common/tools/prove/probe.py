@@ -1,4 +1,4 @@
-"""Runs a recipe under observation: `python -m common.tools.prove.probe RECIPE FLAGS...`.
+"""Runs a recipe under observation: `python common/tools/prove/probe.py RECIPE FLAGS...`.
 
 The recipe is not edited. In this process alone, observers are put around the methods of its run.
 The bench starts this module, and passes its plan in an environment variable.
@@ -38,7 +38,10 @@ def run_recipe(words: list[str]) -> None:
     """
     recipe = Path(words[0])
     sys.argv = words
-    # The recipe may import modules from its own folder, as it can when it is launched.
+    # The recipe may import modules from its own folder, as it can when it is launched, and none
+    # from the folder of this script.
+    own_folder = str(Path(__file__).resolve().parent)
+    sys.path[:] = [folder for folder in sys.path if folder != own_folder]
     sys.path.insert(0, str(recipe.resolve().parent))
     runpy.run_path(str(recipe), run_name="__main__")
 

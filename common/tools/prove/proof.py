@@ -51,9 +51,8 @@ def prove(request: Request) -> bool:
         request.output.resolve().parent.mkdir(parents=True, exist_ok=True)
     folder = new_folder(request.folder)
     bench = Bench(recipe, folder, flags, request.seed)
-    say(
-        f"proof: {len(checks)} checks of {request.recipe} with {command_line(words_of(flags.flags))}"
-    )
+    shown_flags = command_line(words_of(flags.flags))
+    say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
     began = receipts.present_time()
     start = time.monotonic()
     results = [run_check(check, bench) for check in checks]
@@ -68,9 +67,9 @@ def prove(request: Request) -> bool:
 
 
 def with_determinism(flags: Flags) -> Flags:
-    """Return the flags of the user, with `--deterministic` on a device that needs it for equal bits.
+    """Return the flags of the user, with `--deterministic` on an accelerator.
 
-    A CPU gives the same bits without it.
+    Equal bits need it there. A CPU gives them without it.
     """
     is_stated = {"--deterministic", "--no-deterministic"} & flags.keys()
     if is_stated or not torch.accelerator.is_available():
