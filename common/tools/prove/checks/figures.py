@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Check, Verdict
 from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
 from common.tools.prove.observation import Evaluated, Note, ObservedRun, Recorded
@@ -235,7 +236,7 @@ def wrong_figures(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     """Yield a cause for the first figure of an evaluation that its outcomes do not give."""
     for record in run.launches[0].of(Evaluated):
         readings = readings_of_evaluation(run, record)
-        for name, value in record.figures.items():
+        for name, value in logged_figures(run, record).items():
             judged = judge(name, value, readings)
             if judged.is_right is None:
                 counts.unknown += name != "count"
@@ -249,6 +250,28 @@ def wrong_figures(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
                     ADVICE_OF_EVALUATION,
                 )
                 return
+
+
+def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
+    """Return the figures of an evaluation as they were logged, by their names without prefix.
+
+    The recipe may return the figures of one process alone, and the run averages these. The
+    rehearsal logs nothing, so its figures are those of the recipe, on one process alone.
+    """
+    if evaluated.phase == "rehearsal":
+        return evaluated.figures if run.world_size == 1 else {}
+    prefix = PREFIXES[evaluated.split]
+    if evaluated.phase == "final":
+        logged = json.loads((run.directory / "summary.json").read_text(encoding="utf-8"))
+    else:
+        logged = {}
+        for row in rows_of(run):
+            if row["progress/global_step"] == evaluated.step:
+                logged |= row
+    figures = {}
+    for name, value in evaluated.figures.items():
+        figures[name] = float(logged.get(f"{prefix}/{name}", value))
+    return figures
 
 
 def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Reading]:
