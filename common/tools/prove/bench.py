@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.console import say
 from common.run_directory.directory import read_status
 from common.system.platforms import command_line
 from common.tools.prove.flags import ProofFlags, flags_of, merged, words_of
-from common.tools.prove.launching import Ended, launch, launch_command
+from common.tools.prove.launching import Ended, launch, launch_command, launch_warm
 from common.tools.prove.observation import (
     Interrupted,
     Manner,
@@ -18,6 +17,7 @@ from common.tools.prove.observation import (
     read_launches,
 )
 from common.tools.prove.plan import PlannedInterruption, ProbePlan
+from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe
 
 
@@ -47,6 +47,8 @@ class RunSpec:
     # The number of processes of the launches after the first one; None: the same number.
     resumed_processes: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    # Whether each launch is a fresh interpreter, with a seed of hashes of its own.
+    is_fresh: bool = False
 
 
 class RunFailedError(Exception):
@@ -66,6 +68,7 @@ class Bench:
     seed: int  # of the draws
     finished: dict[RunSpec, ObservedRun] = field(default_factory=dict)
     failed: dict[RunSpec, str] = field(default_factory=dict)  # the messages, to raise them again
+    warm: WarmProcess | None = None  # forks for launches of one process, once it is started
 
     @property
     def batch_size(self) -> int:
@@ -108,23 +111,39 @@ class Bench:
         directory = folder / "run"
         flags = merged(self.flags.flags, flags_of(spec.flags))
         words = [*words_of(flags), "--output-dir", str(directory)]
-        first_command = launch_command(self.recipe.path, words, spec.processes)
-        command = first_command
+        command = launch_command(self.recipe.path, words, spec.processes)
+        processes = spec.processes
         seconds = 0.0
         for number, interruption in enumerate([*spec.interruptions, None]):
             plan = self.plan(spec, folder, number, interruption)
-            ended = launch(command, plan, folder / f"launch-{number}.log", dict(spec.environment))
+            ended = self.launch_one(spec, words, processes, plan)
             seconds += ended.seconds
             is_interrupted = was_interrupted(read_launches(folder), number)
             insist_on_end(spec, number, ended, directory, is_interrupted)
             if not is_interrupted:
                 break
+            words = ["--resume", str(directory)]
             processes = spec.resumed_processes or spec.processes
-            command = launch_command(self.recipe.path, ["--resume", str(directory)], processes)
-        say(f"run {folder.name}: {number + 1} launches, {seconds:.0f} s")
         return ObservedRun(
-            spec.name, directory, read_launches(folder), seconds, command_line(first_command)
+            spec.name, directory, read_launches(folder), seconds, command_line(command)
         )
+
+    def launch_one(self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan) -> Ended:
+        """Run one launch of a run to its end, and return how it ended."""
+        log = plan.path / f"launch-{plan.launch}.log"
+        may_be_forked = processes == 1 and not spec.environment and not spec.is_fresh
+        if may_be_forked and WarmProcess.is_possible():
+            if self.warm is None:
+                self.warm = WarmProcess(self.recipe.path)
+            return launch_warm(self.warm, self.recipe.path, words, plan, log)
+        command = launch_command(self.recipe.path, words, processes)
+        return launch(command, plan, log, dict(spec.environment))
+
+    def close(self) -> None:
+        """End the process that forks for launches."""
+        if self.warm is not None:
+            self.warm.close()
+            self.warm = None
 
     def new_folder(self, name: str) -> Path:
         """Create a folder for an observed run; runs with the same name get numbers."""

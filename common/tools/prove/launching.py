@@ -14,12 +14,15 @@ import psutil
 
 from common.system.platforms import start_in_own_group, watch_for_parent
 from common.tools.prove.plan import ProbePlan
+from common.tools.prove.warm import WarmProcess
 
 # Started as a script, not as a module: then no folder named `common` beside the user hides ours.
 PROBE = Path(__file__).with_name("probe.py")
 TIMEOUT_SECONDS = 1800.0  # a launch that takes longer hangs
 ENDING_SECONDS = 30.0  # in which all processes of a launch end after the first one
 FRAME = " │╭╮╰╯─"  # characters that some libraries draw around a message
+KILLED = -int(getattr(signal, "SIGKILL", signal.SIGTERM))  # the status of a killed launch
+TOO_LONG = f"error: still running after {TIMEOUT_SECONDS:.0f} s, so it was killed\n"
 LAST_LINES = 3  # of the output, in the message about a launch that failed
 
 
@@ -71,11 +74,10 @@ def launch(
         environment: variables besides those of this process.
     """
     began = time.monotonic()
-    variables = {**os.environ, **watch_for_parent(), **environment}
     with log.open("w") as output:
         process = psutil.Popen(
             [*command],
-            env={**variables, **plan.variable()},
+            env={**variables(plan), **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -87,11 +89,37 @@ def launch(
             status = process.wait(TIMEOUT_SECONDS)
             patience = ENDING_SECONDS
         except psutil.TimeoutExpired:
-            status = -int(getattr(signal, "SIGKILL", signal.SIGTERM))
-            output.write(f"error: still running after {TIMEOUT_SECONDS:.0f} s, so it was killed\n")
+            status = KILLED
+            output.write(TOO_LONG)
         finally:
             end_all(process, plan, patience)
     return Ended(int(status), log, time.monotonic() - began)
+
+
+def launch_warm(
+    warm: WarmProcess, recipe: Path, words: Sequence[str], plan: ProbePlan, log: Path
+) -> Ended:
+    """Run a launch of one process as `launch` does, but as a fork of a warm process."""
+    began = time.monotonic()
+    process = psutil.Process(warm.start([str(recipe), *words], variables(plan), log))
+    is_over = False
+    try:
+        status = warm.wait(TIMEOUT_SECONDS)
+        is_over = True
+    except TimeoutError:
+        status = KILLED
+        with log.open("a") as output:
+            output.write(TOO_LONG)
+    finally:
+        if not is_over:
+            process.kill()
+            warm.wait(ENDING_SECONDS)
+    return Ended(status, log, time.monotonic() - began)
+
+
+def variables(plan: ProbePlan) -> dict[str, str]:
+    """Return the environment of a launch."""
+    return {**os.environ, **watch_for_parent(), **plan.variable()}
 
 
 def end_all(process: psutil.Popen, plan: ProbePlan, patience: float) -> None:

@@ -46,6 +46,15 @@ def run_recipe(words: list[str]) -> None:
     runpy.run_path(str(recipe), run_name="__main__")
 
 
-if __name__ == "__main__":
+def main(words: list[str]) -> None:
+    """Run a recipe under observation.
+
+    Args:
+        words: the recipe's file and its flags.
+    """
     observe(plan_of_this_process())
-    run_recipe(sys.argv[1:])
+    run_recipe(words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

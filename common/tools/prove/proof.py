@@ -55,7 +55,10 @@ def prove(request: Request) -> bool:
     say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
     began = receipts.present_time()
     start = time.monotonic()
-    results = [run_check(check, bench) for check in checks]
+    try:
+        results = [run_check(check, bench) for check in checks]
+    finally:
+        bench.close()
     receipt = make_receipt(request, recipe, bench, results, began, time.monotonic() - start)
     receipts.write_receipt(request.output, receipt)
     show_report(receipt, request.output)

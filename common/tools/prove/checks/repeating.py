@@ -9,7 +9,7 @@ from common.tools.prove.results import Results, differences_of_results
 def answer(bench: Bench) -> Verdict:
     """Compare the reference run with another run of the same command."""
     reference = bench.reference
-    other = bench.run(RunSpec("repeated"))
+    other = bench.run(RunSpec("repeated", is_fresh=True))
     results = Results(reference.directory)
     compared = f"{reference.started.total_steps} updates, {results.summary}, of 2 runs"
     differences = differences_of_results(results, Results(other.directory))
