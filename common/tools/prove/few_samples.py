@@ -50,17 +50,17 @@ def limit_samples(training: int, evaluation: int) -> None:
 def limit_order(function: str, few_class: type, most: int) -> None:
     """Have a function of `common.data.loader` return an order of at most `most` samples."""
     make_order: Callable[..., Any] = getattr(loader, function)
+    setattr(loader, function, lambda *arguments: few_of(make_order(*arguments), few_class, most))
 
-    def make_short_order(*arguments: Any) -> Any:
-        order = make_order(*arguments)
-        if order.num_samples <= most or order.blocks is not None:
-            return order
-        # Neighbours are equally far apart, from the first sample on.
-        chosen = torch.arange(most) * order.num_samples // most
-        values = {field.name: getattr(order, field.name) for field in fields(order)}
-        values["num_samples"] = most
-        if order.lengths is not None:
-            values["lengths"] = order.lengths[chosen.numpy()]
-        return few_class(**values, chosen=chosen)
 
-    setattr(loader, function, make_short_order)
+def few_of(order: Any, few_class: type, most: int) -> Any:
+    """Return an order of at most `most` samples; one that has no more, or has blocks, as it is."""
+    if order.num_samples <= most or order.blocks is not None:
+        return order
+    # Neighbours are equally far apart, from the first sample on.
+    chosen = torch.arange(most) * order.num_samples // most
+    values = {field.name: getattr(order, field.name) for field in fields(order)}
+    values["num_samples"] = most
+    if order.lengths is not None:
+        values["lengths"] = order.lengths[chosen.numpy()]
+    return few_class(**values, chosen=chosen)
