@@ -185,7 +185,7 @@ def first_difference(
     first: Mapping[int, Update], second: Mapping[int, Update]
 ) -> Difference | None:
     """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
-    for number in first.keys() & second.keys():
+    for number in sorted(first.keys() & second.keys()):
         one = first[number]
         other = second[number]
         if len(one.gradient_norms) != len(other.gradient_norms):

@@ -6,6 +6,7 @@ from common.tools.prove.checks.accumulation import (
     Pair,
     cause_of_difference,
     cause_of_figures,
+    cause_of_rates,
     cause_of_weights,
     is_near,
     summary,
@@ -125,7 +126,7 @@ def cause_of(pair: Pair) -> Cause | None:
             "pass run.record the mean loss of the process's own samples; the run averages it over "
             "processes",
         )
-    return cause_of_difference(pair)
+    return cause_of_rates(pair) or cause_of_difference(pair)
 
 
 def cause_of_ratio(sentence: str, ratio: float) -> Cause:
