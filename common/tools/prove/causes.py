@@ -10,6 +10,7 @@ from common.tools.prove.observation import (
     ObservedLaunch,
     ObservedRun,
     Recorded,
+    differing,
 )
 
 MOST_CAUSES = 4  # that a report names
@@ -195,22 +196,18 @@ def early_differences(
 
     Texts are left out, because the runs have different directories.
     """
+    described: dict[str, str] = {}
     for launch, twin in zip(reference.launches, other.launches, strict=False):
         for place, record in launch.micro_batches.items():
-            if place[1] != 0 or place not in twin.micro_batches:
+            is_later = difference is not None and record.step > difference.step
+            if place[1] != 0 or place not in twin.micro_batches or is_later:
                 continue
-            if difference is not None and record.step > difference.step:
-                break
             twin_state = twin.micro_batches[place].state
-            described = {
-                path: launch.described.get(path, "value")
-                for path, digest in record.state.items()
-                if path in twin_state and twin_state[path] != digest
-            }
-            telling = {path: text for path, text in described.items() if text[:4] != "str,"}
-            if telling:
-                return sorted_by_likelihood(without_inner(telling))
-    return {}
+            for path in differing(record.state, twin_state):
+                description = launch.described.get(path, "value")
+                if not description.startswith("str,"):
+                    described.setdefault(path, description)
+    return sorted_by_likelihood(without_inner(described))
 
 
 def cause_of_difference(difference: Difference) -> Cause:

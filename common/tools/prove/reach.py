@@ -78,9 +78,7 @@ class Reach:
         """Search from the frame of the loop."""
         search = Search(self, Reached())
         for caller in callers(frame):
-            if not is_own_module(caller.f_globals.get("__name__", "")):
-                continue
-            if caller.f_code.co_name == "<module>":
+            if not is_own_frame(caller):
                 continue
             function = caller.f_code.co_name
             for name, value in [*caller.f_locals.items()]:
@@ -111,6 +109,15 @@ def callers(frame: types.FrameType) -> Iterator[types.FrameType]:
     while caller is not None:
         yield caller
         caller = caller.f_back
+
+
+def is_own_frame(frame: types.FrameType) -> bool:
+    """Whether a frame is of a function of the user's; the variables of a module are global."""
+    name = frame.f_globals.get("__name__", "")
+    if frame.f_code.co_name == "<module>" or not is_own_module(name):
+        return False
+    # The script that runs the recipe has the name `__main__`, too.
+    return frame.f_globals is vars(sys.modules[name])
 
 
 def is_own_module(name: str) -> bool:
