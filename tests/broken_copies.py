@@ -186,7 +186,7 @@ BROKEN: tuple[Broken, ...] = (
             ),
         ),
         check="figures",
-        words=("2 times", "the number of processes"),
+        words=("2 times those that were computed", "the number of processes"),
     ),
     Broken(
         "a file opened once and read on",

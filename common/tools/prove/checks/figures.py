@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -51,16 +51,16 @@ class Counts:
 def answer(bench: Bench) -> Verdict:
     ways = ways_of(bench)
     counts = Counts()
+    whole = run_of(bench, "whole", ways.whole)
+    divided = run_of(bench, "divided", ways.divided)
+    distributed = run_of(bench, "two-processes", ways.distributed)
     causes = [*wrong_rows(bench.reference, counts)]
-    for run in (
-        run_of(bench, "divided", ways.divided),
-        run_of(bench, "two-processes", ways.distributed),
-    ):
+    for run in (divided, distributed):
         causes += training_modes(run)
-        causes += wrong_losses(run, counts)
-        causes += wrong_figures(run, counts)
-    steady = steady_run(bench)
-    causes += wrong_speeds(steady, counts)
+        causes += wrong_losses(whole, run, counts)
+    causes += wrong_figures(divided, counts)
+    causes += wrong_figures(distributed, counts, right_figures(divided))
+    causes += wrong_speeds(steady_run(bench), counts)
     return verdict_of(causes, counts)
 
 
@@ -125,25 +125,24 @@ def means_between(run: ObservedRun, before: int, step: int) -> dict[str, float]:
 # The losses that the loop records
 
 
-def wrong_losses(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
-    """Yield a cause if the recorded losses are a multiple of those that were computed.
+def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause if recorded losses depend on how an update is divided.
 
-    Losses that are no multiple may have more terms, so nothing is said of them.
+    A loss may be any multiple of what a function of torch computes, such as half of a squared
+    error, or have more terms. But the multiple is the same for one whole batch of one process.
+
+    Args:
+        whole: a run of one micro-batch an update, on one process.
+        run: a run with several micro-batches or processes.
     """
-    recorded = recorded_losses(run)
-    counts.figures += len(recorded)
-    candidates = computed_losses(run)
-    ratios_of_candidates = []
-    for losses in candidates:
-        keys = recorded.keys() & losses.keys()
-        ratios = [recorded[key] / losses[key] for key in keys if abs(losses[key]) > SMALL_ROWS]
-        if len(ratios) == len(recorded):
-            ratios_of_candidates.append(ratios)
-    if any(are_all(ratios, 1.0) for ratios in ratios_of_candidates):
+    counts.figures += len(recorded_losses(run))
+    multiples = zip(multiples_of_losses(whole), multiples_of_losses(run), strict=False)
+    known = [(first, second) for first, second in multiples if first and second]
+    if any(is_multiple(second / first, 1.0) for first, second in known):
         return
-    for ratios in ratios_of_candidates:
+    for first, second in known:
         for factor, words in factors(run):
-            if are_all(ratios, factor):
+            if is_multiple(second / first, factor):
                 yield Cause(
                     f"the recorded losses are {factor:.3g} times those that were computed, which "
                     f"is {words}",
@@ -152,13 +151,28 @@ def wrong_losses(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
                 return
 
 
+def multiples_of_losses(run: ObservedRun) -> list[float | None]:
+    """Return the multiple of each computed loss that the loop records; None if it varies.
+
+    The last entry is that of the sum of all losses of a micro-batch.
+    """
+    recorded = recorded_losses(run)
+    multiples: list[float | None] = []
+    for losses in computed_losses(run):
+        ratios = []
+        for place, value in losses.items():
+            if place in recorded and abs(value) > SMALL_ROWS:
+                ratios.append(recorded[place] / value)
+        is_constant = bool(ratios) and all(is_multiple(ratio, ratios[0]) for ratio in ratios)
+        multiples.append(ratios[0] if is_constant and len(ratios) == len(recorded) else None)
+    return multiples
+
+
 def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
     """Yield factors that a loss is multiplied with by mistake, in words."""
-    started = run.started
     numbers = {
         "the number of processes": run.world_size,
-        "the number of micro-batches of an update": started.accumulation,
-        "the batch size": started.batch_size,
+        "the number of micro-batches of an update": run.started.accumulation,
     }
     for words, number in numbers.items():
         if number > 1:
@@ -166,9 +180,9 @@ def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
             yield 1 / number, f"1 / {words}"
 
 
-def are_all(ratios: Sequence[float], factor: float) -> bool:
-    """Whether all ratios are a factor, within the tolerance."""
-    return bool(ratios) and all(math.isclose(ratio, factor, rel_tol=FACTORS) for ratio in ratios)
+def is_multiple(ratio: float, factor: float) -> bool:
+    """Whether a ratio is a factor, within the tolerance."""
+    return math.isclose(ratio, factor, rel_tol=FACTORS)
 
 
 Place = tuple[int, int]  # updates before a micro-batch, and its number within the update
@@ -232,13 +246,20 @@ def training_modes(run: ObservedRun) -> Iterator[Cause]:
         )
 
 
-def wrong_figures(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
-    """Yield a cause for the first figure of an evaluation that its outcomes do not give."""
+def wrong_figures(
+    run: ObservedRun, counts: Counts, trusted: Collection[str] | None = None
+) -> Iterator[Cause]:
+    """Yield a cause for the first figure of an evaluation that its outcomes do not give.
+
+    Args:
+        trusted: names of figures that the outcomes give on one process. Others may be figures of
+            another kind under a known name. None: all names.
+    """
     for record in run.launches[0].of(Evaluated):
         readings = readings_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
             judged = judge(name, value, readings)
-            if judged.is_right is None:
+            if judged.is_right is None or (trusted is not None and name not in trusted):
                 counts.unknown += name != "count"
                 continue
             counts.figures += 1
@@ -250,6 +271,17 @@ def wrong_figures(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
                     ADVICE_OF_EVALUATION,
                 )
                 return
+
+
+def right_figures(run: ObservedRun) -> set[str]:
+    """Return the names of the figures that the outcomes of each evaluation give."""
+    right: set[str] = set()
+    wrong: set[str] = set()
+    for record in run.launches[0].of(Evaluated):
+        readings = readings_of_evaluation(run, record)
+        for name, value in logged_figures(run, record).items():
+            (right if judge(name, value, readings).is_right else wrong).add(name)
+    return right - wrong
 
 
 def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:

@@ -20,7 +20,7 @@ from common.tools.prove.checks.figures import (
     wrong_rows,
     wrong_speeds,
 )
-from common.tools.prove.observation import AnyObserved, Note
+from common.tools.prove.observation import AnyObserved, Note, ObservedRun
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
 from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
 
@@ -138,50 +138,58 @@ def test_figures_that_were_logged_are_judged(tmp_path: Path) -> None:
         "loss of the validation evaluation after update 2 on 2 processes is 3.75" in cause.sentence
     )
     assert "3 by its samples" in cause.sentence
+    # On one process, the loss may be no mean of these outcomes. Then nothing is said.
+    assert [*wrong_figures(run, Counts(), trusted=())] == []
     right = run_with(first, second, directory=tmp_path, rows=[row | {"val/loss": 3.0}])
     assert [*wrong_figures(right, Counts())] == []
 
 
-def losses(recorded_factor: float, world_size: int = 2) -> list[list[AnyObserved]]:
-    """Return the records of ranks that compute a loss and record a multiple of it."""
+def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1) -> ObservedRun:
+    """Return a run that computes losses, and records a sum of their multiples."""
     ranks: list[list[AnyObserved]] = []
     for rank in range(world_size):
-        records: list[AnyObserved] = [started(world_size=world_size)]
+        records: list[AnyObserved] = [started(world_size=world_size, accumulation=accumulation)]
         for step, value in enumerate([3.0, 2.0, 1.5]):
-            computed = value + rank
-            records.append(
-                note("training_loss", step, function="mse_loss", value=computed, micro_batch=0)
-            )
-            records.append(recorded(step, loss=computed * recorded_factor))
+            total = 0.0
+            for number, factor in enumerate(factors):
+                computed = value + rank + number * step
+                values = {"function": "mse_loss", "value": computed, "micro_batch": 0}
+                records.append(note("training_loss", step, **values))
+                total += factor * computed
+            records.append(recorded(step, loss=total))
         ranks.append(records)
-    return ranks
+    return run_with(*ranks)
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"),
+    ("whole", "distributed", "words"),
     [
-        (1.0, None),
-        (1.7, None),  # it may be another loss, so nothing is said
-        (2.0, "2 times those that were computed, which is the number of processes"),
-        (0.5, "0.5 times those that were computed, which is 1 / the number of processes"),
-        (4.0, "4 times those that were computed, which is the batch size"),
+        ([1.0], [1.0], None),
+        ([0.5], [0.5], None),  # half of a squared error
+        ([1.0], [2.0], "2 times those that were computed, which is the number of processes"),
+        ([1.0], [0.5], "0.5 times those that were computed, which is 1 / the number of processes"),
+        ([0.5], [1.0], "2 times those that were computed, which is the number of processes"),
+        ([1.0], [1.7], None),  # nothing is known of such a factor
+        ([1.0, 1.0], [1.0, 1.0], None),  # a sum of two losses
+        ([0.3, 0.7], [0.3, 0.7], None),  # which has no constant multiple
+        ([1.0, 1.0], [2.0, 2.0], "2 times those that were computed"),
     ],
 )
-def test_multiples_of_losses_are_explained(factor: float, words: str | None) -> None:
-    causes = [cause.sentence for cause in wrong_losses(run_with(*losses(factor)), Counts())]
+def test_multiples_of_losses_are_explained(
+    whole: list[float], distributed: list[float], words: str | None
+) -> None:
+    """A loss may be a multiple of a computed one, if it is the same on all numbers of processes."""
+    first = run_that_records(*whole)
+    second = run_that_records(*distributed, world_size=2)
+    causes = [cause.sentence for cause in wrong_losses(first, second, Counts())]
     assert len(causes) == (words is not None)
     assert words is None or words in causes[0]
 
 
-def test_sum_of_several_losses_may_be_recorded() -> None:
-    records: list[AnyObserved] = [started()]
-    for step in range(3):
-        for value in (1.0, 2.0):
-            records.append(
-                note("training_loss", step, function="mse_loss", value=value, micro_batch=0)
-            )
-        records.append(recorded(step, loss=3.0))
-    assert [*wrong_losses(run_with(records), Counts())] == []
+def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
+    second = run_that_records(0.5, accumulation=2)
+    (cause,) = wrong_losses(run_that_records(1.0), second, Counts())
+    assert "which is 1 / the number of micro-batches of an update" in cause.sentence
 
 
 def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
