@@ -56,6 +56,8 @@ CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
 MADE_ON_HOST = {"tensor", "as_tensor", "from_numpy", "frombuffer", "asarray"}
 # Libraries that read a tensor because the code that calls them hands it over.
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
+# torch's optimizers, schedules and averages read counters that lie on the host.
+OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 INSTALLED = (
     "site-packages",
@@ -260,9 +262,14 @@ def selects_by_mask(name: str, arguments: Any) -> bool:
 
 
 def calling_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of code that is neither a library's nor this module's."""
+    """Return the innermost frame of code that is neither a library's nor this module's.
+
+    Returns None if one of torch's optimizers reads a value.
+    """
     while frame is not None:
         path = frame.f_code.co_filename
+        if path.startswith(OPTIMIZERS):
+            return None
         if path != __file__ and not is_library(path):
             return frame
         frame = frame.f_back

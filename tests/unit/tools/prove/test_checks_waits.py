@@ -104,6 +104,22 @@ def test_waits_are_seen(body: Callable[[torch.Tensor], object]) -> None:
     assert operations_of(body)
 
 
+def update(optimizer_class: type[torch.optim.Optimizer]) -> Callable[[torch.Tensor], object]:
+    """Return a loop's body that makes an update with an optimizer, and averages the weights."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = optimizer_class(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    average = torch.optim.swa_utils.AveragedModel(model)
+
+    def body(values: torch.Tensor) -> None:
+        for _ in range(2):
+            model(values).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+
+    return body
+
+
 HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
     "arithmetic": lambda values: (values * 2 + 1).mean(),
     "detach": lambda values: values.detach().clone(),
@@ -119,6 +135,8 @@ HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
     "numbers of the host": lambda values: torch.tensor([1, 2]).tolist(),
     "draws on the host": lambda values: float(torch.rand(2).sum()),
     "array of the host": lambda values: torch.from_numpy(np.ones(2)).sum().item(),
+    "Adam": update(torch.optim.Adam),
+    "SGD": update(torch.optim.SGD),
     "gradients": lambda values: torch.autograd.grad(
         values.requires_grad_().square().sum(), [values]
     ),
