@@ -184,9 +184,10 @@ def causes_of_repeat(
                 "or order of a set",
             )
         )
+    causes = causes[: MOST_CAUSES - 1]
     if difference is not None:
         causes.append(cause_of_difference(difference))
-    return causes[:MOST_CAUSES]
+    return causes
 
 
 def early_differences(

@@ -1,7 +1,6 @@
 """Launches a recipe under observation, in processes of its own, as a user launches it."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import psutil
 
 from common.system.platforms import start_in_own_group, watch_for_parent
 from common.tools.prove.plan import ProbePlan
-from common.tools.prove.warm import WarmProcess
+from common.tools.prove.warm import WarmProcess, environment_of_launches
 
 # Started as a script, not as a module: then no folder named `common` beside the user hides ours.
 PROBE = Path(__file__).with_name("probe.py")
@@ -119,7 +118,7 @@ def launch_warm(
 
 def variables(plan: ProbePlan) -> dict[str, str]:
     """Return the environment of a launch."""
-    return {**os.environ, **watch_for_parent(), **plan.variable()}
+    return {**environment_of_launches(), **watch_for_parent(), **plan.variable()}
 
 
 def end_all(process: psutil.Popen, plan: ProbePlan, patience: float) -> None:

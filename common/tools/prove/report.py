@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import say
-from common.tables import print_table
+from common.tables import print_facts
 from common.tools.prove.receipt import CheckResult, ProofReceipt
 
 MARKS = {True: "✓", False: "✗", None: "–"}
@@ -27,16 +27,17 @@ def show_report(receipt: ProofReceipt, path: Path) -> None:
     Args:
         path: of the receipt.
     """
-    print_table(table(receipt.checks))
+    print_facts(table(receipt.checks), title="checks")
     say(f"receipt: {path}")
     say(badge(receipt))
 
 
 def table(results: Sequence[CheckResult]) -> list[list[str]]:
-    """Return the rows of the table: a check, its mark, what it asked, and how long it took."""
-    rows = [["check", "", "question", "seconds"]]
+    """Return the rows of the table: a mark with the check, and what it asked."""
+    rows = []
     for result in results:
-        rows.append([result.name, MARKS[result.passed], result.question, f"{result.seconds:.0f}"])
+        name = f"{MARKS[result.passed]} {result.name}"
+        rows.append([name, f"{result.question} ({result.seconds:.0f} s)"])
     return rows
 
 

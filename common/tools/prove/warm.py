@@ -36,6 +36,14 @@ class LaunchRequest(TypedDict):
     log: str  # the file that receives the output
 
 
+def environment_of_launches() -> dict[str, str]:
+    """Return the variables of this process, with waiting threads that do not spin.
+
+    A proof often runs beside other programs, and threads that spin take their cores.
+    """
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+
+
 class WarmProcess:
     """Starts launches as forks of a process that has the libraries imported."""
 
@@ -43,6 +51,7 @@ class WarmProcess:
         """Start the process; it imports what the recipe imports."""
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(recipe)],
+            env=environment_of_launches(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # `select` does not see what a buffer holds

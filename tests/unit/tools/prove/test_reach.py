@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
 import numpy as np
@@ -86,13 +86,18 @@ def numbers() -> Iterator[int]:
 
 
 def look(kept: dict[str, object] | None = None, **variables: Any) -> Reached:
-    """Search from a function that has some local variables."""
-    scope: dict[str, Any] = {"sys": sys, "reach": Reach(kept or {}, None), **variables}
-    assignments = "".join(f"    {name} = outer_{name}\n" for name in variables)
-    outer = {f"outer_{name}": value for name, value in variables.items()}
-    code = f"def loop():\n{assignments}    return reach.look(sys._getframe())\n"
-    exec(code, scope | {"__name__": __name__} | outer, functions := {})
-    return functions["loop"]()
+    """Search from a function of a user's module that has some local variables."""
+    module = ModuleType("example")
+    module.__file__ = "example.py"
+    lines = [f"    {name} = given[{name!r}]" for name in variables]
+    code = "\n".join(["def loop(given, look):", *lines, "    del given", "    return look()"])
+    exec(code, vars(module))
+    reach = Reach(kept or {}, None)
+    sys.modules["example"] = module
+    try:
+        return module.loop(variables, lambda: reach.look(sys._getframe(1)))
+    finally:
+        del sys.modules["example"]
 
 
 # By name: a value, a function that changes it, and the path that shows the change.
