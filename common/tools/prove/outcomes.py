@@ -143,6 +143,8 @@ def wrong_ways(figure: Figure, reading: Reading) -> Iterator[tuple[str, float | 
     batches_of_ranks = reading.batches
     all_batches = [batch for batches in batches_of_ranks for batch in batches]
     of_batches = [figure(batch) for batch in all_batches]
+    if len(reading.rows) > len(reading.unique_rows):
+        yield "it counts samples twice that only fill up a batch", figure(reading.rows)
     mean_of_batches = mean_of(of_batches)
     yield (
         "it is a mean over batches, not over samples, and the last batch is smaller",
@@ -163,7 +165,6 @@ def wrong_ways(figure: Figure, reading: Reading) -> Iterator[tuple[str, float | 
         if value is not None:
             yield "it is added up over processes, not averaged", value * count
             yield "it is divided by the number of processes once too often", value / count
-    yield "it counts samples twice that only fill up a batch", figure(reading.rows)
     yield "it counts the last batch alone", figure(batches_of_ranks[0][-1])
     known = [value for value in of_batches if value is not None]
     yield "it is added up over batches, not averaged", sum(known) if known else None

@@ -8,7 +8,7 @@ from common.tools.prove.instruments.memory import EVERY
 from common.tools.prove.observation import ObservedRun, Recorded
 
 MOST_UPDATES = 60
-LEAST_UPDATES = 30
+LEAST_UPDATES = 40
 SECONDS = 60.0  # that the run may take, if it is no faster than the reference run
 NEVER = "100000"  # updates, more than a proof makes
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 
 from common.tools.prove.bench import Bench, Check, Verdict
@@ -15,7 +15,7 @@ MEBIBYTE = 2**20
 # exact. The process's allocator also has small objects of Python. Resident memory, which is only
 # used where the allocator does not tell, grows and shrinks by whole pages.
 MOST = {
-    "tensors": 0.0005,
+    "tensors": 0.0002,
     "device": 0.01,
     "in_use": 0.02,
     "resident": 0.5,
@@ -27,7 +27,8 @@ WORDS = {
     "resident": "the process's resident memory",
 }
 BYTES_OF_TENSOR = 512  # besides its values: the objects of Python and C++
-LEAST_POINTS = 4
+LEAST_POINTS = 5
+LEAST_RISES = 3  # between neighbouring points; a single jump is no growth
 ADVICE = (
     "keep no tensors from update to update: hand them to run.record, or keep numbers; `.detach()` "
     "a loss that is added up, whose graph of gradients would stay"
@@ -40,10 +41,11 @@ class Growth:
 
     kind: str
     slope: float  # MiB an update
+    rises: int  # between neighbouring points, of at least half of what is allowed
 
     @property
     def is_too_much(self) -> bool:
-        return self.slope > MOST[self.kind]
+        return self.slope > MOST[self.kind] and self.rises >= LEAST_RISES
 
 
 def answer(bench: Bench) -> Verdict:
@@ -89,7 +91,22 @@ def growths_of(notes: Sequence[Note]) -> list[Growth]:
         if len(known) == len(notes):
             measured[kind] = known
     steps = [float(note.step) for note in notes]
-    return [Growth(kind, slope(steps, values) / MEBIBYTE) for kind, values in measured.items()]
+    growths = []
+    for kind, values in measured.items():
+        sizes = [value / MEBIBYTE for value in values]
+        slopes = slopes_between(steps, sizes)
+        rises = sum(rise > MOST[kind] / 2 for rise in slopes)
+        growths.append(Growth(kind, slope(steps, sizes), rises))
+    return growths
+
+
+def slopes_between(places: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return the slope between each point and the next one."""
+    points = zip(places, values, strict=True)
+    return [
+        (value - value_before) / (place - place_before)
+        for (place_before, value_before), (place, value) in pairwise(points)
+    ]
 
 
 def number(note: Note, name: str) -> float | None:

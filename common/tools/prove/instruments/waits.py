@@ -39,6 +39,7 @@ READING = {
     "is_nonzero": "bool()",
     "item": ".item()",
     "equal": "torch.equal",
+    "allclose": "torch.allclose",
     "nonzero": "nonzero, whose result has a size that depends on values",
     "masked_select": "masked_select, whose result has a size that depends on values",
     "_unique2": "unique, whose result has a size that depends on values",
@@ -50,10 +51,17 @@ READING = {
 MASKED = "indexing with a mask, whose result has a size that depends on values"
 COPIED = "a copy to the host"
 # What only the mode of Python functions sees.
-CALLS = {"tolist": ".tolist()", "numpy": ".numpy()", "__array__": "a conversion to NumPy"}
+CALLS = {
+    "tolist": ".tolist()",
+    "numpy": ".numpy()",
+    "__array__": "a conversion to NumPy",
+    "__repr__": "print() or str()",
+}
 # Functions that read values on a CPU alone, to check them.
 CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
-MADE_ON_HOST = {"tensor", "as_tensor", "from_numpy", "frombuffer", "asarray"}
+MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
+# The same, but torch does not show calls of these to its modes.
+MADE_UNSEEN = ("from_numpy", "frombuffer")
 # Libraries that read a tensor because the code that calls them hands it over.
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
 # torch's optimizers, schedules and averages read counters that lie on the host.
@@ -70,6 +78,8 @@ def install(session: Session) -> None:
     session.wrap(Run, "batches", watch.batches)
     session.wrap(Run, "log", watch.logging)
     session.wrap(Evaluations, "evaluating", watch.evaluating)
+    for name in MADE_UNSEEN:
+        session.wrap(torch, name, watch.making)
 
 
 class Watch:
@@ -81,7 +91,7 @@ class Watch:
         self.told: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
         self.on_host: dict[int, StorageWeakRef] = {}  # memory of the host, by its address
         self.function = ""  # of torch, that the loop has called
-        self.names_device = False  # whether that call names a device
+        self.is_on_device = False  # whether that call names a device, or has tensors of it
 
     def batches(self, original: Callable[..., Iterator[Any]], run: Run, loader: Any) -> Any:
         """Yield batches; between two of them, the loop's body runs under both modes."""
@@ -108,6 +118,12 @@ class Watch:
     def logging(self, original: Callable[..., None], run: Run, figures: Any) -> None:
         original(run, figures)
         self.is_evaluating = False
+
+    def making(self, original: Callable[..., torch.Tensor], *arguments: Any, **named: Any) -> Any:
+        """Make a tensor on the host."""
+        result = original(*arguments, **named)
+        self.put_on_host(result)
+        return result
 
     def tell(self, operation: str) -> None:
         """Note an operation that waits, if the recipe's own code has called it."""
@@ -148,6 +164,13 @@ class Watch:
                 # The weak reference keeps the address from being used again.
                 self.on_host[storage._cdata] = StorageWeakRef(storage)
 
+    def take_from_host(self, results: Any) -> None:
+        """Count memory as the device's again, because values of the device were written to it."""
+        for tensor in tensors_in(results):
+            storage = storage_of(tensor)
+            if storage is not None:
+                self.on_host.pop(storage._cdata, None)
+
 
 class Operations(TorchDispatchMode):
     """Sees the operations that reach the dispatcher."""
@@ -167,8 +190,10 @@ class Operations(TorchDispatchMode):
             if wait is not None:
                 self.watch.tell(wait)
         result = operation(*arguments, **named)
-        if are_on_host and (inputs or not self.watch.names_device):
+        if are_on_host and (inputs or not self.watch.is_on_device):
             self.watch.put_on_host(result)
+        elif not are_on_host:
+            self.watch.take_from_host(result)
         return result
 
     def wait_of(self, operation: Any, arguments: Any, named: dict[str, Any]) -> str | None:
@@ -211,21 +236,22 @@ class Functions(TorchFunctionMode):
         named = named or {}
         watch = self.watch
         name = getattr(function, "__name__", "")
-        before = watch.function, watch.names_device
+        before = watch.function, watch.is_on_device
+        inputs = [*tensors_in((arguments, named))]
+        has_device_tensors = not all(watch.is_host(tensor) for tensor in inputs)
         watch.function = name
-        watch.names_device = named.get("device") is not None
+        watch.is_on_device = has_device_tensors or named.get("device") is not None
         try:
-            inputs = [*tensors_in((arguments, named))]
-            if inputs and not all(watch.is_host(tensor) for tensor in inputs):
+            if has_device_tensors:
                 call = self.wait_of(name, arguments, named)
                 if call is not None:
                     watch.tell(call)
             result = function(*arguments, **named)
-            if name in MADE_ON_HOST and not inputs and not watch.names_device:
+            if name in MADE_ON_HOST and not inputs and not watch.is_on_device:
                 watch.put_on_host(result)
             return result
         finally:
-            watch.function, watch.names_device = before
+            watch.function, watch.is_on_device = before
 
     def wait_of(self, name: str, arguments: Any, named: dict[str, Any]) -> str | None:
         """Return what makes a function wait for the device, or None."""
