@@ -86,7 +86,7 @@ BROKEN: tuple[Broken, ...] = (
         MLP,
         ((EVALUATION, "        for batch, _ in run.equal_batches(loader):\n"),),
         check="samples",
-        words=("counted 80 samples", "validation has 73", "only fill up a batch"),
+        words=("counted 80 samples", "test has 73", "only fill up a batch"),
     ),
     Broken(
         "metrics averaged over batches",

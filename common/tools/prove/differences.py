@@ -23,7 +23,7 @@ Subject = Literal[
 # What is compared of each record, in the order in which it comes about.
 COMPARED: dict[type, tuple[Subject, ...]] = {
     MicroBatch: ("samples", "parts", "generators", "batch"),
-    Recorded: ("loss", "metrics", "generators", "learning_rates"),
+    Recorded: ("generators", "loss", "metrics", "learning_rates"),
     EvaluationBatch: ("samples", "generators", "batch"),
     Evaluated: ("figures",),
     Saved: ("parts", "generators"),
