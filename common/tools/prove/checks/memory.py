@@ -86,15 +86,13 @@ def growths_of(notes: Sequence[Note]) -> list[Growth]:
     if number(notes[0], "in_use") is None:
         kinds[1] = "resident"
     for kind in kinds:
-        values = [number(note, kind) for note in notes]
-        known = [value for value in values if value is not None]
+        known = [value for note in notes if (value := number(note, kind)) is not None]
         if len(known) == len(notes):
             measured[kind] = known
     steps = [float(note.step) for note in notes]
     growths = []
     for kind, values in measured.items():
-        sizes = [value / MEBIBYTE for value in values]
-        slopes = slopes_between(steps, sizes)
+        slopes = slopes_between(steps, [value / MEBIBYTE for value in values])
         rises = sum(rise > MOST[kind] / 2 for rise in slopes) / len(slopes)
         # The median, because single jumps and drops, as at the end of an epoch, don't move it.
         growths.append(Growth(kind, median(slopes), rises))

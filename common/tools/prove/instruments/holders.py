@@ -38,7 +38,7 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
 
 
 def named_holder(
-    held: list[object], names: dict[int, str], ignored: set[int], depth: int
+    held: Sequence[object], names: dict[int, str], ignored: set[int], depth: int
 ) -> str | None:
     """Return the name of a container that holds an object, directly or in other containers."""
     if depth == 0:

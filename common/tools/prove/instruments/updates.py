@@ -54,7 +54,7 @@ class Updates:
         networks = networks_of(run.context.parts.shared)
         self.session.note(
             "mixers",
-            layers=mixing_layers(networks.values()),
+            layers=[*mixing_layers(networks.values())],
             couples_samples=bool(named.get("couples_samples", False)),
         )
         self.save_weights(run, FIRST_WEIGHTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common.tools.prove.observation import (
     AnyObserved,
@@ -13,6 +13,7 @@ from common.tools.prove.observation import (
     EvaluationBatch,
     MicroBatch,
     Note,
+    Observed,
     ObservedLaunch,
     ObservedRun,
     Phase,
@@ -126,9 +127,9 @@ def evaluated(
 
 
 def run_with(
-    *ranks: Sequence[AnyObserved],
+    *ranks: Sequence[Observed],
     directory: Path = Path("nowhere"),
-    later: Sequence[Sequence[AnyObserved]] = (),
+    later: Sequence[Sequence[Observed]] = (),
     rows: Sequence[Mapping[str, float]] | None = None,
     summary: Mapping[str, float] | None = None,
 ) -> ObservedRun:
@@ -140,8 +141,11 @@ def run_with(
         rows: of `metrics.jsonl`, which is written into `directory`.
         summary: of `summary.json`.
     """
-    launches = [ObservedLaunch(0, rank, tuple(records)) for rank, records in enumerate(ranks)]
-    launches += [ObservedLaunch(1, rank, tuple(records)) for rank, records in enumerate(later)]
+    launches = []
+    for number, records_of_ranks in enumerate((ranks, later)):
+        for rank, records in enumerate(records_of_ranks):
+            observed = cast("tuple[AnyObserved, ...]", tuple(records))
+            launches.append(ObservedLaunch(number, rank, observed))
     if rows is not None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (directory / "metrics.jsonl").write_text(text)

@@ -13,7 +13,7 @@ from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.checks.accumulation import Pair
 from common.tools.prove.comparison import Way, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LAST_WEIGHTS
-from common.tools.prove.observation import AnyObserved, Note, ObservedRun
+from common.tools.prove.observation import Note, Observed, ObservedRun
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
@@ -48,7 +48,7 @@ def run_of(
     save_file({"model.weight": torch.full((2,), weights)}, directory / LAST_WEIGHTS)
     ranks = []
     for _ in range(way.processes):
-        records: list[AnyObserved] = [started(accumulation=way.accumulation), mixing or mixers()]
+        records: list[Observed] = [started(accumulation=way.accumulation), mixing or mixers()]
         for step, loss in enumerate(losses):
             for number in range(way.accumulation):
                 after = {"torch": "drawn"} if draws else {"torch": "t"}

@@ -20,7 +20,7 @@ from common.tools.prove.checks.figures import (
     wrong_rows,
     wrong_speeds,
 )
-from common.tools.prove.observation import AnyObserved, Note, ObservedRun
+from common.tools.prove.observation import Note, Observed, ObservedRun
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
 from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
 
@@ -146,9 +146,9 @@ def test_figures_that_were_logged_are_judged(tmp_path: Path) -> None:
 
 def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1) -> ObservedRun:
     """Return a run that computes losses, and records a sum of their multiples."""
-    ranks: list[list[AnyObserved]] = []
+    ranks: list[list[Observed]] = []
     for rank in range(world_size):
-        records: list[AnyObserved] = [started(world_size=world_size, accumulation=accumulation)]
+        records: list[Observed] = [started(world_size=world_size, accumulation=accumulation)]
         for step, value in enumerate([3.0, 2.0, 1.5]):
             total = 0.0
             for number, factor in enumerate(factors):
@@ -194,7 +194,7 @@ def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
 
 def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
     """The rows of two updates each, with a metric of different numbers of elements."""
-    records: list[AnyObserved] = [started()]
+    records: list[Observed] = [started()]
     for step, loss in enumerate([1.0, 3.0, 5.0, 7.0]):
         records.append(recorded(step, loss=loss, metrics={"hits": (step, step + 1)}))
     rows = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.tools.prove.checks.samples import causes_of
-from common.tools.prove.observation import AnyObserved, ObservedRun
+from common.tools.prove.observation import Observed, ObservedRun
 from tests.unit.tools.prove.made_up import (
     evaluated,
     evaluation_batch,
@@ -27,9 +27,9 @@ EPOCHS = (
 )
 
 
-def training(updates: Sequence[tuple[int, int, Sequence[int]]] = EPOCHS) -> list[AnyObserved]:
+def training(updates: Sequence[tuple[int, int, Sequence[int]]] = EPOCHS) -> list[Observed]:
     """Return the records of updates: number, epoch and samples."""
-    records: list[AnyObserved] = [started()]
+    records: list[Observed] = [started()]
     for step, epoch, samples in updates:
         records += [micro_batch(step, samples=samples, epoch=epoch), recorded(step)]
     return records
@@ -76,7 +76,7 @@ def test_update_made_again_of_other_samples_is_named() -> None:
 
 
 def test_batch_that_is_not_recorded_is_named() -> None:
-    records: list[AnyObserved] = [started(), micro_batch(0), micro_batch(0, samples=(4, 5, 6, 7))]
+    records: list[Observed] = [started(), micro_batch(0), micro_batch(0, samples=(4, 5, 6, 7))]
     run = run_with([*records, recorded(0)])
     assert "took a batch for update 1 and did not record it: 4 samples" in sentences(run)[0]
 
