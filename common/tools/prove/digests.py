@@ -64,7 +64,7 @@ def feed_tensor(hasher: Any, tensor: torch.Tensor) -> None:
     if values.device.type == "meta" or values.layout != torch.strided or values.is_quantized:
         return
     on_host = values.cpu().contiguous().reshape(-1)
-    hasher.update(memoryview(on_host.view(torch.uint8).numpy()))
+    hasher.update(on_host.view(torch.uint8).numpy().data)
 
 
 def feed_array(hasher: Any, array: np.ndarray) -> None:

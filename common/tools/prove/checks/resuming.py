@@ -71,8 +71,8 @@ def draw_interruptions(draws: random.Random, reference: ObservedRun) -> tuple[In
 
 def interruptions_in_words(run: ObservedRun) -> str:
     """Return where a run was interrupted, such as "killed after update 4, before batch 2 of …"."""
-    kills = []
-    stops = []
+    kills: list[str] = []
+    stops: list[str] = []
     for _, record in run.all(Interrupted):
         (stops if record.manner == "stop" else kills).append(record.place)
     phrases = []

@@ -35,7 +35,7 @@ from common.tools.prove.receipt import (
     write_receipt,
 )
 from common.tools.prove.report import badge, table
-from common.tools.prove.results import first_differing_row, first_differing_tensor
+from common.tools.prove.results import Row, first_differing_row, first_differing_tensor
 from tests.launch import REPOSITORY
 from tests.unit.tools.prove.observed import UPDATES, evaluated, launch, run, saved, started
 
@@ -151,10 +151,10 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_rows_are_compared_without_the_clock() -> None:
-    row = {"progress/global_step": 3, "train/loss": 0.5, "perf/samples_per_second": 10.0}
-    same = {**row, "perf/samples_per_second": 20.0}
+    row: Row = {"progress/global_step": 3, "train/loss": 0.5, "perf/samples_per_second": 10.0}
+    same: Row = {**row, "perf/samples_per_second": 20.0}
     assert first_differing_row([row], [same]) is None
-    nan = {**row, "train/loss": float("nan")}
+    nan: Row = {**row, "train/loss": float("nan")}
     assert first_differing_row([nan], [{**nan, "train/loss": float("nan")}]) is None
     difference = first_differing_row([row], [{**row, "train/loss": 0.25}])
     assert difference == "the row of update 3 has train/loss 0.5 and 0.25"
