@@ -25,6 +25,7 @@ TOOLS = {
     "vary": Tool("common.tools.vary.command", "train variants of a recipe and compare them"),
     "tune": Tool("common.tools.tune.command", "search for good values of a recipe's flags"),
     "predict": Tool("common.tools.predict.command", "classify images or texts with a run's model"),
+    "prove": Tool("common.tools.prove.command", "check that a recipe or copy keeps the guarantees"),
     "workspace": Tool("common.tools.workspace", "set up a view or report of a W&B project"),
 }
 

@@ -57,6 +57,9 @@ TOOLS = {
     "common.tools.predict": BASE
     | {PARSER, RECIPE}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
+    # It runs a recipe in a process of its own, and observes all that the recipe uses.
+    "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
+    | {PARSER, RECIPE},
 }
 
 
@@ -159,10 +162,14 @@ def test_imports_have_no_cycles() -> None:
     assert [*import_cycles()] == []
 
 
+# It observes the methods of a recipe's run, in the process of the recipe.
+PROVE = "common.tools.prove."
+
+
 def test_only_recipes_import_run() -> None:
-    """Nothing in `common` imports `common.run` or names its class."""
+    """Nothing in `common` imports `common.run` or names its class, apart from `recipes prove`."""
     for module, path in FILES.items():
-        if module == "common.run":
+        if module == "common.run" or module.startswith(PROVE):
             continue
         assert "common.run" not in IMPORTS[module], module
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,0 +1,257 @@
+"""Names the cause of a difference between two observed runs, and what to change in the recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.tools.prove.differences import Difference
+from common.tools.prove.observation import (
+    EvaluationBatch,
+    MicroBatch,
+    ObservedLaunch,
+    ObservedRun,
+    Recorded,
+    differing,
+)
+
+MOST_CAUSES = 4  # that a report names
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why two runs differ."""
+
+    sentence: str
+    advice: str
+
+
+# What to do about a value within reach, by how its description begins or goes on. The order is
+# that of the likelihood.
+KEEP = "pass it to run.keep(..., {name}={path}), so that each checkpoint holds it"
+ADVICE = (
+    ("random generator", "draw from the global generator of torch, numpy or random, whose states "
+     "checkpoints hold, or give an object with state_dict that holds it to run.keep"),
+    ("network", KEEP),
+    ("with state_dict", KEEP),
+    ("buffer of a network", "register it without persistent=False"),
+    ("position of an open file", "read by sample index in the data set's __getitem__, so that no "
+     "position has to be restored"),
+    ("", "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
+     "state_dict and load_state_dict that is passed to run.keep"),
+)  # fmt: skip
+
+
+# Causes after a resume
+
+
+def causes_of_resume(
+    reference: ObservedRun, other: ObservedRun, difference: Difference | None
+) -> list[Cause]:
+    """Return why a run that was interrupted and resumed differs from one that was not.
+
+    Args:
+        difference: the first one; None if only the results differ.
+    """
+    causes = [cause_of_lost(path, text) for path, text in lost_values(reference, other).items()]
+    if causes:
+        return causes[:MOST_CAUSES]
+    if difference is None:
+        return []
+    record = difference.record
+    is_restored = isinstance(record, MicroBatch) and is_first(other, difference)
+    if is_restored and difference.launch > 0 and difference.subject == "parts":
+        return [cause_of_part(name) for name in difference.names]
+    if is_restored and difference.launch > 0 and difference.subject == "generators":
+        return [
+            Cause(
+                f"the random generator {name} had another state {difference.place} after a resume "
+                "than in the run that was not interrupted",
+                "between run.start(...) and the loop, draw no random numbers and seed no generator",
+            )
+            for name in difference.names
+        ]
+    return [cause_of_difference(difference)]
+
+
+def is_first(run: ObservedRun, difference: Difference) -> bool:
+    """Whether a difference is in the first micro-batch of its launch."""
+    for launch in run.of_rank(difference.rank):
+        if launch.launch == difference.launch:
+            first = launch.of(MicroBatch)[0]
+            record = difference.record
+            return (first.step, first.micro_batch) == (
+                record.step,
+                getattr(record, "micro_batch", None),
+            )
+    return False
+
+
+def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, str]:
+    """Return what changed during training and was not restored, by path, with descriptions.
+
+    A value was lost if it had changed in the reference run by the update at which a launch began,
+    and had another value there in this launch. Variables that the loop sets anew in each pass are
+    equal again after the first update of the launch, so those that stay different come first.
+    """
+    lasting: dict[str, str] = {}
+    passing: dict[str, str] = {}
+    for launch in other.launches:
+        whole = reference_of(reference, launch.rank)
+        if launch.launch == 0 or whole is None or not launch.micro_batches:
+            continue
+        steps = [step for step, number in launch.micro_batches if number == 0]
+        lost = lost_at(whole, launch, steps[0])
+        differing_later = lost_at(whole, launch, steps[1]) if len(steps) > 1 else lost
+        for path in lost:
+            group = lasting if path in differing_later else passing
+            group.setdefault(path, whole.described.get(path, "value"))
+    return sorted_by_likelihood(without_inner(lasting or passing))
+
+
+def reference_of(reference: ObservedRun, rank: int) -> ObservedLaunch | None:
+    """Return the launch of the reference run on a rank; None if it had fewer ranks."""
+    launches = [launch for launch in reference.of_launch(0) if launch.rank == rank]
+    return launches[0] if launches else None
+
+
+def lost_at(whole: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[str]:
+    """Return the paths that had changed in the whole run by an update, and differ there."""
+    expected = whole.micro_batches.get((step, 0))
+    present = launch.micro_batches[step, 0]
+    if expected is None:
+        return []
+    at_first = whole.of(MicroBatch)[0].state
+    paths = []
+    for path, digest in expected.state.items():
+        has_changed = at_first.get(path) != digest
+        if has_changed and path in present.state and present.state[path] != digest:
+            paths.append(path)
+    return paths
+
+
+def without_inner(described: Mapping[str, str]) -> dict[str, str]:
+    """Leave out the values inside of another one, such as `ema.decay` beside `ema`."""
+    outer = {}
+    for path, text in described.items():
+        containers = (f"{other}{sign}" for other in described for sign in ".[")
+        if not path.startswith(tuple(containers)):
+            outer[path] = text
+    return outer
+
+
+def sorted_by_likelihood(described: Mapping[str, str]) -> dict[str, str]:
+    """Sort values by how likely they are the cause: see `ADVICE`."""
+
+    def place(item: tuple[str, str]) -> int:
+        return next(index for index, (words, _) in enumerate(ADVICE) if words in item[1])
+
+    return dict(sorted(described.items(), key=place))
+
+
+def cause_of_lost(path: str, description: str) -> Cause:
+    """Return the cause for a value that no checkpoint has."""
+    advice = next(text for words, text in ADVICE if words in description)
+    name = path.rpartition(".")[2]
+    if not name.isidentifier():
+        name = "name"
+    return Cause(
+        f"{path} ({description}) changes during training and is in no checkpoint",
+        advice.format(name=name, path=path),
+    )
+
+
+def cause_of_part(name: str) -> Cause:
+    """Return the cause for a kept part whose state differs right after a resume."""
+    return Cause(
+        f"the part {name} was restored with another state than it was saved with",
+        f"have the state_dict of {name} return all that changes in training, and its "
+        "load_state_dict restore it",
+    )
+
+
+# Causes of any difference
+
+
+def causes_of_repeat(
+    reference: ObservedRun, other: ObservedRun, difference: Difference | None
+) -> list[Cause]:
+    """Return why two runs of the same command differ."""
+    causes = []
+    for path, description in early_differences(reference, other, difference).items():
+        causes.append(
+            Cause(
+                f"{path} ({description}) differs between two runs of the same command",
+                "let it depend on config.seed alone, and on no clock, process id, hash of a text "
+                "or order of a set",
+            )
+        )
+    causes = causes[: MOST_CAUSES - 1]
+    if difference is not None:
+        causes.append(cause_of_difference(difference))
+    return causes
+
+
+def early_differences(
+    reference: ObservedRun, other: ObservedRun, difference: Difference | None
+) -> dict[str, str]:
+    """Return what differed within reach of the loop before the first difference of the training.
+
+    Texts are left out, because the runs have different directories.
+    """
+    described: dict[str, str] = {}
+    for launch, twin in zip(reference.launches, other.launches, strict=False):
+        for place, record in launch.micro_batches.items():
+            is_later = difference is not None and record.step > difference.step
+            if place[1] != 0 or place not in twin.micro_batches or is_later:
+                continue
+            twin_state = twin.micro_batches[place].state
+            for path in differing(record.state, twin_state):
+                description = launch.described.get(path, "value")
+                if not description.startswith("str,"):
+                    described.setdefault(path, description)
+    return sorted_by_likelihood(without_inner(described))
+
+
+def cause_of_difference(difference: Difference) -> Cause:
+    """Return the cause that a first difference itself shows."""
+    names = ", ".join(difference.names)
+    place = difference.place
+    where = f" on rank {difference.rank}" if difference.rank else ""
+    is_in_evaluation = isinstance(difference.record, EvaluationBatch)
+    if difference.subject == "samples":
+        return Cause(
+            f"the first difference is which samples the batch has {place}{where}",
+            "let run.batches(loader) and run.loaders(data) choose the samples",
+        )
+    if difference.subject == "generators":
+        return Cause(
+            f"the first difference is the state of the random generator {names} {place}{where}",
+            "seed no generator by a clock or a process id, and draw equally many numbers in each "
+            "pass of the loop",
+        )
+    if difference.subject == "parts":
+        return Cause(
+            f"the first difference is the state of {names} {place}{where}",
+            "build and change it by nothing but config, the batches and the seeded generators",
+        )
+    if difference.subject == "batch":
+        kind = "evaluation" if is_in_evaluation else "training"
+        return Cause(
+            f"the first difference is the contents of a {kind} batch {place}{where}, although its "
+            "samples are the same",
+            "let the data set depend on the sample index alone, and draw random numbers in "
+            "__getitem__ from torch, numpy or random, which are seeded for each sample",
+        )
+    if difference.subject in ("loss", "metrics") and isinstance(difference.record, Recorded):
+        subject = "the loss" if difference.subject == "loss" else f"the metric {names}"
+        return Cause(
+            f"the first difference is {subject} {place}{where}, although weights, batch and the "
+            "states of all random generators were the same before",
+            "look there for a clock, an own random generator, a file, or a value that another "
+            "update left behind",
+        )
+    subjects = {"learning_rates": "the learning rate", "figures": f"the figure {names}"}
+    subject = subjects.get(difference.subject, f"{difference.subject} {names}")
+    return Cause(
+        f"the first difference is {subject} {place}{where}",
+        "let it depend on the weights, the batches and the update alone",
+    )

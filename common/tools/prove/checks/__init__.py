@@ -1,0 +1,27 @@
+"""All checks, in the order in which they run and appear in the report."""
+
+from common.tools.prove.bench import Check
+from common.tools.prove.checks import (
+    accumulation,
+    figures,
+    learning,
+    memory,
+    processes,
+    repeating,
+    resuming,
+    samples,
+    waits,
+)
+
+CHECKS: tuple[Check, ...] = (
+    learning.CHECK,
+    repeating.CHECK,
+    resuming.CHECK,
+    accumulation.CHECK,
+    processes.CHECK,
+    processes.SHARDED_CHECK,
+    samples.CHECK,
+    waits.CHECK,
+    figures.CHECK,
+    memory.CHECK,
+)

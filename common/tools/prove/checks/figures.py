@@ -1,0 +1,354 @@
+"""Checks logged figures: losses, metrics, samples and speed, computed again from the batches."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from common.objective import PREFIXES
+from common.tools.prove.bench import Bench, Check, Verdict
+from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
+from common.tools.prove.observation import Evaluated, Note, ObservedRun, Recorded
+from common.tools.prove.outcomes import Reading, judge, readings_of
+from common.tools.prove.steady import steady_run
+
+ROWS = 1e-5  # relative tolerance of rows; the run adds up in another order
+SMALL_ROWS = 1e-6
+FACTORS = 1e-3  # relative tolerance of a factor between two losses
+SPEED = 0.1  # relative tolerance of the speed
+FIRST_UPDATES = 3  # which the speed leaves out
+ADVICE_OF_EVALUATION = (
+    "add up over samples, as sums.record(loss, metrics, count) of Sums does, and return "
+    "sums.result()"
+)
+ADVICE_OF_MODE = "evaluate the model that `with run.evaluating(model) as bare_model:` yields"
+ADVICE_OF_LOSS = (
+    "pass run.record the mean loss of the process's own micro-batch; the run averages it over "
+    "micro-batches and processes"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong with a figure."""
+
+    sentence: str
+    advice: str
+
+
+@dataclass
+class Counts:
+    """How much was compared."""
+
+    figures: int = 0
+    unknown: int = 0  # figures of evaluations that can't be computed again
+
+
+def answer(bench: Bench) -> Verdict:
+    ways = ways_of(bench)
+    counts = Counts()
+    whole = run_of(bench, "whole", ways.whole)
+    divided = run_of(bench, "divided", ways.divided)
+    distributed = run_of(bench, "two-processes", ways.distributed)
+    causes = [*wrong_rows(bench.reference, counts)]
+    for run in (divided, distributed):
+        causes += training_modes(run)
+        causes += wrong_losses(whole, run, counts)
+    causes += wrong_figures(divided, counts)
+    causes += wrong_figures(distributed, counts, right_figures(divided))
+    causes += wrong_speeds(steady_run(bench), counts)
+    return verdict_of(causes, counts)
+
+
+def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
+    compared = f"{counts.figures} figures, computed again from batches and outcomes"
+    if counts.unknown:
+        compared += f" ({counts.unknown} of evaluations are of unknown kinds)"
+    return Verdict(
+        not causes,
+        compared,
+        tuple(dict.fromkeys(cause.sentence for cause in causes)),
+        causes[0].advice if causes else "",
+    )
+
+
+# The rows of training
+
+
+def rows_of(run: ObservedRun) -> list[dict[str, Any]]:
+    """Return the rows of a run's `metrics.jsonl`."""
+    text = (run.directory / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause for the first row that is not the mean of what the loop recorded."""
+    rows = [row for row in rows_of(run) if "train/loss" in row]
+    steps = [0, *(int(row["progress/global_step"]) for row in rows)]
+    for (before, step), row in zip(pairwise(steps), rows, strict=True):
+        expected = means_between(run, before, step)
+        expected["progress/samples"] = float(step * run.started.samples_per_update)
+        for name, value in expected.items():
+            if name not in row:
+                continue
+            counts.figures += 1
+            if not math.isclose(row[name], value, rel_tol=ROWS, abs_tol=SMALL_ROWS):
+                yield Cause(
+                    f"{name} of update {step} was logged as {row[name]:.6g}, and is {value:.6g} by "
+                    "what the loop recorded",
+                    ADVICE_OF_LOSS,
+                )
+                return
+
+
+def means_between(run: ObservedRun, before: int, step: int) -> dict[str, float]:
+    """Return the means of what all ranks recorded in the updates `before` + 1 to `step`."""
+    losses = []
+    totals: defaultdict[str, float] = defaultdict(float)
+    elements: defaultdict[str, int] = defaultdict(int)
+    for _, record in run.all(Recorded):
+        if before <= record.step < step:
+            losses.append(record.loss)
+            for name, (total, count) in record.metrics.items():
+                totals[name] += total
+                elements[name] += count
+    means = {f"train/{name}": totals[name] / elements[name] for name in totals if elements[name]}
+    if losses:
+        means["train/loss"] = fmean(losses)
+    return means
+
+
+# The losses that the loop records
+
+
+def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause if recorded losses depend on how an update is divided.
+
+    A loss may be any multiple of what a function of torch computes, such as half of a squared
+    error, or have more terms. But the multiple is the same for one whole batch of one process.
+
+    Args:
+        whole: a run of one micro-batch an update, on one process.
+        run: a run with several micro-batches or processes.
+    """
+    counts.figures += len(recorded_losses(run))
+    multiples = zip(multiples_of_losses(whole), multiples_of_losses(run), strict=False)
+    known = [(first, second) for first, second in multiples if first and second]
+    if any(is_multiple(second / first, 1.0) for first, second in known):
+        return
+    for first, second in known:
+        for factor, words in factors(run):
+            if is_multiple(second / first, factor):
+                yield Cause(
+                    f"the recorded losses are {factor:.3g} times those that were computed, which "
+                    f"is {words}",
+                    ADVICE_OF_LOSS,
+                )
+                return
+
+
+def multiples_of_losses(run: ObservedRun) -> list[float | None]:
+    """Return the multiple of each computed loss that the loop records; None if it varies.
+
+    The last entry is that of the sum of all losses of a micro-batch.
+    """
+    recorded = recorded_losses(run)
+    multiples: list[float | None] = []
+    for losses in computed_losses(run):
+        ratios = []
+        for place, value in losses.items():
+            if place in recorded and abs(value) > SMALL_ROWS:
+                ratios.append(recorded[place] / value)
+        is_constant = bool(ratios) and all(is_multiple(ratio, ratios[0]) for ratio in ratios)
+        multiples.append(ratios[0] if is_constant and len(ratios) == len(recorded) else None)
+    return multiples
+
+
+def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
+    """Yield factors that a loss is multiplied with by mistake, in words."""
+    numbers = {
+        "the number of processes": run.world_size,
+        "the number of micro-batches of an update": run.started.accumulation,
+    }
+    for words, number in numbers.items():
+        if number > 1:
+            yield float(number), words
+            yield 1 / number, f"1 / {words}"
+
+
+def is_multiple(ratio: float, factor: float) -> bool:
+    """Whether a ratio is a factor, within the tolerance."""
+    return math.isclose(ratio, factor, rel_tol=FACTORS)
+
+
+Place = tuple[int, int]  # updates before a micro-batch, and its number within the update
+
+
+def recorded_losses(run: ObservedRun) -> dict[Place, float]:
+    """Return the mean over ranks of the losses that the loop recorded."""
+    losses: defaultdict[Place, list[float]] = defaultdict(list)
+    for _, record in run.all(Recorded):
+        losses[record.step, record.micro_batch].append(record.loss)
+    return {place: fmean(values) for place, values in losses.items()}
+
+
+def computed_losses(run: ObservedRun) -> list[dict[Place, float]]:
+    """Return the means over ranks of what each loss function gave, and of their sum.
+
+    A micro-batch may compute several losses, which are numbered in their order.
+    """
+    values: defaultdict[Place, defaultdict[int, list[float]]]
+    values = defaultdict(lambda: defaultdict(list))
+    for launch in run.launches:
+        calls: defaultdict[Place, int] = defaultdict(int)
+        for note in notes_of(launch, "training_loss"):
+            place = note.step, int(number_of(note, "micro_batch"))
+            values[place][calls[place]].append(number_of(note, "value"))
+            calls[place] += 1
+    most = max((len(by_call) for by_call in values.values()), default=0)
+    losses = []
+    for call in range(most):
+        losses.append(
+            {
+                place: fmean(by_call[call])
+                for place, by_call in values.items()
+                if len(by_call.get(call, ())) == run.world_size
+            }
+        )
+    losses.append(
+        {
+            place: math.fsum(fmean(each) for each in by_call.values())
+            for place, by_call in values.items()
+        }
+    )
+    return losses
+
+
+# The figures of evaluations
+
+
+def training_modes(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if layers are in training mode in an evaluation."""
+    layers = {
+        str(note.values["layer"])
+        for launch in run.launches
+        for note in notes_of(launch, "training_mode")
+    }
+    if layers:
+        yield Cause(
+            f"the model is in training mode in the evaluation, so {' and '.join(sorted(layers))} "
+            "acts as in training",
+            ADVICE_OF_MODE,
+        )
+
+
+def wrong_figures(
+    run: ObservedRun, counts: Counts, trusted: Collection[str] | None = None
+) -> Iterator[Cause]:
+    """Yield a cause for the first figure of an evaluation that its outcomes do not give.
+
+    Args:
+        trusted: names of figures that the outcomes give on one process. Others may be figures of
+            another kind under a known name. None: all names.
+    """
+    for record in run.launches[0].of(Evaluated):
+        readings = readings_of_evaluation(run, record)
+        for name, value in logged_figures(run, record).items():
+            judged = judge(name, value, readings)
+            if judged.is_right is None or (trusted is not None and name not in trusted):
+                counts.unknown += name != "count"
+                continue
+            counts.figures += 1
+            if not judged.is_right:
+                ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
+                yield Cause(
+                    f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
+                    f"{value:.6g}, and {judged.expected:.6g} by its samples: {judged.explanation}",
+                    ADVICE_OF_EVALUATION,
+                )
+                return
+
+
+def right_figures(run: ObservedRun) -> set[str]:
+    """Return the names of the figures that the outcomes of each evaluation give."""
+    right: set[str] = set()
+    wrong: set[str] = set()
+    for record in run.launches[0].of(Evaluated):
+        readings = readings_of_evaluation(run, record)
+        for name, value in logged_figures(run, record).items():
+            (right if judge(name, value, readings).is_right else wrong).add(name)
+    return right - wrong
+
+
+def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
+    """Return the figures of an evaluation as they were logged, by their names without prefix.
+
+    The recipe may return the figures of one process alone, and the run averages these. The
+    rehearsal logs nothing, so its figures are those of the recipe, on one process alone.
+    """
+    if evaluated.phase == "rehearsal":
+        return evaluated.figures if run.world_size == 1 else {}
+    prefix = PREFIXES[evaluated.split]
+    if evaluated.phase == "final":
+        logged = json.loads((run.directory / "summary.json").read_text(encoding="utf-8"))
+    else:
+        logged = {}
+        for row in rows_of(run):
+            if row["progress/global_step"] == evaluated.step:
+                logged |= row
+    figures = {}
+    for name, value in evaluated.figures.items():
+        figures[name] = float(logged.get(f"{prefix}/{name}", value))
+    return figures
+
+
+def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Reading]:
+    """Return all passes over the split of one evaluation."""
+    ranks: list[list[Note]] = []
+    for launch in run.of_launch(0):
+        ranks.append(
+            [
+                note
+                for note in notes_of(launch, "outcome")
+                if note.step == evaluated.step
+                and note.values["phase"] == evaluated.phase
+                and note.values["split"] == evaluated.split
+            ]
+        )
+    return readings_of(ranks)
+
+
+# Speed
+
+
+def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+    """Yield a cause if the logged speed is not that of the bench's own clock."""
+    rows = {int(row["progress/global_step"]): row for row in rows_of(run)}
+    per_update = run.started.samples_per_update
+    ratios = []
+    for note in notes_of(run.launches[0], "interval"):
+        after = int(number_of(note, "after"))
+        # The note was written at the log line itself, when the update had been counted.
+        row = rows.get(note.step, {})
+        speed = row.get("perf/samples_per_second")
+        if speed and after >= FIRST_UPDATES:
+            samples = (note.step - after) * per_update
+            ratios.append(speed * number_of(note, "seconds") / samples)
+    counts.figures += len(ratios)
+    if ratios and abs(median(ratios) - 1) > SPEED:
+        yield Cause(
+            f"perf/samples_per_second times the seconds of the clock is {median(ratios):.2f} times "
+            "the number of samples",
+            "let the loop take each batch from run.batches(train_loader), which counts its samples",
+        )
+
+
+CHECK = Check(
+    "figures",
+    "logged losses, metrics, samples and speed are those of the batches",
+    answer,
+)

@@ -1,0 +1,129 @@
+"""Checks that memory does not grow with the updates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from common.tools.prove.bench import Bench, Check, Verdict
+from common.tools.prove.comparison import notes_of
+from common.tools.prove.observation import Note, ObservedRun
+from common.tools.prove.steady import steady_run
+
+MEBIBYTE = 2**20
+# The most that memory may grow by, in MiB an update. Live tensors and a device's allocator are
+# exact. The process's allocator also has small objects of Python. Resident memory, which is only
+# used where the allocator does not tell, grows and shrinks by whole pages.
+MOST = {
+    "tensors": 0.0002,
+    "device": 0.01,
+    "in_use": 0.005,
+    "resident": 0.5,
+}
+WORDS = {
+    "tensors": "live tensors",
+    "device": "the device's memory",
+    "in_use": "the process's memory",
+    "resident": "the process's resident memory",
+}
+BYTES_OF_TENSOR = 512  # besides its values: the objects of Python and C++
+LEAST_POINTS = 5
+LEAST_RISES = 0.7  # share of the neighbouring points between which memory rises; noise has half
+ADVICE = (
+    "keep no tensors from update to update: hand them to run.record, or keep numbers; `.detach()` "
+    "a loss that is added up, whose graph of gradients would stay"
+)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How much one kind of memory grows."""
+
+    kind: str
+    slope: float  # MiB an update
+    rises: float  # share of neighbouring points with a rise of at least half of what is allowed
+
+    @property
+    def is_too_much(self) -> bool:
+        return self.slope > MOST[self.kind] and self.rises >= LEAST_RISES
+
+
+def answer(bench: Bench) -> Verdict:
+    return verdict_of(steady_run(bench))
+
+
+def verdict_of(run: ObservedRun) -> Verdict:
+    """Judge the growth of each kind of memory, and name the tensors that grow in number."""
+    notes = notes_of(run.launches[0], "memory")
+    notes = notes[len(notes) // 3 :]  # the first third is warming up
+    if len(notes) < LEAST_POINTS:
+        return Verdict(None, "the run is too short to tell growth from warming up")
+    growths = growths_of(notes)
+    compared = ", ".join(
+        f"{WORDS[growth.kind]} {growth.slope:+.4f} MiB an update (at most {MOST[growth.kind]})"
+        for growth in growths
+    )
+    causes = [growing_tensors(note) for note in notes_of(run.launches[0], "growing")]
+    too_much = [growth for growth in growths if growth.is_too_much]
+    if not too_much:
+        return Verdict(True, f"updates {notes[0].step} to {notes[-1].step}: {compared}")
+    for growth in too_much:
+        causes.append(
+            f"{WORDS[growth.kind]} grows by {growth.slope:.4f} MiB an update, and at most "
+            f"{MOST[growth.kind]} is usual"
+        )
+    return Verdict(False, compared, tuple(causes), ADVICE)
+
+
+def growths_of(notes: Sequence[Note]) -> list[Growth]:
+    """Return the growth of each kind of memory that was measured."""
+    measured: dict[str, list[float]] = {"tensors": []}
+    for note in notes:
+        size = number(note, "tensor_bytes") or 0.0
+        count = number(note, "tensors") or 0.0
+        measured["tensors"].append(size + count * BYTES_OF_TENSOR)
+    kinds = ["device", "in_use"]
+    if number(notes[0], "in_use") is None:
+        kinds[1] = "resident"
+    for kind in kinds:
+        known = [value for note in notes if (value := number(note, kind)) is not None]
+        if len(known) == len(notes):
+            measured[kind] = known
+    steps = [float(note.step) for note in notes]
+    growths = []
+    for kind, values in measured.items():
+        slopes = slopes_between(steps, [value / MEBIBYTE for value in values])
+        rises = sum(rise > MOST[kind] / 2 for rise in slopes) / len(slopes)
+        # The median, because single jumps and drops, as at the end of an epoch, don't move it.
+        growths.append(Growth(kind, median(slopes), rises))
+    return growths
+
+
+def slopes_between(places: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return the slope between each point and the next one."""
+    points = zip(places, values, strict=True)
+    return [
+        (value - value_before) / (place - place_before)
+        for (place_before, value_before), (place, value) in pairwise(points)
+    ]
+
+
+def number(note: Note, name: str) -> float | None:
+    """Return a number of a note; None if it was not measured."""
+    value = note.values[name]
+    return float(value) if isinstance(value, int | float) else None
+
+
+def growing_tensors(note: Note) -> str:
+    """Return what a note says of tensors that become more."""
+    values = note.values
+    shape = values["shape"]
+    assert isinstance(shape, list)
+    size = " × ".join(str(length) for length in shape) or "a single value"
+    return (
+        f"tensors of {values['dtype']} [{size}] became more by {values['more']}, to "
+        f"{values['count']}, held by {values['holder']}"
+    )
+
+
+CHECK = Check("memory", "memory does not grow with the updates", answer)

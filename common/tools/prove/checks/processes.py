@@ -1,0 +1,163 @@
+"""Checks that two processes make the updates of one, also when the number changes on a resume."""
+
+from common.tools.prove.bench import Bench, Check, Interruption, Verdict
+from common.tools.prove.checks.accumulation import (
+    Cause,
+    Pair,
+    cause_of_difference,
+    cause_of_figures,
+    cause_of_rates,
+    cause_of_weights,
+    is_near,
+    summary,
+    values_of,
+)
+from common.tools.prove.comparison import (
+    UPDATES,
+    Mixers,
+    Way,
+    Ways,
+    drawn_generators,
+    first_difference,
+    mixers_of,
+    run_of,
+    updates_of,
+    ways_of,
+)
+from common.tools.prove.observation import ObservedRun
+
+STOPPED_AFTER = UPDATES // 2
+# The launcher's variables for FSDP2, as `accelerate_configs/fsdp2_bf16.yaml` sets them.
+SHARDED = (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2"))
+
+
+def answer(bench: Bench) -> Verdict:
+    """Compare two processes with one, and a run that went from one to two with both."""
+    ways = ways_of(bench)
+    distributed = run_of(bench, "two-processes", ways.distributed)
+    single, way = run_on_one(bench, ways, mixers_of(distributed))
+    verdict = verdict_of(Pair(single, distributed, way, ways.distributed))
+    if not verdict.passed or way.accumulation == 1:
+        return verdict
+    moved = run_of(
+        bench,
+        "from-one-to-two",
+        way,
+        interruptions=(Interruption("stop", STOPPED_AFTER),),
+        resumed_processes=2,
+    )
+    resumed = verdict_of(Pair(single, moved, way, ways.distributed))
+    words = f"a run stopped on one process after update {STOPPED_AFTER} and resumed on two"
+    if resumed.passed:
+        return Verdict(True, f"{verdict.compared}; and {words}")
+    causes = tuple(f"{words}: {cause}" for cause in resumed.causes)
+    return Verdict(resumed.passed, f"{words}: {resumed.compared}", causes, resumed.advice)
+
+
+def answer_sharded(bench: Bench) -> Verdict:
+    """Compare one process with two that share out the weights by FSDP2."""
+    ways = ways_of(bench)
+    sharded = run_of(bench, "sharded", ways.distributed, environment=SHARDED)
+    single, way = run_on_one(bench, ways, mixers_of(sharded))
+    return verdict_of(Pair(single, sharded, way, ways.distributed))
+
+
+def run_on_one(bench: Bench, ways: Ways, mixers: Mixers) -> tuple[ObservedRun, Way]:
+    """Return the run on one process that two processes should equal, and its way.
+
+    A loss that compares samples with each other needs a larger batch in the place of accumulation.
+    """
+    if mixers.couples_samples:
+        return run_of(bench, "whole", ways.whole), ways.whole
+    return run_of(bench, "divided", ways.divided), ways.divided
+
+
+def verdict_of(pair: Pair) -> Verdict:
+    """Compare a run on one process with one on two."""
+    mixers = mixers_of(pair.second)
+    if "SyncBatchNorm" in mixers.layers:
+        sentence = "SyncBatchNorm mixes the samples of all processes: not comparable, skipped"
+        return Verdict(None, sentence)
+    cause = cause_of(pair)
+    if cause is None and not mixers.layers:
+        cause = cause_of_figures(pair)
+    said = ""
+    if mixers.layers:
+        said = (
+            f"; {' and '.join(mixers.layers)} averages its statistics over processes, so "
+            "evaluations are not compared"
+        )
+    if cause is None:
+        return Verdict(True, f"{summary(pair)}{said}")
+    generators = drawn_generators(pair.second)
+    if generators:
+        names = " and ".join(generators)
+        sentence = f"the loop draws random numbers on each process (generator {names})"
+        return Verdict(None, f"{sentence}: not comparable, skipped")
+    return Verdict(False, f"{summary(pair)}{said}", (cause.sentence,), cause.advice)
+
+
+def cause_of(pair: Pair) -> Cause | None:
+    """Return why two processes make other updates than one, in words about processes."""
+    difference = first_difference(updates_of(pair.first), updates_of(pair.second))
+    if difference is None:
+        return cause_of_weights(pair)
+    values = values_of(pair, difference)
+    if difference.quantity == "learning rate":
+        return Cause(
+            f"the learning rate of update {difference.update} is {values}: a schedule depends on "
+            "the number of processes or of micro-batches",
+            "pass the scheduler to accelerator.prepare(...), which steps it once an update",
+        )
+    if difference.quantity == "gradients":
+        sentence = f"the gradients of update {difference.update} have the norm {values}"
+        ratio = difference.ratio
+        if mixers_of(pair.second).couples_samples:
+            return Cause(
+                f"{sentence}, {ratio:.2f} times as large: the loss of a process compares its own "
+                "samples alone, or counts those of others several times",
+                "gather the rows of all processes by run.gather(rows), and take the mean",
+            )
+        return cause_of_ratio(sentence, ratio)
+    if difference.quantity == "loss" and difference.update == 1:
+        return Cause(
+            f"the loss of update 1 is {values}, before any weight has changed: the loss that is "
+            "recorded is no mean over the samples of a process",
+            "pass run.record the mean loss of the process's own samples; the run averages it over "
+            "processes",
+        )
+    return cause_of_rates(pair) or cause_of_difference(pair)
+
+
+def cause_of_ratio(sentence: str, ratio: float) -> Cause:
+    """Return why gradients are larger or smaller on two processes."""
+    if is_near(ratio, 0.5):
+        return Cause(
+            f"{sentence}, half as large: on one process, the loss is not divided by the number of "
+            "micro-batches",
+            "call accelerator.backward(loss), which divides it; loss.backward() does not",
+        )
+    if is_near(ratio, 2):
+        return Cause(
+            f"{sentence}, twice as large: the gradients of the processes are added up",
+            "leave the mean over processes to the prepared model, and do not multiply the loss by "
+            "their number",
+        )
+    return Cause(
+        f"{sentence}, {ratio:.2f} times as large, for the same samples and weights",
+        "call the model that accelerator.prepare(...) returned, and compute the loss as a mean "
+        "over the samples of the process",
+    )
+
+
+CHECK = Check(
+    "processes",
+    "two processes make the same updates as one with twice the accumulation, also after a resume",
+    answer,
+)
+SHARDED_CHECK = Check(
+    "sharded",
+    "two processes that share out the weights by FSDP2 make the same updates as one process",
+    answer_sharded,
+    is_optional=True,
+)

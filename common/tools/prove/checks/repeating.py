@@ -1,0 +1,30 @@
+"""Whether the same command gives the same bits twice."""
+
+from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
+from common.tools.prove.causes import causes_of_repeat
+from common.tools.prove.differences import first_difference
+from common.tools.prove.results import Results, differences_of_results
+
+
+def answer(bench: Bench) -> Verdict:
+    """Compare the reference run with another run of the same command."""
+    reference = bench.reference
+    other = bench.run(RunSpec("repeated", is_fresh=True))
+    results = Results(reference.directory)
+    compared = f"{reference.started.total_steps} updates, {results.summary}, of 2 runs"
+    differences = differences_of_results(results, Results(other.directory))
+    difference = first_difference(reference, other)
+    if difference is None and not differences:
+        return Verdict(True, compared)
+    causes = causes_of_repeat(reference, other, difference)
+    return Verdict(
+        False,
+        compared,
+        (*(cause.sentence for cause in causes), *differences),
+        causes[0].advice if causes else "",
+    )
+
+
+CHECK = Check(
+    "repeatable", "the same command twice gives the same weights, rows and best model", answer
+)

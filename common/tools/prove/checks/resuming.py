@@ -1,0 +1,99 @@
+"""Whether an interrupted run, once resumed, ends with the bits of an uninterrupted one."""
+
+import random
+
+from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict
+from common.tools.prove.causes import causes_of_resume
+from common.tools.prove.differences import first_difference
+from common.tools.prove.observation import Evaluated, Interrupted, Manner, ObservedRun, Saved
+from common.tools.prove.results import Results, differences_of_results
+
+MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
+
+
+def answer(bench: Bench) -> Verdict:
+    """Compare the reference run with one that was interrupted in each manner."""
+    reference = bench.reference
+    other = bench.run(interrupted_spec(bench))
+    results = Results(reference.directory)
+    compared = f"{results.summary}; {interruptions_in_words(other)}"
+    differences = differences_of_results(results, Results(other.directory))
+    difference = first_difference(reference, other)
+    if difference is not None or differences:
+        causes = causes_of_resume(reference, other, difference)
+        return Verdict(
+            False,
+            compared,
+            (*(cause.sentence for cause in causes), *differences),
+            causes[0].advice if causes else "",
+        )
+    missing = missing_manners(other)
+    if missing:
+        return Verdict(
+            False,
+            compared,
+            (f"the run ended before it could be interrupted: {', '.join(missing)}",),
+            "pass more --updates, so that the run has more evaluations and checkpoints",
+        )
+    return Verdict(True, compared)
+
+
+def interrupted_spec(bench: Bench) -> RunSpec:
+    """Return the run that is interrupted in each manner; several checks look at it."""
+    interruptions = draw_interruptions(bench.draws("interruptions"), bench.reference)
+    return RunSpec("interrupted", interruptions=interruptions)
+
+
+def draw_interruptions(draws: random.Random, reference: ObservedRun) -> tuple[Interruption, ...]:
+    """Draw where a run is interrupted, one after the other, spread over the whole run.
+
+    Args:
+        draws: the generator.
+        reference: an uninterrupted run with the same flags.
+    """
+    total_steps = reference.started.total_steps
+    rank_zero = reference.launches[0]
+    last_steps = {
+        "save": max((record.step for record in rank_zero.of(Saved)), default=total_steps),
+        "evaluation": max((record.step for record in rank_zero.of(Evaluated)), default=total_steps),
+    }
+    manners = [*MANNERS]
+    draws.shuffle(manners)
+    interruptions = []
+    for number, manner in enumerate(manners):
+        begin = number * total_steps // len(manners)
+        end = (number + 1) * total_steps // len(manners)
+        step = draws.randint(begin + 1, max(begin + 1, end - 1))
+        step = min(step, last_steps.get(manner, total_steps - 1))
+        interruptions.append(Interruption(manner, max(1, step), draws.random()))
+    return tuple(interruptions)
+
+
+def interruptions_in_words(run: ObservedRun) -> str:
+    """Return where a run was interrupted, such as "killed after update 4, before batch 2 of …"."""
+    kills: list[str] = []
+    stops: list[str] = []
+    for _, record in run.all(Interrupted):
+        (stops if record.manner == "stop" else kills).append(record.place)
+    phrases = []
+    if kills:
+        phrases.append(f"killed {', '.join(kills)}")
+    if stops:
+        phrases.append(f"stopped by SIGTERM {', '.join(stops)}")
+    return "; ".join(phrases) or "not interrupted"
+
+
+def missing_manners(run: ObservedRun) -> list[str]:
+    """Return the manners of interruption that a run has not met."""
+    missing: list[str] = [*MANNERS]
+    for _, record in run.all(Interrupted):
+        missing.remove(record.manner)
+    return missing
+
+
+CHECK = Check(
+    "resumes",
+    "killed at two updates, in a save and in an evaluation, and stopped by SIGTERM, the run ends "
+    "with the same weights, rows and best model",
+    answer,
+)

@@ -1,0 +1,275 @@
+"""Checks that training uses each sample once an epoch, and an evaluation each sample once."""
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.tools.prove.bench import Bench, Check, RunFailedError, Verdict
+from common.tools.prove.checks.resuming import interrupted_spec
+from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
+from common.tools.prove.observation import (
+    Evaluated,
+    EvaluationBatch,
+    MicroBatch,
+    ObservedLaunch,
+    ObservedRun,
+    Recorded,
+)
+
+LEAST_BATCHES = 3  # in which a position has no gradient before that counts
+MOST_NAMED = 5  # samples that a sentence lists
+ADVICE_TRAINING = (
+    "use each batch of run.batches(train_loader) whole, and call run.record once for each"
+)
+ADVICE_EVALUATION = (
+    "read the whole loader, `for batch in loader`; with run.equal_batches(loader), apply the mask "
+    "to whatever is added up"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong with the samples of a run."""
+
+    sentence: str
+    advice: str
+
+
+def answer(bench: Bench) -> Verdict:
+    """Check the reference run, one on two processes, and all runs that were interrupted."""
+    ways = ways_of(bench)
+    runs = [
+        bench.reference,
+        run_of(bench, "divided", ways.divided),
+        run_of(bench, "two-processes", ways.distributed),
+        *interrupted_runs(bench),
+    ]
+    causes = [cause for run in runs for cause in causes_of(run)]
+    evaluations = sum(len(complete_evaluations(run)) for run in runs)
+    samples = bench.reference.started.split_sizes["train"]
+    launches = sum(len(run.of_rank(0)) for run in runs)
+    return Verdict(
+        not causes,
+        f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
+        f"{launches} starts",
+        tuple(dict.fromkeys(cause.sentence for cause in causes)),
+        causes[0].advice if causes else "",
+    )
+
+
+def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
+    """Yield the run that `resumes` interrupts, unless it fails; then that check says so."""
+    with contextlib.suppress(RunFailedError):
+        yield bench.run(interrupted_spec(bench))
+
+
+def causes_of(run: ObservedRun) -> Iterator[Cause]:
+    """Yield what is wrong with the samples of a run."""
+    yield from unrecorded(run)
+    yield from remade(run)
+    yield from wrong_epochs(run)
+    yield from unused_rows(run)
+    yield from wrong_evaluations(run)
+
+
+# Training
+
+
+def unrecorded(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if the loop takes a batch and does not record it."""
+    for launch in run.launches:
+        pending: MicroBatch | None = None
+        for record in launch.records:
+            if isinstance(record, Recorded):
+                pending = None
+            if not isinstance(record, MicroBatch):
+                continue
+            if pending is not None:
+                yield Cause(
+                    f"the loop took a batch for update {pending.step + 1} and did not record it: "
+                    f"{len(pending.samples)} samples were skipped ({named(pending.samples)})",
+                    ADVICE_TRAINING,
+                )
+                return
+            pending = record
+
+
+def remade(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if a resumed run makes an update of other samples than before."""
+    samples: dict[tuple[int, int, int, int], list[int]] = {}
+    for launch, record in run.all(MicroBatch):
+        # Another number of processes divides the same samples in another way.
+        world_size = len(run.of_launch(launch.launch))
+        key = (world_size, launch.rank, record.step, record.micro_batch)
+        before = samples.setdefault(key, record.samples)
+        if before != record.samples:
+            yield Cause(
+                f"update {record.step + 1} was made of the samples {named(before)}, and after the "
+                f"resume of {named(record.samples)}",
+                "let the run's loader order the samples, which it does by seed and epoch",
+            )
+            return
+
+
+def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
+    """Return the micro-batches of all ranks; of an update that was made again, the last ones."""
+    last_launch: dict[int, int] = {}
+    for launch, record in run.all(MicroBatch):
+        last_launch[record.step] = max(launch.launch, last_launch.get(record.step, 0))
+    return [
+        record
+        for launch, record in run.all(MicroBatch)
+        if last_launch[record.step] == launch.launch
+    ]
+
+
+def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if an epoch uses a sample twice, or leaves out more than it may.
+
+    The last, incomplete batch of an epoch is dropped, so that all updates have the same weight.
+    """
+    started = run.started
+    size = started.split_sizes["train"]
+    whole = started.updates_per_epoch * started.samples_per_update
+    uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    updates: defaultdict[int, set[int]] = defaultdict(set)
+    for record in final_micro_batches(run):
+        uses[record.epoch].update(record.samples)
+        updates[record.epoch].add(record.step)
+    for epoch, counts in sorted(uses.items()):
+        repeated = [sample for sample, count in counts.items() if count > 1]
+        if repeated:
+            yield Cause(
+                f"epoch {epoch + 1} used {len(repeated)} training samples more than once "
+                f"({named(repeated)})",
+                ADVICE_TRAINING,
+            )
+            return
+        is_whole = len(updates[epoch]) == started.updates_per_epoch
+        if is_whole and len(counts) != whole:
+            yield Cause(
+                f"epoch {epoch + 1} used {len(counts)} of {size} training samples, and only "
+                f"{size - whole} may be left out, as an incomplete batch",
+                ADVICE_TRAINING,
+            )
+            return
+
+
+def unused_rows(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if samples of a batch do not reach the model or its loss."""
+    notes = [note for launch in run.launches for note in notes_of(launch, "not_given")]
+    if notes:
+        rows = int(number_of(notes[0], "rows"))
+        samples = int(number_of(notes[0], "samples"))
+        yield Cause(
+            f"the model gets only {rows} of the {samples} samples of a batch, first in update "
+            f"{notes[0].step + 1}",
+            ADVICE_TRAINING,
+        )
+        return
+    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)
+    for launch in run.launches:
+        for note in notes_of(launch, "rows"):
+            unused = note.values["unused"]
+            assert isinstance(unused, list)
+            unused_by_size[int(number_of(note, "samples"))].append(
+                {int(str(row)) for row in unused}
+            )
+    for size, unused_rows_of_batches in unused_by_size.items():
+        never_used = set.intersection(*unused_rows_of_batches)
+        if len(unused_rows_of_batches) >= LEAST_BATCHES and 0 < len(never_used) < size:
+            positions = ", ".join(str(row + 1) for row in sorted(never_used)[:MOST_NAMED])
+            yield Cause(
+                f"the loss does not depend on {len(never_used)} of the {size} samples of a batch, "
+                f"in all {len(unused_rows_of_batches)} batches at the same place ({positions})",
+                "compute the loss from all rows of the model's output",
+            )
+            return
+
+
+# Evaluations
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The samples that all ranks have read in one complete evaluation, and its figures."""
+
+    step: int
+    phase: str
+    split: str  # whose figures these are
+    figures: dict[str, float]
+    uses: dict[str, Counter[int]]  # by split
+
+
+def complete_evaluations(run: ObservedRun) -> list[Evaluation]:
+    """Return the evaluations of all launches, without those that were interrupted."""
+    evaluations = []
+    for number in sorted({launch.launch for launch in run.launches}):
+        ranks = run.of_launch(number)
+        for record in ranks[0].of(Evaluated):
+            uses: defaultdict[str, Counter[int]] = defaultdict(Counter)
+            for batch in batches_of(ranks, record):
+                uses[batch.split].update(batch.samples)
+            evaluations.append(
+                Evaluation(record.step, record.phase, record.split, record.figures, dict(uses))
+            )
+    return evaluations
+
+
+def batches_of(ranks: list[ObservedLaunch], evaluated: Evaluated) -> Iterator[EvaluationBatch]:
+    """Yield the batches of one evaluation of all ranks."""
+    for launch in ranks:
+        for record in launch.of(EvaluationBatch):
+            if (record.step, record.phase) == (evaluated.step, evaluated.phase):
+                yield record
+
+
+def wrong_evaluations(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if an evaluation leaves out a sample or counts one more often than others."""
+    sizes = run.started.split_sizes
+    for evaluation in complete_evaluations(run):
+        size = sizes[evaluation.split]
+        place = f"the {evaluation.phase} evaluation after update {evaluation.step}"
+        counts = evaluation.uses.get(evaluation.split)
+        if counts is None:
+            continue  # it reads its data in another way than from the loader
+        if len(counts) < size:
+            yield Cause(
+                f"{place} read {len(counts)} of the {size} samples of {evaluation.split}",
+                ADVICE_EVALUATION,
+            )
+            return
+        counted = evaluation.figures.get("count")
+        usual = min(counts.values())
+        repeated = [sample for sample, count in counts.items() if count > usual]
+        said = (
+            f", and {len(repeated)} of them twice or more ({named(repeated)})" if repeated else ""
+        )
+        if counted is not None and counted != size:
+            yield Cause(
+                f"{place} counted {counted:g} samples, and {evaluation.split} has {size}{said}: "
+                "samples that only fill up a batch must not count",
+                ADVICE_EVALUATION,
+            )
+            return
+        if counted is None and repeated:
+            yield Cause(
+                f"{place} read {len(counts)} samples{said}, and logs no `count`",
+                f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
+            )
+            return
+
+
+def named(samples: list[int]) -> str:
+    """Return the first sample indices, as words."""
+    text = ", ".join(str(sample) for sample in samples[:MOST_NAMED])
+    return f"{text}, …" if len(samples) > MOST_NAMED else text
+
+
+CHECK = Check(
+    "samples",
+    "each training sample is used once an epoch, and each evaluation sample once, over all ranks "
+    "and across interruptions",
+    answer,
+)

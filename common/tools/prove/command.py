@@ -1,0 +1,79 @@
+"""Check that a recipe, or an edited copy of one, keeps what this library promises.
+
+  recipes prove train.py --dataset path/to/data
+
+It trains with few samples, several times, as you would launch it, and answers each check with what
+was compared, what is wrong, and what to change. The answers are also written into a receipt. The
+command fails if a check fails. Flags of the recipe follow its file.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import UserError
+from common.tools.parser import tool_parser
+
+UPDATES = 32
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Carry out the proof that the command line describes; exit with status 1 if a check fails."""
+    arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
+    from common.tools.prove.proof import Request, prove  # loads torch: not for --help
+
+    request = Request(
+        recipe=Path(arguments.recipe),
+        flags=flags,
+        checks=arguments.checks,
+        output=Path(arguments.output),
+        folder=None if arguments.folder is None else Path(arguments.folder),
+        seed=arguments.draws,
+        updates=arguments.updates,
+    )
+    if not prove(request):
+        raise SystemExit(1)
+
+
+def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the tool's own arguments, and the words that belong to the recipe's flags.
+
+    Raises:
+        UserError: a flag of the recipe stands before the recipe, or a number can't work.
+    """
+    usage = "%(prog)s RECIPE [--FLAG VALUE ...] [options]"
+    parser = tool_parser("prove", __doc__, usage, outlives_terminal=True)
+    parser.add_argument("recipe", metavar="RECIPE", help="its file, before all flags")
+    parser.add_argument("--checks", metavar="A,B", help="names of checks (default: all)")
+    parser.add_argument(
+        "--output", default="proof.json", metavar="FILE", help="the receipt (default: proof.json)"
+    )
+    parser.add_argument(
+        "--folder", metavar="DIR", help="keep the runs there (default: only if a check fails)"
+    )
+    parser.add_argument(
+        "--updates",
+        type=int,
+        default=UPDATES,
+        metavar="N",
+        help=f"updates of a training (default: {UPDATES})",
+    )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the updates at which runs are interrupted (default: 0)",
+    )
+    arguments, flags = parser.parse_known_args(words)
+    # The parser does not know the recipe's flags. It takes the first word without dashes for
+    # RECIPE, which is the value of a flag if that flag comes first.
+    if flags and words.index(flags[0]) < words.index(arguments.recipe):
+        raise UserError(
+            "a flag stands before the recipe",
+            advice="name the recipe before its flags, such as recipes/resnet.py",
+        )
+    if arguments.updates < 8:
+        raise UserError(f"--updates {arguments.updates} can't work", advice="give 8 or more")
+    return arguments, flags

@@ -1,0 +1,292 @@
+"""Compares two runs that make the same updates in different ways, within a tolerance.
+
+Sums in another order round differently. So the losses, the gradients and the weights of such runs
+agree within a tolerance, and learning rates exactly. Dropout is off in these runs.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from safetensors.torch import load_file
+
+from common.tools.prove.bench import Bench, Interruption, RunSpec
+from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LAST_WEIGHTS
+from common.tools.prove.observation import (
+    Evaluated,
+    MicroBatch,
+    Note,
+    ObservedLaunch,
+    ObservedRun,
+    Recorded,
+    differing,
+)
+
+INSTRUMENTS = tuple(
+    f"common.tools.prove.instruments.{name}"
+    for name in ("without_dropout", "updates", "outcomes", "rows_used")
+)
+UPDATES = 6
+# Tolerances. All but the last are relative.
+LOSS = 1e-3
+GRADIENTS = 1e-2
+RATES = 1e-6
+FIGURES = 1e-2  # of an evaluation; a figure may also differ by that of `FLIPPED` samples
+FLIPPED = 2
+WEIGHTS = 2e-2  # of the distance that the weights have moved in the run
+SMALL = {"loss": 1e-5, "gradients": 1e-6, "learning rate": 1e-12}  # absolute, always allowed
+STATED = (
+    f"tolerance: losses {LOSS:.1%}, gradients {GRADIENTS:.0%}, weights {WEIGHTS:.0%} of the "
+    "distance that they moved"
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of making updates: micro-batches of a size, so many in a row, on so many processes."""
+
+    batch_size: int
+    accumulation: int
+    processes: int = 1
+
+    def __str__(self) -> str:
+        ranks = f" on {self.processes} processes" if self.processes > 1 else ""
+        return f"{self.accumulation} × {self.batch_size}{ranks}"
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Three ways of making the same updates."""
+
+    whole: Way
+    divided: Way
+    distributed: Way
+
+
+def ways_of(bench: Bench) -> Ways:
+    """Return three ways of making updates of about as many samples as those of the proof."""
+    half = max(1, bench.batch_size * bench.accumulation // 2)
+    return Ways(Way(2 * half, 1), Way(half, 2), Way(half, 1, processes=2))
+
+
+def run_of(
+    bench: Bench,
+    name: str,
+    way: Way,
+    *,
+    interruptions: tuple[Interruption, ...] = (),
+    resumed_processes: int | None = None,
+    environment: tuple[tuple[str, str], ...] = (),
+) -> ObservedRun:
+    """Return a short run that makes its updates in a way, in fp32 and without dropout."""
+    flags = (
+        *("--batch-size", str(way.batch_size)),
+        *("--gradient-accumulation-steps", str(way.accumulation)),
+        *("--max-steps", str(UPDATES), "--log-every", "1"),
+        *("--mixed-precision", "no"),
+    )
+    spec = RunSpec(
+        name,
+        flags,
+        processes=way.processes,
+        instruments=INSTRUMENTS,
+        interruptions=interruptions,
+        resumed_processes=resumed_processes,
+        environment=environment,
+    )
+    return bench.run(spec)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of a run, over all ranks."""
+
+    micro_batches: int  # of each rank
+    loss: float  # mean over micro-batches and ranks
+    gradient_norms: tuple[float, ...]  # of each optimizer that made an update, in order
+    learning_rates: tuple[float, ...]  # of all groups of these optimizers
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first quantity in which two runs differ."""
+
+    update: int  # its number, from 1
+    quantity: str  # "learning rate", "gradients", "loss" or "optimizers"
+    first: float
+    second: float
+
+    @property
+    def ratio(self) -> float:
+        """The second value divided by the first."""
+        return self.second / self.first if self.first else math.inf
+
+
+def notes_of(launch: ObservedLaunch, name: str) -> list[Note]:
+    """Return the notes of one name that a launch has written on one rank."""
+    return [note for note in launch.of(Note) if note.name == name]
+
+
+def last_launches(run: ObservedRun) -> dict[int, int]:
+    """Return for each update, by the number of updates before it, the launch that made it last."""
+    launches: dict[int, int] = {}
+    for launch, record in run.all(Recorded):
+        if record.is_update:
+            launches[record.step] = max(launch.launch, launches.get(record.step, 0))
+    return launches
+
+
+def updates_of(run: ObservedRun) -> dict[int, Update]:
+    """Return the updates of a run by number, from 1; one that was made again counts as it was last.
+
+    Gradients and learning rates are those of rank 0.
+    """
+    last_launch = last_launches(run)
+    losses: defaultdict[int, list[float]] = defaultdict(list)
+    micro_batches: defaultdict[int, int] = defaultdict(int)
+    norms: defaultdict[int, list[float]] = defaultdict(list)
+    rates: defaultdict[int, list[float]] = defaultdict(list)
+    for launch, record in run.all(Recorded):
+        if last_launch.get(record.step) == launch.launch:
+            losses[record.step].append(record.loss)
+            micro_batches[record.step] += launch.rank == 0
+    for launch in run.launches:
+        for note in notes_of(launch, "update"):
+            if launch.rank == 0 and last_launch.get(note.step) == launch.launch:
+                norms[note.step].append(number_of(note, "gradient_norm"))
+                rates[note.step] += numbers_of(note, "learning_rates")
+    return {
+        step + 1: Update(
+            micro_batches[step],
+            math.fsum(losses[step]) / len(losses[step]),
+            tuple(norms[step]),
+            tuple(rates[step]),
+        )
+        for step in sorted(last_launch)
+    }
+
+
+def number_of(note: Note, name: str) -> float:
+    """Return a number that a note has."""
+    value = note.values[name]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def numbers_of(note: Note, name: str) -> list[float]:
+    """Return a list of numbers that a note has."""
+    values = note.values[name]
+    assert isinstance(values, list)
+    return [float(str(value)) for value in values]
+
+
+def first_difference(
+    first: Mapping[int, Update], second: Mapping[int, Update]
+) -> Difference | None:
+    """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
+    for number in sorted(first.keys() & second.keys()):
+        one = first[number]
+        other = second[number]
+        if len(one.gradient_norms) != len(other.gradient_norms):
+            counts = float(len(one.gradient_norms)), float(len(other.gradient_norms))
+            return Difference(number, "optimizers", *counts)
+        for quantity, values, other_values, tolerance in (
+            ("learning rate", one.learning_rates, other.learning_rates, RATES),
+            ("loss", (one.loss,), (other.loss,), LOSS),
+            ("gradients", one.gradient_norms, other.gradient_norms, GRADIENTS),
+        ):
+            for value, other_value in zip(values, other_values, strict=False):
+                small = SMALL[quantity]
+                if not math.isclose(value, other_value, rel_tol=tolerance, abs_tol=small):
+                    return Difference(number, quantity, value, other_value)
+    return None
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far the last weights of two runs are apart."""
+
+    share: float  # of the distance that the weights have moved in the first run
+    name: str  # the parameter that differs most
+
+
+def weight_distance(first: ObservedRun, second: ObservedRun) -> Distance | None:
+    """Return how far the last weights are apart; None if a run has not reached its last update."""
+    paths = [
+        first.directory / FIRST_WEIGHTS,
+        first.directory / LAST_WEIGHTS,
+        second.directory / LAST_WEIGHTS,
+    ]
+    if not all(path.exists() for path in paths):
+        return None
+    start, end, other_end = [load_file(path) for path in paths]
+    moved = 0.0
+    apart = 0.0
+    largest = 0.0
+    largest_name = ""
+    for name, values in end.items():
+        moved += float((values.double() - start[name].double()).square().sum())
+        difference = float((values.double() - other_end[name].double()).square().sum())
+        apart += difference
+        if difference > largest:
+            largest = difference
+            largest_name = name
+    if not apart:
+        return Distance(0.0, "")
+    share = math.sqrt(apart / moved) if moved else math.inf
+    return Distance(share, largest_name)
+
+
+def differing_figure(first: ObservedRun, second: ObservedRun) -> tuple[str, float, float] | None:
+    """Return the name and values of an evaluation's figure that differs beyond the tolerance."""
+    evaluations = evaluations_of(first)
+    for key, figures in evaluations_of(second).items():
+        for name, value in figures.items():
+            before = evaluations.get(key, {}).get(name)
+            if before is None:
+                continue
+            flipped = FLIPPED / max(1.0, figures.get("count", 1.0))
+            if abs(value - before) > FIGURES * max(abs(value), abs(before)) + flipped:
+                return f"{name} of the {key[1]} evaluation after update {key[0]}", before, value
+    return None
+
+
+def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
+    """Return the figures of each evaluation of rank 0, by update and phase."""
+    return {
+        (record.step, record.phase): record.figures
+        for launch, record in run.all(Evaluated)
+        if launch.rank == 0
+    }
+
+
+def drawn_generators(run: ObservedRun) -> list[str]:
+    """Return the random generators from which the loop draws between two batches."""
+    names: set[str] = set()
+    for launch in run.launches:
+        before: MicroBatch | None = None
+        for record in launch.records:
+            if isinstance(record, MicroBatch):
+                before = record
+            elif isinstance(record, Recorded) and before is not None:
+                names |= {*differing(before.generators, record.generators)}
+    return sorted(names)
+
+
+@dataclass(frozen=True)
+class Mixers:
+    """What mixes the samples of a micro-batch."""
+
+    layers: Sequence[str]  # their classes
+    couples_samples: bool  # whether the recipe says so of its loss
+
+
+def mixers_of(run: ObservedRun) -> Mixers:
+    """Return what mixes the samples of a micro-batch in a run."""
+    for launch in run.launches:
+        for note in notes_of(launch, "mixers"):
+            layers = note.values["layers"]
+            assert isinstance(layers, list)
+            return Mixers([str(layer) for layer in layers], bool(note.values["couples_samples"]))
+    return Mixers([], False)

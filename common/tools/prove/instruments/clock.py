@@ -1,0 +1,53 @@
+"""Measures the time between two log lines by a clock of its own, for comparison with the speed.
+
+- `interval`: the seconds from the end of one log line to the beginning of the next, and whether an
+  evaluation or a save came between them.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from common.measure.meters import Meters
+from common.run import Run
+from common.tools.prove.session import Session
+
+
+def install(session: Session) -> None:
+    clock = Clock(session)
+    session.wrap(Meters, "interval", clock.logging)
+    session.wrap(Run, "save", clock.saving)
+    session.wrap(Run, "evaluating", clock.evaluating)
+
+
+class Clock:
+    """Takes the time at each log line."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.began: float | None = None  # when the last log line was complete
+        self.first_step = 0  # the update of that line
+        self.is_pure = True  # whether there were only updates since then
+
+    def logging(self, original: Callable[..., dict[str, float]], meters: Meters) -> Any:
+        """Note the time since the last log line."""
+        now = time.perf_counter()
+        step = self.session.step
+        if self.began is not None and self.is_pure:
+            self.session.note("interval", after=self.first_step, seconds=now - self.began)
+        figures = original(meters)
+        self.is_pure = True
+        self.first_step = step
+        self.began = time.perf_counter()
+        return figures
+
+    def saving(self, original: Callable[..., None], run: Run) -> None:
+        self.is_pure = False
+        original(run)
+
+    @contextmanager
+    def evaluating(self, original: Callable[..., Any], run: Run, model: Any) -> Iterator[Any]:
+        self.is_pure = False
+        with original(run, model) as bare_model:
+            yield bare_model

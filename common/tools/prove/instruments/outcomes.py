@@ -1,0 +1,206 @@
+"""Notes the outcome of each sample of an evaluation, and each loss that training computes.
+
+The functions of torch that compute losses see what a model gave for which samples. From these
+outcomes, a check computes the figures of an evaluation again.
+
+- `outcome`: a loss function was called for a batch of an evaluation.
+- `training_loss`: a loss function was called in training.
+- `training_mode`: a layer that acts differently in training was in that mode in an evaluation.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from common.data.loader import Loader
+from common.tools.prove.session import Session
+
+CLASS_LOSSES = ("cross_entropy", "nll_loss")
+BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
+DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+IGNORED = -100  # the default label of elements that a loss of classes leaves out
+
+
+def install(session: Session) -> None:
+    outcomes = Outcomes(session)
+    session.wrap(Loader, "make_batches", outcomes.make_batches)
+    for name in (*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCES):
+        session.wrap(functional, name, outcomes.computing_loss)
+    register_module_forward_pre_hook(outcomes.entering)
+
+
+@dataclass(frozen=True)
+class CurrentBatch:
+    """The batch that an evaluation uses now."""
+
+    split: str
+    reading: int  # an evaluation may read its split several times; they are numbered
+    samples: list[int]
+
+
+class Outcomes:
+    """Writes the notes of one launch."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.batch: CurrentBatch | None = None
+        self.readings = itertools.count()
+        self.told: set[tuple[int, str]] = set()  # readings and layers in training mode
+
+    def make_batches(
+        self, original: Any, loader: Loader, micro_batches: Any, epoch: int | None, first: int = 0
+    ) -> Iterator[Any]:
+        """Yield the batches of a loader; remember the one that an evaluation uses."""
+        batches = original(loader, micro_batches, epoch, first)
+        if epoch is not None or not self.is_started:
+            self.batch = None
+            yield from batches
+            return
+        reading = next(self.readings)
+        split = self.name_of(loader)
+        try:
+            for samples, made in zip(micro_batches, batches, strict=False):
+                self.batch = CurrentBatch(split, reading, samples.tolist())
+                yield made
+        finally:
+            self.batch = None
+
+    @property
+    def is_started(self) -> bool:
+        run = self.session.run
+        return run is not None and run.started is not None
+
+    @property
+    def phase(self) -> str:
+        """The phase of the evaluation; outside of `run.evaluating`, there is no other answer."""
+        return self.session.phase or "validation"
+
+    def name_of(self, loader: Loader) -> str:
+        """Return the split of a loader."""
+        loaders = self.session.run.all_loaders
+        return next((name for name, other in loaders.items() if other is loader), "")
+
+    def entering(self, module: nn.Module, inputs: Any) -> None:
+        """Note a layer that is in training mode in an evaluation."""
+        if self.batch is None or not module.training or not acts_differently(module):
+            return
+        layer = type(module).__name__
+        if (self.batch.reading, layer) not in self.told:
+            self.told.add((self.batch.reading, layer))
+            self.session.note(
+                "training_mode",
+                phase=self.phase,
+                split=self.batch.split,
+                layer=layer,
+            )
+
+    def computing_loss(
+        self,
+        original: Callable[..., torch.Tensor],
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *rest: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        """Compute a loss, and note its value and what it says of each sample."""
+        result = original(input, target, *rest, **named)
+        if not self.is_started or result.device.type == "meta":
+            return result
+        function = original.__name__
+        value = float(result.detach().double().mean())
+        if self.batch is None:
+            if result.requires_grad:
+                micro_batch = self.session.micro_batch
+                self.session.note(
+                    "training_loss", function=function, value=value, micro_batch=micro_batch
+                )
+            return result
+        batch = self.batch
+        values: dict[str, Any] = {
+            "phase": self.phase,
+            "split": batch.split,
+            "reading": batch.reading,
+            "samples": batch.samples,
+            "function": function,
+            "value": value,
+        }
+        if target.ndim and len(target) == len(batch.samples):
+            values["losses"] = self.losses_of_rows(original, input, target, rest, named)
+            values |= outcomes_of_rows(function, input.detach(), target.detach())
+        self.session.note("outcome", **values)
+        return result
+
+    def losses_of_rows(
+        self,
+        original: Callable[..., torch.Tensor],
+        input: torch.Tensor,
+        target: torch.Tensor,
+        rest: Sequence[Any],
+        named: dict[str, Any],
+    ) -> list[float] | None:
+        """Return the mean loss of each sample, in float64; None if samples have weights."""
+        weights = {"weight", "pos_weight", "size_average", "reduce"}
+        if rest or any(named.get(name) is not None for name in weights):
+            return None
+        if not target.is_floating_point() and bool((target == IGNORED).any()):
+            return None
+        exact_target = target.double() if target.is_floating_point() else target
+        options = {**named, "reduction": "none"}
+        elements = original(input.detach().double(), exact_target.detach(), **options)
+        return means_of_rows(elements, len(target))
+
+
+def acts_differently(module: nn.Module) -> bool:
+    """Whether a layer computes something else in training mode."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, _BatchNorm)
+
+
+def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+    """Return what a model's outputs say of each sample.
+
+    Returns:
+        `hits`: the share of each sample's elements that are classified correctly, or `squares` and
+        `distances`: its mean squared and absolute errors. With one class for each sample, also
+        `predicted`, `labels`, and the number of `classes`. Empty for targets of another kind.
+    """
+    rows = len(target)
+    if function in CLASS_LOSSES and not target.is_floating_point() and input.ndim > 1:
+        if bool((target == IGNORED).any()):
+            return {}
+        predicted = input.argmax(1)
+        values: dict[str, Any] = {"hits": means_of_rows((predicted == target).double(), rows)}
+        if target.ndim == 1:
+            values["predicted"] = predicted.tolist()
+            values["labels"] = target.tolist()
+            values["classes"] = input.shape[1]
+        return values
+    if input.shape != target.shape:
+        return {}
+    if function in BINARY_LOSSES:
+        threshold = 0.0 if function == "binary_cross_entropy_with_logits" else 0.5
+        is_hit = (input > threshold) == (target > 0.5)
+        return {"hits": means_of_rows(is_hit.double(), rows)}
+    if function in DISTANCES:
+        errors = input.double() - target.double()
+        return {
+            "squares": means_of_rows(errors.square(), rows),
+            "distances": means_of_rows(errors.abs(), rows),
+        }
+    return {}
+
+
+def means_of_rows(elements: torch.Tensor, rows: int) -> list[float]:
+    """Return the mean of each row; a value that is not finite becomes the largest float."""
+    means = elements.reshape(rows, -1).mean(1).tolist()
+    return [value if math.isfinite(value) else math.copysign(1e308, value) for value in means]

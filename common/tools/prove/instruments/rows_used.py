@@ -1,0 +1,109 @@
+"""Notes which samples of a micro-batch the model gets, and which ones its loss depends on.
+
+A sample that the loss depends on has a gradient in the model's output. A single one may be zero by
+chance, because a loss can be flat there. A position of the batch that never has any is left out.
+
+- `rows`: the positions of a micro-batch without gradients, for each that was recorded.
+- `not_given`: the model got fewer samples than the batch has.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as tree
+
+from common.data.loader import Loader
+from common.run import Run
+from common.tools.prove.session import Session
+
+
+def install(session: Session) -> None:
+    rows = Rows(session)
+    session.wrap(Loader, "epoch", rows.epoch)
+    session.wrap(Run, "start", rows.started)
+    session.wrap(Run, "record", rows.recording)
+
+
+class Rows:
+    """Watches the rows of the model's inputs and outputs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.leaves: list[torch.Tensor] = []  # the tensors of the batch in use
+        self.count = 0  # its samples
+        self.has_gradient: torch.Tensor | None = None  # bool [count], on the host
+
+    def started(
+        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+    ) -> None:
+        """Watch the model that the recipe trains, from its first batch on."""
+        original(run, *positional, **named)
+        model = run.kept_parts.bare_model
+        model.register_forward_pre_hook(self.entering, with_kwargs=True)
+        model.register_forward_hook(self.leaving)
+
+    def epoch(
+        self, original: Any, loader: Loader, epoch: int, first_update: int = 0
+    ) -> Iterator[Any]:
+        """Yield the batches of an epoch; remember the tensors of the one in use."""
+        for batch, work in original(loader, epoch, first_update):
+            self.leaves = [
+                leaf
+                for leaf in tree.tree_leaves(batch)
+                if isinstance(leaf, torch.Tensor) and leaf.ndim
+            ]
+            self.count = work.samples
+            self.has_gradient = None
+            yield batch, work
+        self.leaves = []
+
+    @property
+    def is_training(self) -> bool:
+        return bool(self.leaves) and torch.is_grad_enabled()
+
+    def entering(self, module: nn.Module, inputs: Any, named: Any) -> None:
+        """Note an input that has only some rows of a tensor of the batch."""
+        if not self.is_training:
+            return
+        for tensor in tree.tree_leaves((inputs, named)):
+            if not isinstance(tensor, torch.Tensor) or not tensor.ndim:
+                continue
+            rows = len(tensor)
+            if 0 < rows < self.count and self.is_part_of_batch(tensor):
+                self.session.note("not_given", rows=rows, samples=self.count)
+                return
+
+    def is_part_of_batch(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's rows have the size of the rows of a tensor of the batch."""
+        size = tensor.numel() // len(tensor)
+        return any(
+            len(leaf) == self.count and leaf.numel() // self.count == size > 1
+            for leaf in self.leaves
+        )
+
+    def leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Watch the gradients of the model's output, if it has a row for each sample."""
+        if not self.is_training:
+            return
+        for tensor in tree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.ndim:
+                if len(tensor) == self.count:
+                    tensor.register_hook(self.take_gradient)
+                return
+
+    def take_gradient(self, gradient: torch.Tensor) -> None:
+        """Note which rows of a gradient are not zero."""
+        is_used = (gradient.reshape(len(gradient), -1) != 0).any(1).cpu()
+        before = self.has_gradient
+        self.has_gradient = is_used if before is None else before | is_used
+
+    def recording(
+        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+    ) -> None:
+        """Write which positions of the micro-batch have no gradient."""
+        if self.has_gradient is not None:
+            unused = (~self.has_gradient).nonzero().flatten().tolist()
+            self.session.note("rows", samples=self.count, unused=unused)
+        original(run, *positional, **named)

@@ -1,0 +1,323 @@
+"""Notes where the recipe's loop waits for the device: `.item()` and its kin, with file and line.
+
+A GPU works through a queue. Code that reads a tensor's values waits until the queue is empty, and
+the GPU is idle until there is new work. On a CPU nothing waits, but the same operations show.
+
+Two modes of torch see them. The dispatcher sees `.item()`, `bool(tensor)`, `print(tensor)`,
+comparisons and operations whose result has a size that depends on values. It does not see
+`.tolist()`, `.numpy()`, and on a CPU `.cpu()`: a mode of torch's Python functions sees these.
+
+An operation counts if the innermost code that is no library's is in the recipe's file or in a file
+beside it. `common`, which the recipe calls, waits at log lines alone.
+
+- `wait`: such an operation, once for each line and update.
+"""
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import accelerate
+import numpy
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.lifecycle.evaluations import Evaluations
+from common.run import Run
+from common.tools.prove.session import Session
+
+# What a user calls, by the operation that the dispatcher sees.
+READING = {
+    "_local_scalar_dense": "reading a value, as .item(), float(), bool() or print() do",
+    "is_nonzero": "bool()",
+    "item": ".item()",
+    "equal": "torch.equal",
+    "allclose": "torch.allclose",
+    "nonzero": "nonzero, whose result has a size that depends on values",
+    "masked_select": "masked_select, whose result has a size that depends on values",
+    "_unique2": "unique, whose result has a size that depends on values",
+    "unique_dim": "unique, whose result has a size that depends on values",
+    "unique_consecutive": "unique, whose result has a size that depends on values",
+    "bincount": "bincount, whose result has a size that depends on values",
+    "_linalg_check_errors": "a function of torch.linalg that checks its result",
+}
+MASKED = "indexing with a mask, whose result has a size that depends on values"
+COPIED = "a copy to the host"
+# What only the mode of Python functions sees.
+CALLS = {
+    "tolist": ".tolist()",
+    "numpy": ".numpy()",
+    "__array__": "a conversion to NumPy",
+    "__repr__": "print() or str()",
+}
+# Functions that read values on a CPU alone, to check them.
+CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
+MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
+# The same, but torch does not show calls of these to its modes.
+MADE_UNSEEN = ("from_numpy", "frombuffer")
+# Libraries that read a tensor because the code that calls them hands it over.
+LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
+# torch's optimizers, schedules and averages read counters that lie on the host.
+OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
+STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+INSTALLED = (
+    "site-packages",
+    "dist-packages",
+)  # folders that may lie in that of the standard library
+
+
+def install(session: Session) -> None:
+    watch = Watch(session)
+    session.wrap(Run, "batches", watch.batches)
+    session.wrap(Run, "log", watch.logging)
+    session.wrap(Evaluations, "evaluating", watch.evaluating)
+    for name in MADE_UNSEEN:
+        session.wrap(torch, name, watch.making)
+
+
+class Watch:
+    """Sees what the loop's body does, and writes where it waits."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.is_evaluating = False
+        self.told: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
+        self.on_host: dict[int, StorageWeakRef] = {}  # memory of the host, by its address
+        self.function = ""  # of torch, that the loop has called
+        self.is_on_device = False  # whether that call names a device, or has tensors of it
+
+    def batches(self, original: Callable[..., Iterator[Any]], run: Run, loader: Any) -> Any:
+        """Yield batches; between two of them, the loop's body runs under both modes."""
+        batches = original(run, loader)
+        while True:
+            self.is_evaluating = False
+            batch = next(batches, None)
+            if batch is None:
+                return
+            with ExitStack() as modes:
+                modes.enter_context(Operations(self))
+                modes.enter_context(Functions(self))
+                yield batch
+
+    @contextmanager
+    def evaluating(
+        self, original: Callable[..., Any], evaluations: Evaluations, *arguments: Any
+    ) -> Iterator[Any]:
+        """Leave an evaluation out, from its beginning until its figures are logged."""
+        self.is_evaluating = True
+        with original(evaluations, *arguments) as bare_model:
+            yield bare_model
+
+    def logging(self, original: Callable[..., None], run: Run, figures: Any) -> None:
+        original(run, figures)
+        self.is_evaluating = False
+
+    def making(self, original: Callable[..., torch.Tensor], *arguments: Any, **named: Any) -> Any:
+        """Make a tensor on the host."""
+        result = original(*arguments, **named)
+        self.put_on_host(result)
+        return result
+
+    def tell(self, operation: str) -> None:
+        """Note an operation that waits, if the recipe's own code has called it."""
+        if self.is_evaluating or self.function in CHECKED_ON_CPU:
+            return
+        frame = calling_frame(sys._getframe(1))
+        run = self.session.run
+        folder = Path(run.context.recipe_file).resolve().parent
+        if frame is None or Path(frame.f_code.co_filename).resolve().parent != folder:
+            return
+        place = (self.session.step, frame.f_code.co_filename, frame.f_lineno, operation)
+        if place in self.told:
+            return
+        self.told.add(place)
+        self.session.note(
+            "wait",
+            file=place[1],
+            line=place[2],
+            operation=operation,
+            is_logged=bool(run.plan.logs(self.session.step + 1)),
+        )
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on the host while training runs on the device.
+
+        On a CPU, this is memory that the loop has made from plain numbers alone.
+        """
+        if self.session.run.device.type != "cpu":
+            return tensor.device.type == "cpu"
+        storage = storage_of(tensor)
+        return storage is not None and storage._cdata in self.on_host
+
+    def put_on_host(self, results: Any) -> None:
+        """Count the memory of these tensors as the host's."""
+        for tensor in tensors_in(results):
+            storage = storage_of(tensor)
+            if storage is not None:
+                # The weak reference keeps the address from being used again.
+                self.on_host[storage._cdata] = StorageWeakRef(storage)
+
+    def take_from_host(self, results: Any) -> None:
+        """Count memory as the device's again, because values of the device were written to it."""
+        for tensor in tensors_in(results):
+            storage = storage_of(tensor)
+            if storage is not None:
+                self.on_host.pop(storage._cdata, None)
+
+
+class Operations(TorchDispatchMode):
+    """Sees the operations that reach the dispatcher."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        inputs = [*tensors_in((arguments, named))]
+        are_on_host = all(self.watch.is_host(tensor) for tensor in inputs)
+        if inputs and not are_on_host:
+            wait = self.wait_of(operation, arguments, named)
+            if wait is not None:
+                self.watch.tell(wait)
+        result = operation(*arguments, **named)
+        if are_on_host and (inputs or not self.watch.is_on_device):
+            self.watch.put_on_host(result)
+        elif not are_on_host:
+            self.watch.take_from_host(result)
+        return result
+
+    def wait_of(self, operation: Any, arguments: Any, named: dict[str, Any]) -> str | None:
+        """Return what makes an operation wait for the device, or None."""
+        name = operation.overloadpacket.__name__
+        if name in READING:
+            return READING[name]
+        if name == "repeat_interleave" and named.get("output_size") is None:
+            is_of_values = isinstance(arguments[0], torch.Tensor) and len(arguments) == 1
+            return "repeat_interleave without output_size" if is_of_values else None
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+            return MASKED if selects_by_mask(name, arguments) else None
+        if name in ("_to_copy", "copy_"):
+            return COPIED if self.goes_to_host(name, arguments, named) else None
+        return None
+
+    def goes_to_host(self, name: str, arguments: Any, named: dict[str, Any]) -> bool:
+        """Whether an operation copies from a device to the host, and waits for the copy."""
+        is_waiting = not named.get("non_blocking", False)
+        if name == "_to_copy":
+            device = named.get("device")
+            target = None if device is None else torch.device(device).type
+            source = arguments[0]
+        else:
+            target = arguments[0].device.type
+            source = arguments[1]
+        return is_waiting and target == "cpu" and source.device.type != "cpu"
+
+
+class Functions(TorchFunctionMode):
+    """Sees the functions of torch that Python code calls."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        watch = self.watch
+        name = getattr(function, "__name__", "")
+        before = watch.function, watch.is_on_device
+        inputs = [*tensors_in((arguments, named))]
+        has_device_tensors = not all(watch.is_host(tensor) for tensor in inputs)
+        watch.function = name
+        watch.is_on_device = has_device_tensors or named.get("device") is not None
+        try:
+            if has_device_tensors:
+                call = self.wait_of(name, arguments, named)
+                if call is not None:
+                    watch.tell(call)
+            result = function(*arguments, **named)
+            if name in MADE_ON_HOST and not inputs and not watch.is_on_device:
+                watch.put_on_host(result)
+            return result
+        finally:
+            watch.function, watch.is_on_device = before
+
+    def wait_of(self, name: str, arguments: Any, named: dict[str, Any]) -> str | None:
+        """Return what makes a function wait for the device, or None."""
+        if name in CALLS:
+            return CALLS[name]
+        # On a device, the dispatcher sees the copies below.
+        if self.watch.session.run.device.type != "cpu":
+            return None
+        if name == "cpu":
+            return ".cpu()"
+        if name == "to" and not named.get("non_blocking", False):
+            targets = [*arguments[1:2], named.get("device")]
+            own_device = self.watch.session.run.accelerator.device
+            for target in targets:
+                is_device = isinstance(target, torch.device) and target is not own_device
+                if target == "cpu" or (is_device and target.type == "cpu"):
+                    return '.to("cpu")'
+        return None
+
+
+def selects_by_mask(name: str, arguments: Any) -> bool:
+    """Whether an indexing operation has a mask, and is no plain fill."""
+    indices = arguments[1]
+    masks = [
+        index
+        for index in indices
+        if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+    ]
+    if name == "index" or not masks:
+        return bool(masks)
+    # A single value at a single mask becomes a fill, which needs no positions.
+    is_fill = len(indices) == 1 and arguments[2].numel() == 1
+    return not is_fill
+
+
+def calling_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of code that is neither a library's nor this module's.
+
+    Returns None if one of torch's optimizers reads a value.
+    """
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(OPTIMIZERS):
+            return None
+        if path != __file__ and not is_library(path):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def is_library(path: str) -> bool:
+    """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
+    if path.startswith((*LIBRARIES, "<")):
+        return True
+    is_installed = any(folder in Path(path).parts for folder in INSTALLED)
+    return path.startswith(STANDARD_LIBRARY) and not is_installed
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """Return the memory of a tensor; None if it has none of its own."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.untyped_storage() if local.layout == torch.strided else None
+
+
+def tensors_in(nest: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a nest of containers."""
+    for leaf in tree.tree_leaves(nest):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf

@@ -1,0 +1,271 @@
+"""What an observed run writes: typed records, one JSON object a line, and their reader.
+
+Each rank of each launch writes its own file, `launch-0-rank-0.jsonl`. A run that is interrupted and
+resumed has several launches. Digests are short SHA-256 sums: equal digests mean equal bits.
+
+The records of a launch come in the order of time. So the first record in which two runs differ says
+where they parted.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+from common.errors import UserError
+
+Phase = Literal["rehearsal", "validation", "final"]
+# How a run is interrupted: SIGKILL after an update, while a checkpoint is written, or in an
+# evaluation; or SIGTERM after an update.
+Manner = Literal["update", "save", "evaluation", "stop"]
+
+
+class Observed(BaseModel):
+    """A record of an observed run. Values must have the stated types."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Started(Observed):
+    """`run.start` has returned: the run is ready for its loop, and a checkpoint is restored."""
+
+    kind: Literal["started"] = "started"
+    step: int  # updates made, by the restored checkpoint
+    world_size: int
+    total_steps: int
+    updates_per_epoch: int
+    samples_per_update: int  # over all ranks
+    batch_size: int  # of a micro-batch of one rank
+    accumulation: int
+    device: str
+    precision: str
+    split_sizes: dict[str, int]  # samples by split, as far as the orders of this proof use them
+    validation_split: str
+    test_split: str
+    parts: list[str]  # the names that the recipe passed to `run.keep`
+    modules: dict[str, int]  # how many modules of each class the kept networks have
+
+
+class MicroBatch(Observed):
+    """`run.batches` is about to give a batch to the loop. All digests are from this moment.
+
+    `state` and `parts` hold only entries that have changed since the last such record of the
+    launch. `ObservedLaunch.micro_batches` adds the others.
+    """
+
+    kind: Literal["micro_batch"] = "micro_batch"
+    step: int  # updates made before this batch
+    micro_batch: int  # number within the update
+    epoch: int
+    samples: list[int]  # sample indices of this rank
+    batch: str  # digest of all tensors of the batch
+    generators: dict[str, str]  # digests by generator: torch, numpy, python, cuda …
+    parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
+    state: dict[str, str]  # digests of everything else within the recipe's reach, by path
+    gone: list[str]  # paths of `state` that are out of reach now
+    described: dict[str, str]  # what a path of `state` is, when it is first seen
+
+
+class Recorded(Observed):
+    """The loop has called `run.record` for a micro-batch."""
+
+    kind: Literal["recorded"] = "recorded"
+    step: int  # updates made before this batch, as in its `MicroBatch`
+    micro_batch: int
+    is_update: bool  # whether it was the last micro-batch of its update
+    loss: float  # mean over the elements
+    metrics: dict[str, tuple[float, int]]  # by name: sum and number of elements on this rank
+    generators: dict[str, str]  # digests after the loop has used the batch
+    learning_rates: list[float]  # of all groups of all kept optimizers, after this batch
+    clock: float  # seconds of `time.perf_counter`
+    host_bytes: int  # resident memory of this process
+
+
+class EvaluationBatch(Observed):
+    """A loader has given a batch to an evaluation."""
+
+    kind: Literal["evaluation_batch"] = "evaluation_batch"
+    step: int
+    phase: Phase  # of the evaluation; "final" is the one after the loop
+    split: str
+    samples: list[int]
+    batch: str
+    generators: dict[str, str]  # digests before the evaluation uses the batch
+
+
+class Evaluated(Observed):
+    """The figures of an evaluation, as the recipe passed them to `run.log` or `run.finish`.
+
+    The proof lets the rehearsal before the first update read all samples, so its figures are those
+    of the model before training.
+    """
+
+    kind: Literal["evaluated"] = "evaluated"
+    step: int
+    phase: Phase
+    split: str
+    figures: dict[str, float]
+
+
+class Saved(Observed):
+    """The recipe has called `run.save`. The digests are from just before."""
+
+    kind: Literal["saved"] = "saved"
+    step: int
+    parts: dict[str, str]
+    generators: dict[str, str]
+
+
+class Interrupted(Observed):
+    """The probe is about to interrupt the run, as the proof has planned."""
+
+    kind: Literal["interrupted"] = "interrupted"
+    step: int
+    manner: Manner
+    place: str  # in words, such as "while model.safetensors was being written"
+
+
+class Finished(Observed):
+    """`run.finish` has returned."""
+
+    kind: Literal["finished"] = "finished"
+    step: int
+    parts: dict[str, str]
+
+
+class Note(Observed):
+    """What an instrument of a single check has seen."""
+
+    kind: Literal["note"] = "note"
+    name: str
+    step: int
+    values: dict[str, JsonValue]
+
+
+AnyObserved = (
+    Started
+    | MicroBatch
+    | Recorded
+    | EvaluationBatch
+    | Evaluated
+    | Saved
+    | Interrupted
+    | Finished
+    | Note
+)
+RECORD: TypeAdapter[AnyObserved] = TypeAdapter(Annotated[AnyObserved, Field(discriminator="kind")])
+RecordType = TypeVar("RecordType", bound=Observed)
+
+
+@dataclass(frozen=True)
+class ObservedLaunch:
+    """What one rank has seen in one launch, in the order of time."""
+
+    launch: int
+    rank: int
+    records: tuple[AnyObserved, ...]
+
+    def of(self, record_class: type[RecordType]) -> list[RecordType]:
+        """Return the records of one class."""
+        return [record for record in self.records if isinstance(record, record_class)]
+
+    @cached_property
+    def micro_batches(self) -> dict[tuple[int, int], MicroBatch]:
+        """The micro-batches by update and number, with all entries of `state` and `parts`."""
+        state: dict[str, str] = {}
+        parts: dict[str, str] = {}
+        completed = {}
+        for record in self.of(MicroBatch):
+            parts = parts | record.parts
+            state = {path: digest for path, digest in state.items() if path not in record.gone}
+            state = state | record.state
+            whole = record.model_copy(update={"state": state, "parts": parts})
+            completed[record.step, record.micro_batch] = whole
+        return completed
+
+    @cached_property
+    def described(self) -> dict[str, str]:
+        """What each path of `state` is."""
+        merged: dict[str, str] = {}
+        for record in self.of(MicroBatch):
+            merged |= record.described
+        return merged
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """A finished run, with all that its launches have written.
+
+    `launches` are sorted by number and then by rank.
+    """
+
+    name: str
+    directory: Path  # the run directory: config.json, metrics.jsonl, model/
+    launches: tuple[ObservedLaunch, ...]
+    seconds: float  # of all its launches together
+    command: str  # of the first launch, for messages
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the first launch."""
+        return len(self.of_launch(0))
+
+    def of_launch(self, number: int) -> list[ObservedLaunch]:
+        """Return the ranks of one launch."""
+        return [launch for launch in self.launches if launch.launch == number]
+
+    def of_rank(self, rank: int) -> list[ObservedLaunch]:
+        """Return the launches of one rank."""
+        return [launch for launch in self.launches if launch.rank == rank]
+
+    def all(self, record_class: type[RecordType]) -> Iterator[tuple[ObservedLaunch, RecordType]]:
+        """Yield the records of one class of all launches and ranks, with where each is from."""
+        for launch in self.launches:
+            for record in launch.of(record_class):
+                yield launch, record
+
+    @property
+    def started(self) -> Started:
+        """The first record of rank 0."""
+        return self.launches[0].of(Started)[0]
+
+
+def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
+    """Return what all ranks of all launches have written into a folder.
+
+    The last line of a launch that was killed may be incomplete, and is left out then.
+
+    Raises:
+        UserError: another line is damaged.
+    """
+    launches = []
+    for path in folder.glob("launch-*-rank-*.jsonl"):
+        _, number, _, rank = path.stem.split("-")
+        launches.append(ObservedLaunch(int(number), int(rank), tuple(read_records(path))))
+    return tuple(sorted(launches, key=lambda launch: (launch.launch, launch.rank)))
+
+
+def read_records(path: Path) -> Iterator[AnyObserved]:
+    """Yield the records of one file; see `read_launches`."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line feed is torn
+        try:
+            yield RECORD.validate_json(line)
+        except ValidationError as problem:
+            raise UserError(
+                f"{path}, line {number}, is no record of an observed run ({problem.errors()[0]})",
+                advice="repeat the proof with another --output",
+            ) from None
+
+
+def line_of(record: Observed) -> bytes:
+    """Return a record as a line of its file."""
+    return record.model_dump_json().encode() + b"\n"
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the keys of both mappings whose values differ, in the order of the first."""
+    return [key for key in first if key in second and first[key] != second[key]]

@@ -1,0 +1,317 @@
+"""The observers of a run: they write what its loop reads, draws, computes and saves.
+
+They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
+and change nothing, so an observed run has the bits of an unobserved one. They do read every tensor,
+so they wait for the device.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from torch.utils import _pytree as tree
+
+from common.data import loader as loaders
+from common.tools.prove.digests import digest_of, generator_digests
+from common.tools.prove.interrupting import Interrupter
+from common.tools.prove.observation import (
+    Evaluated,
+    EvaluationBatch,
+    Finished,
+    MicroBatch,
+    Phase,
+    Recorded,
+    Saved,
+    Started,
+)
+from common.tools.prove.reach import Reach
+from common.tools.prove.session import Session
+from common.track.log import Log
+
+NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
+
+
+class Observers:
+    """The observers of one process."""
+
+    def __init__(self, session: Session, interrupter: Interrupter, is_observed: bool) -> None:
+        """Prepare to observe.
+
+        Args:
+            is_observed: whether to write the records that need a look into tensors.
+        """
+        self.session = session
+        self.interrupter = interrupter
+        self.is_observed = is_observed
+        self.process = psutil.Process()
+        self.kept: dict[str, Any] = {}  # the parts that the recipe passed to `run.keep`
+        self.reach: Reach | None = None
+        self.state: dict[str, str] = {}  # what the last record of a micro-batch knew
+        self.parts: dict[str, str] = {}
+        self.has_loaded_best = False
+
+    def install(self, run_class: type) -> None:
+        """Put the observers around the methods of a run, and around the loaders."""
+        wrap = self.session.wrap
+        wrap(run_class, "__init__", self.around_init)
+        wrap(run_class, "keep", self.around_keep)
+        wrap(run_class, "start", self.around_start)
+        wrap(run_class, "batches", self.around_batches)
+        wrap(run_class, "record", self.around_record)
+        wrap(run_class, "save", self.around_save)
+        wrap(run_class, "evaluating", self.around_evaluating)
+        wrap(run_class, "log", self.around_log)
+        wrap(run_class, "load_best", self.around_load_best)
+        wrap(run_class, "finish", self.around_finish)
+        wrap(loaders.Loader, "make_batches", self.around_make_batches)
+        # The rehearsal reads all samples, so that its figures are those before training. The run
+        # then can't tell totals from means by its batches, which are others than it has chosen.
+        wrap(loaders, "rehearsal_batches", lambda original, batches, *options: [*batches])
+        wrap(Log, "refuse_means", lambda original, log, figures: None)
+
+    # Before the loop
+
+    def around_init(self, original: Any, run: Any, *arguments: Any, **options: Any) -> None:
+        original(run, *arguments, **options)
+        self.session.run = run
+
+    def around_keep(self, original: Any, run: Any, **parts: Any) -> None:
+        original(run, **parts)
+        self.kept = {name: part for name, part in parts.items() if part is not None}
+
+    def around_start(self, original: Any, run: Any, *arguments: Any, **options: Any) -> None:
+        original(run, *arguments, **options)
+        self.reach = Reach(self.kept, run)
+        config = run.config
+        orders = {split: loader.order for split, loader in run.all_loaders.items()}
+        self.session.write(
+            Started(
+                step=self.session.step,
+                world_size=run.accelerator.num_processes,
+                total_steps=run.plan.total_steps,
+                updates_per_epoch=run.plan.updates_per_epoch,
+                samples_per_update=run.plan.samples_per_update,
+                batch_size=config.batch_size,
+                accumulation=config.gradient_accumulation_steps,
+                device=str(run.device),
+                precision=config.mixed_precision,
+                split_sizes={split: order.num_samples for split, order in orders.items()},
+                validation_split=run.loaded.validation_split,
+                test_split=run.loaded.test_split,
+                parts=[*self.kept],
+                modules=self.count_modules(),
+            )
+        )
+
+    def count_modules(self) -> dict[str, int]:
+        """Return how many modules of each class the kept networks have."""
+        counts: dict[str, int] = {}
+        for part in self.kept.values():
+            if isinstance(part, nn.Module):
+                for module in extract_model_from_parallel(part).modules():
+                    name = type(module).__name__
+                    counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    # In the loop
+
+    def around_batches(self, original: Any, run: Any, loader: Any) -> Iterator[Any]:
+        session = self.session
+        session.micro_batch = 0
+        for batch in original(run, loader):
+            if self.is_observed:
+                # The loop's function asked for the next batch, so its frame is the one above.
+                self.write_micro_batch(run, batch, sys._getframe(1))
+            yield batch
+
+    def write_micro_batch(self, run: Any, batch: Any, frame: FrameType) -> None:
+        session = self.session
+        state = dict(self.state)
+        described: dict[str, str] = {}
+        parts = dict(self.parts)
+        if session.micro_batch == 0:  # only whole updates have checkpoints
+            assert self.reach is not None
+            reached = self.reach.look(frame)
+            state = reached.digests
+            parts = self.digests_of_parts(run)
+            described = {
+                path: text for path, text in reached.described.items() if path not in self.state
+            }
+        session.write(
+            MicroBatch(
+                step=session.step,
+                micro_batch=session.micro_batch,
+                epoch=run.epoch,
+                samples=session.samples,
+                batch=digest_of_batch(batch),
+                generators=generator_digests(run.device),
+                parts=changed(self.parts, parts),
+                state=changed(self.state, state),
+                gone=[path for path in self.state if path not in state],
+                described=described,
+            )
+        )
+        self.state = state
+        self.parts = parts
+
+    def digests_of_parts(self, run: Any) -> dict[str, str]:
+        """Return a digest of each part that the recipe keeps, and of the best evaluation so far."""
+        digests = {}
+        for name, part in self.kept.items():
+            bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
+            digests[name] = digest_of(bare.state_dict())
+        digests["best evaluation"] = digest_of(run.context.best.state_dict())
+        return digests
+
+    def around_record(self, original: Any, run: Any, loss: Any, metrics: Any = None) -> None:
+        session = self.session
+        step = session.step
+        is_update = bool(run.accelerator.sync_gradients)
+        original(run, loss, metrics)  # first, because it refuses unfit values in its own words
+        if self.is_observed:
+            self.write_recorded(run, step, is_update, loss, metrics or {})
+        session.micro_batch = 0 if is_update else session.micro_batch + 1
+        if is_update:
+            self.interrupter.after_update(session.step, run.accelerator.num_processes)
+
+    def write_recorded(
+        self, run: Any, step: int, is_update: bool, loss: Any, metrics: Mapping[str, Any]
+    ) -> None:
+        total, count = sum_and_count(loss)
+        self.session.write(
+            Recorded(
+                step=step,
+                micro_batch=self.session.micro_batch,
+                is_update=is_update,
+                loss=total / max(1, count),
+                metrics={name: sum_and_count(value) for name, value in metrics.items()},
+                generators=generator_digests(run.device),
+                learning_rates=self.learning_rates(),
+                clock=time.perf_counter(),
+                host_bytes=self.process.memory_info().rss,
+            )
+        )
+
+    def learning_rates(self) -> list[float]:
+        """Return the rates of all groups of all kept optimizers."""
+        rates = []
+        for part in self.kept.values():
+            for group in getattr(part, "param_groups", ()):
+                rates.append(float(group["lr"]))
+        return rates
+
+    def around_save(self, original: Any, run: Any) -> None:
+        if self.is_observed:
+            session = self.session
+            session.write(
+                Saved(
+                    step=session.step,
+                    parts=self.digests_of_parts(run),
+                    generators=generator_digests(run.device),
+                )
+            )
+        original(run)
+
+    # In evaluations
+
+    @contextmanager
+    def around_evaluating(self, original: Any, run: Any, model: Any) -> Iterator[Any]:
+        self.session.phase = self.phase_of(run)
+        with original(run, model) as bare_model:
+            yield bare_model
+        self.session.phase = None
+
+    def phase_of(self, run: Any) -> Phase:
+        """Return which evaluation begins now."""
+        if run.evaluations.rehearsal.is_on:
+            return "rehearsal"
+        is_over = self.session.step >= run.plan.total_steps and not run.should_evaluate
+        return "final" if is_over or self.has_loaded_best else "validation"
+
+    def around_log(self, original: Any, run: Any, evaluation: Any) -> None:
+        phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
+        original(run, evaluation)  # first, because it refuses unfit figures in its own words
+        self.write_evaluated(phase, run.loaded.validation_split, evaluation)
+
+    def write_evaluated(self, phase: Phase, split: str, evaluation: Mapping[str, Any]) -> None:
+        figures = {}
+        for name, value in evaluation.items():
+            if isinstance(value, NUMERIC):
+                figures[name] = float(value)
+        self.session.write(
+            Evaluated(step=self.session.step, phase=phase, split=split, figures=figures)
+        )
+
+    def around_make_batches(
+        self, original: Any, loader: Any, micro_batches: Any, epoch: int | None, first: int = 0
+    ) -> Iterator[Any]:
+        """Yield the batches of a loader, and note the samples of each before it is used."""
+        session = self.session
+        count = len(micro_batches) - first
+        for number, made in enumerate(original(loader, micro_batches, epoch, first)):
+            samples = micro_batches[first + number].tolist()
+            if epoch is not None:
+                session.samples = samples
+            elif session.run is not None and session.run.started is not None:
+                self.before_evaluation_batch(loader, samples, made[0], number, count)
+            yield made
+
+    def before_evaluation_batch(
+        self, loader: Any, samples: list[int], batch: Any, number: int, count: int
+    ) -> None:
+        """Note a batch of an evaluation, or interrupt the run before it is used."""
+        session = self.session
+        phase: Phase = session.phase or "validation"
+        if phase != "rehearsal":
+            self.interrupter.before_evaluation_batch(number, count)
+        if not self.is_observed:
+            return
+        splits = [split for split, other in session.run.all_loaders.items() if other is loader]
+        session.write(
+            EvaluationBatch(
+                step=session.step,
+                phase=phase,
+                split=splits[0] if splits else "",
+                samples=samples,
+                batch=digest_of_batch(batch),
+                generators=generator_digests(session.run.device),
+            )
+        )
+
+    # After the loop
+
+    def around_load_best(self, original: Any, run: Any, model: Any) -> None:
+        original(run, model)
+        self.has_loaded_best = True
+
+    def around_finish(self, original: Any, run: Any, evaluation: Any) -> None:
+        original(run, evaluation)
+        self.write_evaluated("final", run.loaded.test_split, evaluation)
+        parts = self.digests_of_parts(run) if self.is_observed else {}
+        self.session.write(Finished(step=self.session.step, parts=parts))
+
+
+def changed(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """Return the entries that are new, or have another value than before."""
+    return {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def digest_of_batch(batch: Any) -> str:
+    """Return a digest of all tensors and plain values of a batch, a nest of any kind."""
+    return digest_of(tree.tree_flatten(batch)[0])
+
+
+def sum_and_count(value: Any) -> tuple[float, int]:
+    """Return the sum of a metric's elements and their number."""
+    if isinstance(value, torch.Tensor):
+        return float(value.detach().cpu().double().sum()), value.numel()
+    numbers = np.asarray(value, dtype=np.float64)
+    return float(numbers.sum()), numbers.size

@@ -1,0 +1,60 @@
+"""Runs a recipe under observation: `python common/tools/prove/probe.py RECIPE FLAGS...`.
+
+The recipe is not edited. In this process alone, observers are put around the methods of its run.
+The bench starts this module, and passes its plan in an environment variable.
+"""
+
+import os
+import runpy
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from common.system.machine import rank
+from common.tools.prove.few_samples import limit_samples
+from common.tools.prove.interrupting import Interrupter
+from common.tools.prove.observers import Observers
+from common.tools.prove.plan import ProbePlan, plan_of_this_process
+from common.tools.prove.session import Session
+
+
+def observe(plan: ProbePlan) -> None:
+    """Install all that the plan asks for."""
+    session = Session(plan.path, plan.launch, rank())
+    process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
+    process_file.write_text(str(os.getpid()))
+    limit_samples(plan.training_samples, plan.evaluation_samples)
+    run_class = import_module("common.run").Run
+    Observers(session, Interrupter(session, plan.interruption), plan.is_observed).install(run_class)
+    for instrument in plan.instruments:
+        import_module(instrument).install(session)
+
+
+def run_recipe(words: list[str]) -> None:
+    """Run a recipe as if it were the script that Python was started with.
+
+    Args:
+        words: the recipe's file and its flags.
+    """
+    recipe = Path(words[0])
+    sys.argv = words
+    # The recipe may import modules from its own folder, as it can when it is launched, and none
+    # from the folder of this script.
+    own_folder = str(Path(__file__).resolve().parent)
+    sys.path[:] = [folder for folder in sys.path if folder != own_folder]
+    sys.path.insert(0, str(recipe.resolve().parent))
+    runpy.run_path(str(recipe), run_name="__main__")
+
+
+def main(words: list[str]) -> None:
+    """Run a recipe under observation.
+
+    Args:
+        words: the recipe's file and its flags.
+    """
+    observe(plan_of_this_process())
+    run_recipe(words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

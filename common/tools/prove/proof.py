@@ -1,0 +1,168 @@
+"""Carries out a proof: runs the checks one after the other, and writes the receipt."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from common.console import CONSOLE, say
+from common.errors import UserError
+from common.files import writing
+from common.system.platforms import command_line, shown_path
+from common.tools.prove import receipt as receipts
+from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict
+from common.tools.prove.checks import CHECKS
+from common.tools.prove.flags import Flags, built_in_dataset, flags_of, proof_flags, words_of
+from common.tools.prove.report import show_report, show_result
+from common.tools.prove.results import Results
+from common.tools.recipe import Recipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    recipe: Path
+    flags: Sequence[str]  # words of the recipe's flags
+    checks: str | None  # names with commas between; None: all that are not optional
+    output: Path  # of the receipt
+    folder: Path | None  # of the runs, which stay there; None: a temporary one
+    seed: int
+    updates: int
+
+
+def prove(request: Request) -> bool:
+    """Carry out a proof, show the answers, and return whether all checks passed.
+
+    Raises:
+        UserError: the request can't work.
+    """
+    checks = chosen_checks(request.checks)
+    recipe = load_recipe(request.recipe)
+    given = flags_of(request.flags)
+    flags = proof_flags(
+        with_determinism(given), recipe.config_class, built_in_dataset(recipe.path), request.updates
+    )
+    with writing(f"--output {request.output}"):
+        request.output.resolve().parent.mkdir(parents=True, exist_ok=True)
+    folder = new_folder(request.folder)
+    bench = Bench(recipe, folder, flags, request.seed)
+    shown_flags = command_line(words_of(flags.flags))
+    say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
+    began = receipts.present_time()
+    start = time.monotonic()
+    try:
+        results = [run_check(check, bench) for check in checks]
+    finally:
+        bench.close()
+    receipt = make_receipt(request, recipe, bench, results, began, time.monotonic() - start)
+    receipts.write_receipt(request.output, receipt)
+    show_report(receipt, request.output)
+    if request.folder is None and receipt.passed:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        say(f"runs: {shown_path(folder)}")
+    return receipt.passed
+
+
+def with_determinism(flags: Flags) -> Flags:
+    """Return the flags of the user, with `--deterministic` on an accelerator.
+
+    Equal bits need it there. A CPU gives them without it.
+    """
+    is_stated = {"--deterministic", "--no-deterministic"} & flags.keys()
+    if is_stated or not torch.accelerator.is_available():
+        return flags
+    return {**flags, "--deterministic": []}
+
+
+def chosen_checks(names: str | None) -> list[Check]:
+    """Return the checks that `--checks` names, in their usual order.
+
+    Raises:
+        UserError: there is no check of a name.
+    """
+    if names is None:
+        return [check for check in CHECKS if not check.is_optional]
+    wanted = [name.strip() for name in names.split(",")]
+    unknown = [name for name in wanted if name not in {check.name for check in CHECKS}]
+    if unknown:
+        raise UserError(
+            f"there is no check {unknown[0] or '(empty)'}",
+            advice=f"choose from {', '.join(check.name for check in CHECKS)}",
+        )
+    return [check for check in CHECKS if check.name in wanted]
+
+
+def new_folder(path: Path | None) -> Path:
+    """Create the folder for the runs of a proof.
+
+    Raises:
+        UserError: the folder is there already and has files.
+    """
+    if path is None:
+        return Path(mkdtemp(prefix="recipes-prove-"))
+    with writing(f"--folder {path}"):
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UserError(f"--folder {path} has files", advice="name a new or empty folder")
+    return path.resolve()
+
+
+def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
+    """Answer a check, show the answer, and return it. A run that fails is a check that fails."""
+    start = time.monotonic()
+    with CONSOLE.status(f"{check.name}: {check.question}"):
+        try:
+            verdict = check.answer(bench)
+        except RunFailedError as problem:
+            verdict = Verdict(False, "", (str(problem),), "mend what the run says, and repeat")
+    result = receipts.CheckResult(
+        name=check.name,
+        question=check.question,
+        passed=verdict.passed,
+        compared=verdict.compared,
+        causes=[*verdict.causes],
+        advice=verdict.advice,
+        seconds=round(time.monotonic() - start, 1),
+    )
+    show_result(result)
+    return result
+
+
+def make_receipt(
+    request: Request,
+    recipe: Recipe,
+    bench: Bench,
+    results: list[receipts.CheckResult],
+    began: str,
+    seconds: float,
+) -> receipts.ProofReceipt:
+    """Return the receipt of a proof that is over."""
+    reference = bench.finished.get(RunSpec("reference"))
+    processor, cores = receipts.hardware()
+    words = ["recipes", "prove", str(request.recipe), *request.flags]
+    return receipts.ProofReceipt(
+        format=receipts.FORMAT,
+        passed=all(result.passed is not False for result in results),
+        recipe=str(request.recipe),
+        recipe_sha256=receipts.sha256_of(recipe.path),
+        recipe_commit=receipts.commit_of(recipe.path),
+        recipe_is_edited=receipts.is_edited(recipe.path),
+        command=command_line(
+            [*words, "--draws", str(request.seed), "--updates", str(request.updates)]
+        ),
+        flags=words_of(bench.flags.flags),
+        seed=request.seed,
+        updates=0 if reference is None else reference.started.total_steps,
+        processor=processor,
+        cores=cores,
+        environment=None if reference is None else Results(reference.directory).config.environment,
+        began=began,
+        seconds=round(seconds, 1),
+        checks=results,
+    )

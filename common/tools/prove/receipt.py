@@ -1,0 +1,110 @@
+"""The receipt of a proof, `proof.json`: what was checked, of which code, where, and the results."""
+
+import hashlib
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import Field
+
+from common.errors import UserError
+from common.files import write_json
+from common.run_directory.records import Environment, Record, read_record
+from common.system.machine import processor_name
+from common.system.platforms import usable_cores
+
+FORMAT = 1  # of the receipt; another number stands for another structure
+
+
+class CheckResult(Record):
+    """The answer of one check."""
+
+    name: str
+    question: str
+    passed: bool | None  # None: the check does not apply to this recipe
+    compared: str
+    causes: list[str]
+    advice: str
+    seconds: float
+
+
+class ProofReceipt(Record):
+    """The contents of `proof.json`."""
+
+    format: int = Field(ge=1)
+    passed: bool
+    recipe: str  # its file, as the command line named it
+    recipe_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    recipe_commit: str | None  # of the repository that the recipe is in
+    recipe_is_edited: bool | None  # whether the file differs from this commit; None without one
+    command: str
+    flags: list[str]  # words of the reference run
+    seed: int  # of the draws
+    updates: int  # of the reference run; 0 if it failed
+    processor: str
+    cores: int
+    environment: Environment | None  # of the reference run; None if it failed
+    began: str  # UTC, ISO 8601
+    seconds: float
+    checks: list[CheckResult]
+
+
+def write_receipt(path: Path, receipt: ProofReceipt) -> None:
+    """Write a receipt.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    write_json(path, receipt.model_dump(mode="json"))
+
+
+def read_receipt(path: Path) -> ProofReceipt:
+    """Return the receipt in a file.
+
+    Raises:
+        UserError: the file is missing, is no receipt, or has another format.
+    """
+    receipt = read_record(path, ProofReceipt)
+    if receipt.format != FORMAT:
+        raise UserError(
+            f"{path} has format {receipt.format} of receipts, and this version reads {FORMAT}",
+            advice="repeat the proof",
+        )
+    return receipt
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def commit_of(path: Path) -> str | None:
+    """Return the commit of the repository that a file is in; None if it is in none."""
+    return ask_git(path, "rev-parse", "HEAD") or None
+
+
+def is_edited(path: Path) -> bool | None:
+    """Whether a file differs from the commit, or is not in it; None if it is in no repository."""
+    if commit_of(path) is None:
+        return None
+    return ask_git(path, "status", "--porcelain", "--", path.name) != ""
+
+
+def ask_git(path: Path, *words: str) -> str | None:
+    """Return what a git command prints in the folder of a file; None if it fails."""
+    command = ["git", "-C", str(path.resolve().parent), *words]
+    try:
+        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def hardware() -> tuple[str, int]:
+    """Return the name of this machine's processor, and how many cores this process may use."""
+    return processor_name(), usable_cores()
+
+
+def present_time() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,60 @@
+"""Shows the answers of a proof: a table, the causes of what failed, and a line for a README."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.console import say
+from common.tables import print_facts
+from common.tools.prove.receipt import CheckResult, ProofReceipt
+
+MARKS = {True: "✓", False: "✗", None: "–"}
+DIGITS = 7  # of a commit or a file's hash
+
+
+def show_result(result: CheckResult) -> None:
+    """Print the answer of a check as soon as it is known."""
+    say(f"{MARKS[result.passed]} {result.name}: {result.compared or result.question}")
+    if result.passed is False:
+        for cause in result.causes:
+            say(f"    {cause}")
+        if result.advice:
+            say(f"    to change: {result.advice}")
+
+
+def show_report(receipt: ProofReceipt, path: Path) -> None:
+    """Print the table of all answers, and the line for a README.
+
+    Args:
+        path: of the receipt.
+    """
+    print_facts(table(receipt.checks), title="checks")
+    say(f"receipt: {path}")
+    say(badge(receipt))
+
+
+def table(results: Sequence[CheckResult]) -> list[list[str]]:
+    """Return the rows of the table: a mark with the check, and what it asked."""
+    rows = []
+    for result in results:
+        name = f"{MARKS[result.passed]} {result.name}"
+        rows.append([name, f"{result.question} ({result.seconds:.0f} s)"])
+    return rows
+
+
+def badge(receipt: ProofReceipt) -> str:
+    """Return one line of Markdown that says what was proved, of which file, when and where."""
+    applicable = [result for result in receipt.checks if result.passed is not None]
+    passed_count = sum(result.passed is True for result in applicable)
+    facts = [f"`{Path(receipt.recipe).name}` {receipt.recipe_sha256[:DIGITS]}"]
+    if receipt.recipe_commit:
+        edited = ", edited" if receipt.recipe_is_edited else ""
+        facts.append(f"commit {receipt.recipe_commit[:DIGITS]}{edited}")
+    if receipt.environment is not None:
+        torch_version = receipt.environment.versions.get("torch", "unknown")
+        facts += [f"torch {torch_version}", receipt.environment.device]
+    facts.append(receipt.began[:10])
+    names = ", ".join(result.name for result in applicable if result.passed)
+    return (
+        f"{MARKS[receipt.passed]} `recipes prove`: {passed_count} of {len(applicable)} checks "
+        f"passed ({names or 'none'}); {'; '.join(facts)}"
+    )

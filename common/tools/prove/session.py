@@ -1,0 +1,59 @@
+"""What observers and instruments share inside of an observed process."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import JsonValue
+
+from common.tools.prove.observation import Note, Observed, Phase, line_of
+
+
+@dataclass
+class Session:
+    """The observation of one launch on one rank.
+
+    An instrument is a module with a function `install(session)`, which is called before the recipe
+    runs. It wraps functions of `common` by `wrap`, and writes by `note`.
+    """
+
+    folder: Path  # of the observed run
+    launch: int
+    rank: int
+    run: Any = None  # the recipe's run, once it exists
+    phase: Phase | None = None  # of the evaluation that goes on now
+    micro_batch: int = 0  # the number, within its update, of the micro-batch that is in use
+    samples: list[int] = field(default_factory=list)  # sample indices of that micro-batch
+    file: BinaryIO | None = None
+
+    @property
+    def step(self) -> int:
+        """The updates made so far; 0 before the recipe has made its run."""
+        return 0 if self.run is None else int(self.run.progress.global_step)
+
+    def write(self, record: Observed) -> None:
+        """Write a record at once, so that a kill does not lose it."""
+        if self.file is None:
+            path = self.folder / f"launch-{self.launch}-rank-{self.rank}.jsonl"
+            self.file = path.open("ab", buffering=0)
+        self.file.write(line_of(record))
+
+    def note(self, name: str, **values: JsonValue) -> None:
+        """Write what an instrument has seen; values are JSON."""
+        self.write(Note(name=name, step=self.step, values=values))
+
+    def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Put a function in place of the attribute `name` of a class or module.
+
+        Args:
+            wrapper: is called with the original function, and then with the original's arguments.
+        """
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*positional: Any, **named: Any) -> Any:
+            return wrapper(original, *positional, **named)
+
+        setattr(owner, name, wrapped)

@@ -1,0 +1,395 @@
+"""Copies of recipes that are broken on purpose, and what `recipes prove` has to say of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.launch import REPOSITORY
+
+LOOP = "        for batch in run.batches(train_loader):\n"
+FORWARD = "                loss, logits = compute_loss(model, batch)\n"
+RECORD = "            run.record(loss, metrics(logits, batch))\n"
+PREPARE = "        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"
+KEEP = "        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints\n"
+STEP = "                optimizer.step()\n"
+EVALUATION = "        for batch in loader:\n"
+TORCH = "import torch\nfrom torch import nn\n"
+# The body of an evaluation, from its sums to its result.
+SUMS = """\
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, logits = compute_loss(bare_model, batch)
+            sums.add(loss, logits, batch["labels"])
+    return sums.result()
+"""
+SMALL = ("--dataset", "digits", "--hidden-sizes", "32")
+DROPOUT = (*SMALL, "--dropout", "0.3")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A copy with a mistake."""
+
+    name: str  # in words
+    recipe: str  # below the repository, without ".py"
+    edits: tuple[tuple[str, str], ...]  # texts and what takes their places
+    check: str  # that must fail
+    words: tuple[str, ...]  # that its causes must have
+    flags: tuple[str, ...] = SMALL
+    # A check that it does not concern, which must pass.
+    passes: str | None = None
+
+    def write(self, folder: Path) -> Path:
+        """Write the copy into a folder, and return its file.
+
+        Raises:
+            AssertionError: the recipe does not have a text that the mistake replaces, or has it
+                several times.
+        """
+        source = (REPOSITORY / f"{self.recipe}.py").read_text()
+        for old, new in self.edits:
+            assert source.count(old) == 1, (self.name, old)
+            source = source.replace(old, new)
+        path = folder / "train.py"
+        path.write_text(source)
+        return path
+
+
+MLP = "recipes/mnist_mlp"
+BROKEN: tuple[Broken, ...] = (
+    Broken(
+        "EMA not kept",
+        "examples/averaged",
+        ((", average=average)\n", ")\n"),),
+        check="resumes",
+        words=("average", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        ".item() in the loop",
+        MLP,
+        ((RECORD, RECORD.replace("loss,", "loss.item(),")),),
+        check="waits",
+        words=("train.py, line", ".item()", "run.record(loss.item()"),
+    ),
+    Broken(
+        "loss not divided",
+        MLP,
+        (("accelerator.backward(loss)", "loss.backward()"),),
+        check="accumulation",
+        words=("gradients of update 1", "not divided by the number of micro-batches"),
+    ),
+    Broken(
+        "evaluation that pads",
+        MLP,
+        ((EVALUATION, "        for batch, _ in run.equal_batches(loader):\n"),),
+        check="samples",
+        words=("counted 80 samples", "test has 73", "only fill up a batch"),
+    ),
+    Broken(
+        "metrics averaged over batches",
+        MLP,
+        (
+            (
+                SUMS,
+                """\
+    losses, hits = [], []
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, logits = compute_loss(bare_model, batch)
+            losses.append(loss)
+            hits.append(metrics(logits, batch)["accuracy"].float().mean())
+    return {"loss": float(torch.stack(losses).mean()), "accuracy": float(torch.stack(hits).mean())}
+""",
+            ),
+        ),
+        check="figures",
+        words=("mean over batches, not over samples",),
+    ),
+    # The copies above run by default in CI.
+    Broken(
+        "second network not kept",
+        MLP,
+        (
+            (LOOP, f"        critic = nn.Linear(10, 1).requires_grad_(False)\n{LOOP}"),
+            (
+                FORWARD,
+                f"{FORWARD}"
+                "                loss = loss + 0.1 * critic(logits.float()).square().mean()\n"
+                "                drift = logits.detach().float().mean(0, True)\n"
+                "                critic.weight.data = critic.weight.lerp(drift, 0.1)\n",
+            ),
+        ),
+        check="resumes",
+        words=("critic", "network", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "Python's random in a worker",
+        "examples/own_dataset",
+        (
+            (
+                "        self.noise = noise\n",
+                "        self.noise = noise\n        self.random = random.Random(0)\n",
+            ),
+            ("            if random.random() < 0.2:", "            if self.random.random() < 0.2:"),
+        ),
+        check="resumes",
+        words=("training batch",),
+        flags=("--widths", "8", "--num-workers", "1"),
+    ),
+    Broken(
+        "global counter that changes the loss",
+        MLP,
+        (
+            ("OBJECTIVE = ", "COUNT = [0]\nOBJECTIVE = "),
+            (
+                FORWARD,
+                f"                COUNT[0] += 1\n{FORWARD}"
+                "                loss = loss * (1 + COUNT[0] / 100)\n",
+            ),
+        ),
+        check="resumes",
+        words=("COUNT", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "loss averaged over processes wrongly",
+        MLP,
+        (
+            (
+                SUMS,
+                """\
+    total, hits, count = 0.0, 0.0, 0
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            loss, logits = compute_loss(bare_model, batch)
+            total += loss.item() * len(logits)
+            hits += metrics(logits, batch)["accuracy"].sum().item()
+            count += len(logits)
+    return {"loss": total / count, "accuracy": hits / count}
+""",
+            ),
+        ),
+        check="figures",
+        words=("mean over processes, not over samples",),
+    ),
+    Broken(
+        "training loss of all processes added up",
+        MLP,
+        (
+            (
+                RECORD,
+                "            total = accelerator.reduce(loss.detach().clone(), 'sum')\n"
+                "            run.record(total, metrics(logits, batch))\n",
+            ),
+        ),
+        check="figures",
+        words=("2 times those that were computed", "the number of processes"),
+    ),
+    Broken(
+        "a file opened once and read on",
+        MLP,
+        (
+            ("OBJECTIVE = ", 'LINES = open(__file__, encoding="utf-8")\nOBJECTIVE = '),
+            (
+                FORWARD,
+                f"{FORWARD}                loss = loss * (1 + len(LINES.readline()) / 100)\n",
+            ),
+        ),
+        check="resumes",
+        words=("LINES", "open file"),
+    ),
+    Broken(
+        "schedule stepped for each micro-batch",
+        MLP,
+        ((PREPARE, "        model, optimizer = accelerator.prepare(model, optimizer)\n"),),
+        check="accumulation",
+        words=("learning rate of update", "schedule is stepped for each micro-batch"),
+    ),
+    Broken(
+        "dropout seeded by time",
+        MLP,
+        (
+            (TORCH, f"import time\n\n{TORCH}"),
+            (FORWARD, f"                torch.manual_seed(time.time_ns() % 2**31)\n{FORWARD}"),
+        ),
+        check="repeatable",
+        words=("random generator torch",),
+        flags=DROPOUT,
+    ),
+    Broken(
+        "each micro-batch makes an update",
+        MLP,
+        (("            with accelerator.accumulate(model):\n", "            if True:\n"),),
+        check="accumulation",
+        words=("each micro-batch makes an update of its own",),
+    ),
+    Broken(
+        "shuffling by time",
+        "examples/own_dataset",
+        (
+            (
+                "        self.labels = labels[chosen]\n",
+                "        self.labels = labels[chosen]\n"
+                "        order = np.random.default_rng().permutation(len(self.labels))\n"
+                "        self.images, self.labels = self.images[order], self.labels[order]\n",
+            ),
+        ),
+        check="repeatable",
+        words=("differs between two runs of the same command", "contents of a"),
+        flags=("--widths", "8", "--num-workers", "0"),
+    ),
+    Broken(
+        "learning rate by the clock",
+        MLP,
+        (
+            (TORCH, f"import time\n\n{TORCH}"),
+            (
+                STEP,
+                "                for group in optimizer.param_groups:\n"
+                '                    group["lr"] *= 1 + time.time() % 1\n'
+                f"{STEP}",
+            ),
+        ),
+        check="repeatable",
+        words=("first difference is the learning rate in update 1",),
+    ),
+    Broken(
+        "optimizer made after prepare and not kept",
+        MLP,
+        (
+            (
+                KEEP,
+                f"{KEEP}"
+                "        head = accelerator.unwrap_model(model).head\n"
+                "        head_optimizer = torch.optim.SGD(head.parameters(), 1e-2, momentum=0.9)\n",
+            ),
+            (STEP, f"{STEP}                head_optimizer.step()\n"),
+        ),
+        check="resumes",
+        words=("head_optimizer", "state_dict", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "a list that keeps the logits",
+        MLP,
+        (
+            (LOOP, f"        history: list[torch.Tensor] = []\n{LOOP}"),
+            (RECORD, f"{RECORD}            history.append(logits.detach())\n"),
+        ),
+        check="memory",
+        words=("live tensors", "the list `history` of main in train.py"),
+        passes="waits",
+    ),
+    Broken(
+        "a loss that keeps its graph",
+        MLP,
+        (
+            (LOOP, f"        total = 0.0\n{LOOP}"),
+            (RECORD, f"{RECORD}            total = total + loss\n"),
+        ),
+        check="memory",
+        words=("the process's memory grows",),
+        flags=("--dataset", "digits"),
+    ),
+    Broken(
+        "generator object not kept",
+        MLP,
+        (
+            ("OBJECTIVE = ", "NOISE = torch.Generator().manual_seed(0)\nOBJECTIVE = "),
+            (
+                FORWARD,
+                f"{FORWARD}                loss = loss * (1 + torch.rand((), generator=NOISE))\n",
+            ),
+        ),
+        check="resumes",
+        words=("NOISE", "random generator", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "NumPy's generator for augmentation",
+        "examples/own_dataset",
+        (
+            ("OBJECTIVE = ", "AUGMENT = np.random.RandomState(0)\nOBJECTIVE = "),
+            ("np.random.normal(0,", "AUGMENT.normal(0,"),
+        ),
+        check="resumes",
+        words=("AUGMENT", "random generator", "no checkpoint"),
+        flags=("--widths", "8", "--num-workers", "0"),
+    ),
+    Broken(
+        "last sample of each batch dropped",
+        MLP,
+        (
+            (
+                FORWARD,
+                "                batch = {name: values[:-1] for name, values in batch.items()}\n"
+                f"{FORWARD}",
+            ),
+        ),
+        check="samples",
+        words=("15 of the 16 samples of a batch",),
+        passes="repeatable",
+    ),
+    Broken(
+        "loss without the last sample",
+        MLP,
+        (
+            (
+                'F.cross_entropy(logits, batch["labels"])',
+                'F.cross_entropy(logits[:-1], batch["labels"][:-1])',
+            ),
+        ),
+        check="samples",
+        words=("does not depend on 1 of the 16 samples",),
+    ),
+    Broken(
+        "a batch skipped in each epoch",
+        MLP,
+        (
+            (
+                LOOP,
+                "        skipped = set()\n"
+                f"{LOOP}"
+                "            if run.progress.global_step % 8 == 3 and run.epoch not in skipped:\n"
+                "                skipped.add(run.epoch)\n"
+                "                continue\n",
+            ),
+        ),
+        check="samples",
+        words=("did not record it", "16 samples were skipped"),
+    ),
+    Broken(
+        "evaluation in training mode",
+        MLP,
+        ((EVALUATION, f"        bare_model.train()\n{EVALUATION}"),),
+        check="figures",
+        words=("training mode", "Dropout"),
+        flags=DROPOUT,
+    ),
+    Broken(
+        "statistics in a plain attribute",
+        MLP,
+        (
+            (
+                "        self.head = nn.Linear(in_features, classes)\n",
+                "        self.head = nn.Linear(in_features, classes)\n"
+                "        self.mean = torch.zeros(())\n",
+            ),
+            (
+                "        features = images.flatten(1)\n",
+                "        features = images.flatten(1)\n"
+                "        if self.training and torch.is_grad_enabled() and not images.is_meta:\n"
+                "            self.mean = self.mean.lerp(features.detach().float().mean(), 0.1)\n"
+                "        features = features - self.mean.to(features)\n",
+            ),
+        ),
+        check="resumes",
+        words=("model.mean", "no checkpoint"),
+        passes="repeatable",
+    ),
+)
+BY_DEFAULT = 5  # of the copies, in CI

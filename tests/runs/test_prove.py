@@ -1,0 +1,37 @@
+"""`recipes prove` on a recipe as it is: each check passes, and the receipt says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.tools.prove.command import main
+from common.tools.prove.observation import Interrupted, MicroBatch, read_launches
+from common.tools.prove.receipt import read_receipt
+from tests.launch import REPOSITORY
+
+RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
+
+
+@pytest.mark.slow
+def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It learns, repeats its bits, and resumes to them after each kind of interruption."""
+    receipt_path = tmp_path / "proof.json"
+    folder = tmp_path / "runs"
+    words = [str(RECIPE), "--hidden-sizes", "32", "--dropout", "0.1"]
+    words += ["--checks", "learns,repeatable,resumes"]
+    main([*words, "--output", str(receipt_path), "--folder", str(folder)])
+    output = capsys.readouterr().out
+    receipt = read_receipt(receipt_path)
+    assert receipt.passed, output
+    assert [result.passed for result in receipt.checks] == [True, True, True]
+    assert "3 of 3 checks passed (learns, repeatable, resumes)" in output.splitlines()[-2]
+    launches = read_launches(folder / "interrupted")
+    assert [len(launch.of(Interrupted)) for launch in launches] == [1, 1, 1, 1, 1, 0]
+    # The interrupted launches together made each update, and none of them from the start.
+    steps = [{step for step, _ in launch.micro_batches} for launch in launches]
+    assert set().union(*steps) == {*range(receipt.updates)}
+    assert min(steps[-1]) > 0
+    (reference,) = read_launches(folder / "reference")
+    assert {record.epoch for record in reference.of(MicroBatch)} == {0, 1, 2, 3}

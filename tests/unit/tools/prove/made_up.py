@@ -1,0 +1,154 @@
+"""Made-up observations of runs, for tests of checks without any training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from common.tools.prove.observation import (
+    AnyObserved,
+    Evaluated,
+    EvaluationBatch,
+    MicroBatch,
+    Note,
+    Observed,
+    ObservedLaunch,
+    ObservedRun,
+    Phase,
+    Recorded,
+    Started,
+)
+
+
+def started(
+    *,
+    accumulation: int = 1,
+    batch_size: int = 4,
+    world_size: int = 1,
+    total_steps: int = 4,
+    updates_per_epoch: int = 2,
+    training_samples: int = 10,
+    evaluation_samples: int = 5,
+) -> Started:
+    """Return the record of a run that has started."""
+    return Started(
+        step=0,
+        world_size=world_size,
+        total_steps=total_steps,
+        updates_per_epoch=updates_per_epoch,
+        samples_per_update=batch_size * accumulation * world_size,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        device="cpu",
+        precision="no",
+        split_sizes={"train": training_samples, "validation": evaluation_samples},
+        validation_split="validation",
+        test_split="validation",
+        parts=["model"],
+        modules={"Linear": 1},
+    )
+
+
+def micro_batch(
+    step: int,
+    number: int = 0,
+    samples: Sequence[int] = (0, 1, 2, 3),
+    epoch: int = 0,
+    generators: Mapping[str, str] | None = None,
+) -> MicroBatch:
+    return MicroBatch(
+        step=step,
+        micro_batch=number,
+        epoch=epoch,
+        samples=[*samples],
+        batch="b",
+        generators=dict(generators or {"torch": "t"}),
+        parts={},
+        state={},
+        gone=[],
+        described={},
+    )
+
+
+def recorded(
+    step: int,
+    number: int = 0,
+    loss: float = 1.0,
+    *,
+    is_update: bool = True,
+    metrics: Mapping[str, tuple[float, int]] | None = None,
+    generators: Mapping[str, str] | None = None,
+    clock: float = 0.0,
+) -> Recorded:
+    return Recorded(
+        step=step,
+        micro_batch=number,
+        is_update=is_update,
+        loss=loss,
+        metrics=dict(metrics or {}),
+        generators=dict(generators or {"torch": "t"}),
+        learning_rates=[0.1],
+        clock=clock,
+        host_bytes=1,
+    )
+
+
+def note(name: str, step: int = 0, **values: Any) -> Note:
+    return Note(name=name, step=step, values=values)
+
+
+def update_note(step: int, norm: float = 2.0, rate: float = 0.1) -> Note:
+    return note("update", step, optimizer=0, gradient_norm=norm, learning_rates=[rate])
+
+
+def mixers(*layers: str, couples_samples: bool = False) -> Note:
+    return note("mixers", layers=[*layers], couples_samples=couples_samples)
+
+
+def evaluation_batch(
+    samples: Sequence[int], step: int = 2, phase: Phase = "validation"
+) -> EvaluationBatch:
+    return EvaluationBatch(
+        step=step,
+        phase=phase,
+        split="validation",
+        samples=[*samples],
+        batch="b",
+        generators={},
+    )
+
+
+def evaluated(
+    figures: Mapping[str, float], step: int = 2, phase: Phase = "validation"
+) -> Evaluated:
+    return Evaluated(step=step, phase=phase, split="validation", figures=dict(figures))
+
+
+def run_with(
+    *ranks: Sequence[Observed],
+    directory: Path = Path("nowhere"),
+    later: Sequence[Sequence[Observed]] = (),
+    rows: Sequence[Mapping[str, float]] | None = None,
+    summary: Mapping[str, float] | None = None,
+) -> ObservedRun:
+    """Return a run of these records.
+
+    Args:
+        ranks: the records of each rank in the first launch.
+        later: those of each rank in the second launch.
+        rows: of `metrics.jsonl`, which is written into `directory`.
+        summary: of `summary.json`.
+    """
+    launches = []
+    for number, records_of_ranks in enumerate((ranks, later)):
+        for rank, records in enumerate(records_of_ranks):
+            observed = cast("tuple[AnyObserved, ...]", tuple(records))
+            launches.append(ObservedLaunch(number, rank, observed))
+    if rows is not None:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (directory / "metrics.jsonl").write_text(text)
+    if summary is not None:
+        (directory / "summary.json").write_text(json.dumps(summary))
+    return ObservedRun("made up", directory, tuple(launches), 1.0, "python train.py")

@@ -1,0 +1,106 @@
+"""Makes observed runs in memory, as a small training would write them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from common.tools.prove.observation import (
+    AnyObserved,
+    Evaluated,
+    MicroBatch,
+    ObservedLaunch,
+    ObservedRun,
+    Recorded,
+    Saved,
+    Started,
+)
+
+UPDATES = 6
+SAMPLES = 4  # of a micro-batch
+
+
+def started(step: int = 0) -> Started:
+    return Started(
+        step=step,
+        world_size=1,
+        total_steps=UPDATES,
+        updates_per_epoch=3,
+        samples_per_update=SAMPLES,
+        batch_size=SAMPLES,
+        accumulation=1,
+        device="cpu",
+        precision="no",
+        split_sizes={"train": 14, "validation": 9},
+        validation_split="validation",
+        test_split="validation",
+        parts=["model", "optimizer"],
+        modules={"Linear": 2},
+    )
+
+
+def micro_batch(step: int, state: dict[str, str] | None = None) -> MicroBatch:
+    """Return the record of a micro-batch; all its digests follow from the update."""
+    return MicroBatch(
+        step=step,
+        micro_batch=0,
+        epoch=step // 3,
+        samples=[*range(step, step + SAMPLES)],
+        batch=f"batch-{step}",
+        generators={"torch": f"torch-{step}", "numpy": "numpy"},
+        parts={"model": f"model-{step}", "optimizer": f"optimizer-{step}"},
+        state=state or {},
+        gone=[],
+        described=dict.fromkeys(state or {}, "int, local variable of main()"),
+    )
+
+
+def recorded(step: int) -> Recorded:
+    return Recorded(
+        step=step,
+        micro_batch=0,
+        is_update=True,
+        loss=1 / (step + 1),
+        metrics={"accuracy": (float(step), SAMPLES)},
+        generators={"torch": f"torch-{step + 1}", "numpy": "numpy"},
+        learning_rates=[0.1],
+        clock=float(step),
+        host_bytes=2**20,
+    )
+
+
+def evaluated(step: int, accuracy: float, phase: str = "validation") -> Evaluated:
+    return Evaluated.model_validate(
+        {"step": step, "phase": phase, "split": "validation", "figures": {"accuracy": accuracy}}
+    )
+
+
+def saved(step: int) -> Saved:
+    return Saved(
+        step=step,
+        parts={"model": f"model-{step}", "optimizer": f"optimizer-{step}"},
+        generators={"torch": f"torch-{step}", "numpy": "numpy"},
+    )
+
+
+def launch(number: int, first: int = 0, end: int = UPDATES, rank: int = 0) -> ObservedLaunch:
+    """Return a launch that makes the updates from `first` on, up to `end`."""
+    records: list[AnyObserved] = [started(first)]
+    for step in range(first, end):
+        records += [micro_batch(step), recorded(step)]
+        if (step + 1) % 3 == 0:
+            records += [evaluated(step + 1, step / UPDATES), saved(step + 1)]
+    return ObservedLaunch(number, rank, tuple(records))
+
+
+def run(*launches: ObservedLaunch) -> ObservedRun:
+    return ObservedRun("run", Path("nowhere"), launches, 1.0, "python recipe.py")
+
+
+def changed(
+    source: ObservedLaunch, position: int, **values: object
+) -> tuple[ObservedLaunch, AnyObserved]:
+    """Return a launch with other values in one of its records, and this record."""
+    record = source.records[position].model_copy(update=values)
+    records = (*source.records[:position], record, *source.records[position + 1 :])
+    return replace(source, records=records), record

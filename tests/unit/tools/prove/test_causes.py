@@ -1,0 +1,124 @@
+"""The causes that a proof names, for values that a resume loses and for other differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.tools.prove.causes import causes_of_repeat, causes_of_resume
+from common.tools.prove.differences import first_difference
+from common.tools.prove.observation import MicroBatch, ObservedLaunch
+from tests.unit.tools.prove.observed import UPDATES, changed, launch, run
+
+DESCRIBED = {
+    "ema": "Average with state_dict, local variable of main()",
+    "ema.decay": "float, local variable of main()",
+    "noise": "random generator torch.Generator, local variable of main()",
+    "train.COUNT": "int, global variable of train.py",
+    "began": "float, local variable of main()",
+    "loss": "torch.Tensor, local variable of main()",
+}
+
+
+def with_state(source: ObservedLaunch, states: dict[int, dict[str, str]]) -> ObservedLaunch:
+    """Return a launch whose micro-batches have the state of their update."""
+    records = []
+    for record in source.records:
+        if isinstance(record, MicroBatch):
+            state = states[record.step]
+            described = {path: DESCRIBED[path] for path in state}
+            record = record.model_copy(update={"state": state, "described": described})
+        records.append(record)
+    return replace(source, records=tuple(records))
+
+
+def states(lost: set[str], first: int, is_resumed: bool) -> dict[int, dict[str, str]]:
+    """Return the states of a launch that begins at an update; lost values begin anew there.
+
+    Two values never are a cause: a time that does not change in training, and the loss, which the
+    loop computes anew in each pass.
+    """
+    by_step = {}
+    for step in range(first, UPDATES):
+        state = {"began": "second start" if is_resumed else "first start"}
+        for path in ("ema", "ema.decay", "noise", "train.COUNT"):
+            count = step - first if path in lost and is_resumed else step
+            state[path] = f"{path} after {count}"
+        if step > first:
+            state["loss"] = f"loss of {step - 1}"
+        by_step[step] = state
+    return by_step
+
+
+@given(
+    lost=st.sets(st.sampled_from(["ema", "noise", "train.COUNT"]), min_size=1),
+    first=st.integers(1, UPDATES - 2),
+)
+def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) -> None:
+    """Values within a lost one are not named besides it, and nothing else is."""
+    lost_paths = lost | ({"ema.decay"} if "ema" in lost else set())
+    reference = run(with_state(launch(0), states(lost_paths, 0, is_resumed=False)))
+    interrupted = with_state(launch(0, 0, first), states(lost_paths, 0, is_resumed=False))
+    resumed = with_state(launch(1, first), states(lost_paths, first, is_resumed=True))
+    causes = causes_of_resume(reference, run(interrupted, resumed), None)
+    assert {cause.sentence.partition(" ")[0] for cause in causes} == lost
+    for cause in causes:
+        assert "is in no checkpoint" in cause.sentence
+    advice = {cause.sentence.partition(" ")[0]: cause.advice for cause in causes}
+    if "ema" in lost:
+        assert "run.keep(..., ema=ema)" in advice["ema"]
+    if "noise" in lost:
+        assert causes[0].sentence.startswith("noise")  # the likeliest cause
+        assert "global generator" in advice["noise"]
+    if "train.COUNT" in lost:
+        assert "run.progress.global_step" in advice["train.COUNT"]
+
+
+def test_a_value_that_the_loop_sets_anew_is_no_cause() -> None:
+    """It differs at the first batch after a resume alone."""
+    reference = run(with_state(launch(0), states(set(), 0, is_resumed=False)))
+    now = states(set(), 3, is_resumed=True)
+    now[3]["train.COUNT"] = "something else"
+    now[3]["noise"] = now[4]["noise"] = now[5]["noise"] = "lost"
+    resumed = with_state(launch(1, 3), now)
+    causes = causes_of_resume(reference, run(launch(0, 0, 3), resumed), None)
+    assert [cause.sentence.partition(" ")[0] for cause in causes] == ["noise"]
+
+
+def test_a_part_that_is_restored_wrongly_is_named() -> None:
+    reference = run(launch(0))
+    other, _ = changed(launch(1, 3), 1, parts={"model": "model-3", "optimizer": "other"})
+    resumed = run(launch(0, 0, 3), other)
+    (cause,) = causes_of_resume(reference, resumed, first_difference(reference, resumed))
+    assert cause.sentence.startswith("the part optimizer was restored with another state")
+
+
+def test_a_generator_that_is_drawn_from_after_the_start_is_named() -> None:
+    reference = run(launch(0))
+    other, _ = changed(launch(1, 3), 1, generators={"torch": "torch-3", "numpy": "drawn"})
+    resumed = run(launch(0, 0, 3), other)
+    (cause,) = causes_of_resume(reference, resumed, first_difference(reference, resumed))
+    assert cause.sentence.startswith("the random generator numpy had another state before update 4")
+
+
+def test_two_runs_of_a_command_differ_first_in_an_own_generator() -> None:
+    """It differs before the first update, and the loss differs later."""
+    mine = states(set(), 0, is_resumed=False)
+    reference = run(with_state(launch(0), mine))
+    theirs = {step: {**state, "noise": f"other {step}"} for step, state in mine.items()}
+    other, _ = changed(with_state(launch(0), theirs), 4, loss=9.0)
+    twin = run(other)
+    causes = causes_of_repeat(reference, twin, first_difference(reference, twin))
+    assert causes[0].sentence.startswith("noise (random generator")
+    assert "the loss in update 2" in causes[-1].sentence
+    assert "a clock" in causes[-1].advice
+
+
+def test_a_batch_whose_contents_differ_is_named() -> None:
+    reference = run(launch(0))
+    other, _ = changed(launch(0), 3, batch="other")
+    (cause,) = causes_of_repeat(reference, run(other), first_difference(reference, run(other)))
+    assert "the contents of a training batch before update 2" in cause.sentence
+    assert "__getitem__" in cause.advice

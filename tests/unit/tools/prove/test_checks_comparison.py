@@ -1,0 +1,206 @@
+"""The checks of accumulation and of processes, on made-up observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from common.tools.prove.checks import accumulation, processes
+from common.tools.prove.checks.accumulation import Pair
+from common.tools.prove.comparison import Way, updates_of
+from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LAST_WEIGHTS
+from common.tools.prove.observation import Note, Observed, ObservedRun
+from tests.unit.tools.prove.made_up import (
+    evaluated,
+    micro_batch,
+    mixers,
+    recorded,
+    run_with,
+    started,
+    update_note,
+)
+
+WHOLE = Way(8, 1)
+DIVIDED = Way(4, 2)
+DISTRIBUTED = Way(4, 1, processes=2)
+
+
+def run_of(
+    way: Way,
+    folder: Path,
+    *,
+    losses: Sequence[float] = (3.0, 2.0, 1.0),
+    norms: Sequence[float] = (0.5, 0.4, 0.3),
+    rates: Sequence[float] = (0.1, 0.2, 0.1),
+    weights: float = 2.0,
+    accuracy: float = 0.5,
+    mixing: Note | None = None,
+    draws: bool = False,
+) -> ObservedRun:
+    """Return a run of three updates that moved its weights from 1 to `weights`."""
+    directory = folder / str(way)
+    directory.mkdir()
+    save_file({"model.weight": torch.ones(2)}, directory / FIRST_WEIGHTS)
+    save_file({"model.weight": torch.full((2,), weights)}, directory / LAST_WEIGHTS)
+    ranks = []
+    for _ in range(way.processes):
+        records: list[Observed] = [started(accumulation=way.accumulation), mixing or mixers()]
+        for step, loss in enumerate(losses):
+            for number in range(way.accumulation):
+                after = {"torch": "drawn"} if draws else {"torch": "t"}
+                is_update = number == way.accumulation - 1
+                records.append(micro_batch(step, number))
+                if is_update:
+                    records.append(update_note(step, norms[step], rates[step]))
+                records.append(recorded(step, number, loss, is_update=is_update, generators=after))
+        ranks.append([*records, evaluated({"accuracy": accuracy, "count": 100.0}, step=3)])
+    return run_with(*ranks, directory=directory)
+
+
+def pair_of(second_way: Way, folder: Path, **changes: object) -> Pair:
+    """Return a right run and one with changes."""
+    first_way = WHOLE if second_way == DIVIDED else DIVIDED
+    first = run_of(first_way, folder)
+    return Pair(first, run_of(second_way, folder, **changes), first_way, second_way)  # type: ignore[arg-type]
+
+
+JUDGES = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
+EACH_WAY = pytest.mark.parametrize("way", JUDGES, ids=str)
+
+
+@EACH_WAY
+def test_equal_updates_pass(way: Way, tmp_path: Path) -> None:
+    verdict = JUDGES[way](pair_of(way, tmp_path))
+    assert verdict.passed is True
+    assert "3 updates" in verdict.compared
+    assert str(way) in verdict.compared
+
+
+@EACH_WAY
+def test_rounding_passes(way: Way, tmp_path: Path) -> None:
+    """Differences within the tolerances."""
+    pair = pair_of(
+        way,
+        tmp_path,
+        losses=(3.0003, 2.0002, 1.0001),
+        norms=(0.5001, 0.4001, 0.3001),
+        weights=2.001,
+        accuracy=0.51,
+    )
+    assert JUDGES[way](pair).passed is True
+
+
+@EACH_WAY
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rates": (0.1, 0.1, 0.1)}, "the learning rate of update 2 is 0.1 with"),
+        ({"losses": (6.0, 2.0, 1.0)}, "the loss of update 1 is 6 with"),
+        ({"losses": (3.0, 2.0, 1.1)}, "the loss of update 3 is 1.1 with"),
+        ({"norms": (0.6, 0.4, 0.3)}, "the gradients of update 1 have the norm 0.6 with"),
+        ({"weights": 2.1}, "the last weights differ by 10.0% of the distance that they moved"),
+        ({"accuracy": 0.56}, "accuracy of the validation evaluation after update 3 is 0.56"),
+    ],
+)
+def test_first_difference_is_named(
+    way: Way, changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    verdict = JUDGES[way](pair_of(way, tmp_path, **changes))
+    assert verdict.passed is False
+    (cause,) = verdict.causes
+    assert words in cause
+    assert verdict.advice
+
+
+def test_loss_that_is_not_divided_is_named(tmp_path: Path) -> None:
+    verdict = accumulation.verdict_of(pair_of(DIVIDED, tmp_path, norms=(1.0, 0.4, 0.3)))
+    assert "2.00 times as large: the loss is not divided by the number" in verdict.causes[0]
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ((0.25, 0.4, 0.3), "half as large: on one process, the loss is not divided"),
+        ((1.0, 0.4, 0.3), "twice as large: the gradients of the processes are added up"),
+    ],
+)
+def test_ratio_of_processes_is_explained(
+    norms: tuple[float, ...], words: str, tmp_path: Path
+) -> None:
+    verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, norms=norms))
+    assert words in verdict.causes[0]
+
+
+def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
+    """Each micro-batch makes an update, so an update has one."""
+    first = run_of(WHOLE, tmp_path)
+    second = run_of(Way(4, 1), tmp_path)
+    verdict = accumulation.verdict_of(Pair(first, second, WHOLE, DIVIDED))
+    assert "update 1 used 1 micro-batch(es) of 4" in verdict.causes[0]
+
+
+def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> None:
+    pair = pair_of(DIVIDED, tmp_path)
+    launch = pair.second.launches[0]
+    run = run_with([*launch.records, update_note(1)], directory=pair.second.directory)
+    verdict = accumulation.verdict_of(Pair(pair.first, run, WHOLE, DIVIDED))
+    assert (
+        "the optimizers' steps in update 2 are 2 with 2 × 4 and 1 with 1 × 8" in verdict.causes[0]
+    )
+
+
+def test_batch_norm_is_said(tmp_path: Path) -> None:
+    """Batch norm depends on how samples are divided into micro-batches, but not on processes."""
+    pair = pair_of(DIVIDED, tmp_path, mixing=mixers("BatchNorm2d"), losses=(9.0, 9.0, 9.0))
+    verdict = accumulation.verdict_of(pair)
+    assert verdict.passed is None
+    assert "BatchNorm2d mixes the samples of a micro-batch" in verdict.compared
+
+
+def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
+    changes = {"mixing": mixers("BatchNorm2d"), "accuracy": 0.9}
+    verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **changes))
+    assert verdict.passed is True
+    assert "BatchNorm2d averages its statistics over processes" in verdict.compared
+
+
+def test_batch_norm_does_not_excuse_a_wrong_schedule(tmp_path: Path) -> None:
+    pair = pair_of(DIVIDED, tmp_path, mixing=mixers("BatchNorm2d"), rates=(0.2, 0.2, 0.1))
+    assert accumulation.verdict_of(pair).passed is False
+
+
+def test_coupled_samples_are_said(tmp_path: Path) -> None:
+    pair = pair_of(DIVIDED, tmp_path, mixing=mixers(couples_samples=True), losses=(9, 9, 9))
+    verdict = accumulation.verdict_of(pair)
+    assert verdict.passed is None
+    assert "couples_samples=True" in verdict.compared
+
+
+@EACH_WAY
+def test_draws_for_each_micro_batch_are_said(way: Way, tmp_path: Path) -> None:
+    """Noise that a loop draws differs between micro-batches; equal updates pass all the same."""
+    verdict = JUDGES[way](pair_of(way, tmp_path, draws=True, losses=(9.0, 9.0, 9.0)))
+    assert verdict.passed is None
+    assert "draws random numbers" in verdict.compared
+    assert "generator torch" in verdict.compared
+
+
+def test_updates_made_again_count_once(tmp_path: Path) -> None:
+    """Of an update that a resumed run makes again, the last one counts."""
+    first = [started(), recorded(0, loss=1.0), update_note(0), recorded(1, loss=5.0)]
+    later = [recorded(1, loss=7.0), update_note(1, norm=3.0), recorded(2, loss=8.0)]
+    updates = updates_of(run_with(first, later=[later], directory=tmp_path))
+    assert {number: update.loss for number, update in updates.items()} == {1: 1.0, 2: 7.0, 3: 8.0}
+    assert updates[2].gradient_norms == (3.0,)
+
+
+def test_loss_is_the_mean_over_ranks_and_micro_batches(tmp_path: Path) -> None:
+    first = [recorded(0, 0, 1.0, is_update=False), recorded(0, 1, 2.0)]
+    second = [recorded(0, 0, 3.0, is_update=False), recorded(0, 1, 6.0)]
+    updates = updates_of(run_with(first, second, directory=tmp_path))
+    assert updates[1].loss == 3.0
+    assert updates[1].micro_batches == 2

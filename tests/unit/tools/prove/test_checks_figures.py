@@ -1,0 +1,231 @@
+"""The check of figures, on made-up observations, and the recomputation of evaluations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score
+
+from common.tools.prove.checks.figures import (
+    Counts,
+    training_modes,
+    wrong_figures,
+    wrong_losses,
+    wrong_rows,
+    wrong_speeds,
+)
+from common.tools.prove.observation import Note, Observed, ObservedRun
+from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
+from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
+
+
+def rows_with(
+    losses: Sequence[float], hits: Sequence[float] = (), first_sample: int = 0
+) -> list[Row]:
+    """Return the outcomes of samples with consecutive numbers."""
+    rows = []
+    for number, value in enumerate(losses):
+        hit = hits[number] if hits else None
+        rows.append(Row(first_sample + number, loss=value, hit=hit))
+    return rows
+
+
+# One process: two batches of 3 samples and one of 1. The mean over samples is 2, over batches 3.
+UNEVEN = Reading("validation", [[rows_with([1, 2, 3]), rows_with([1, 0, 1], (), 3),
+                                 rows_with([6], (), 6)]], calls=1)  # fmt: skip
+# Two processes with 2 samples and 1 sample.
+RANKS = Reading("validation", [[rows_with([1, 2])], [rows_with([6], (), 2)]], calls=1)
+
+
+def test_right_figure_is_right() -> None:
+    assert judge("loss", 2.0, [UNEVEN]).is_right is True
+    assert judge("loss", 3.0, [RANKS]).is_right is True
+
+
+@pytest.mark.parametrize(
+    ("reading", "value", "words"),
+    [
+        (UNEVEN, fmean([2, 2 / 3, 6]), "mean over batches, not over samples"),
+        (UNEVEN, 6.0, "the last batch alone"),
+        (UNEVEN, 2 + 2 / 3 + 6, "added up over batches"),
+        (RANKS, (1.5 + 6) / 2, "mean over"),
+        (RANKS, 1.5, "of the first process alone"),
+    ],
+)
+def test_wrong_means_are_explained(reading: Reading, value: float, words: str) -> None:
+    judged = judge("loss", value, [reading])
+    assert judged.is_right is False
+    assert words in judged.explanation
+
+
+def test_loss_with_more_terms_is_unknown() -> None:
+    """A loss may have a penalty that no function of torch computes. An accuracy has not."""
+    assert judge("loss", 2.5, [UNEVEN]).is_right is None
+    hits = Reading("validation", [[rows_with([1, 2], [1, 0])]], calls=1)
+    judged = judge("accuracy", 0.75, [hits])
+    assert judged.is_right is False
+    assert judged.expected == 0.5
+    assert judge("beauty", 0.75, [hits]).is_right is None
+
+
+def test_sample_that_fills_up_a_batch_counts_once() -> None:
+    reading = Reading("validation", [[[*rows_with([1, 2]), *rows_with([2], (), 1)]]], calls=1)
+    assert judge("loss", 1.5, [reading]).is_right is True
+    judged = judge("loss", 5 / 3, [reading])
+    assert "counts samples twice that only fill up a batch" in judged.explanation
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5), st.integers(2, 4))
+def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes: int) -> None:
+    """Known figures of generated outcomes, over any division into batches and ranks."""
+    draws = random.Random(seed)
+    sample = 0
+    of_ranks = []
+    for _ in range(ranks):
+        of_batches = []
+        for _ in range(batches):
+            batch = []
+            for _ in range(draws.randint(1, 4)):
+                predicted, label = draws.randrange(classes), draws.randrange(classes)
+                hit = float(predicted == label)
+                batch.append(
+                    Row(sample, hit=hit, predicted=predicted, label=label, classes=classes)
+                )
+                sample += 1
+            of_batches.append(batch)
+        of_ranks.append(of_batches)
+    rows = Reading("validation", of_ranks, calls=1).rows
+    labels = [row.label for row in rows]
+    predicted_classes = [row.predicted for row in rows]
+    names = [*range(classes)]
+    expected = f1_score(labels, predicted_classes, labels=names, average="macro", zero_division=0)
+    assert macro_f1(rows) == pytest.approx(expected)
+    assert KNOWN["accuracy"](rows) == fmean(float(row.hit or 0) for row in rows)
+
+
+def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> Note:
+    values = {"phase": "validation", "split": "validation", "reading": reading}
+    named = {"samples": [*samples], "losses": [*losses], "function": "mse_loss"}
+    return note("outcome", 2, **values, **named, value=fmean(losses))
+
+
+def test_notes_become_readings() -> None:
+    """Passes over the split, and several losses of a batch, are told apart."""
+    notes = [outcome([0, 1], [1, 1], 5), outcome([0, 1], [4, 4], 5), outcome([2], [7], 5),
+             outcome([2], [8], 5), outcome([0, 1], [3, 3], 6)]  # fmt: skip
+    first, second, third = readings_of([notes])
+    assert [row.loss for row in first.rows] == [1, 1, 7]
+    assert [row.loss for row in second.rows] == [4, 4, 8]
+    assert [row.loss for row in third.rows] == [3, 3]
+    assert (first.calls, third.calls) == (2, 1)
+
+
+def test_figures_that_were_logged_are_judged(tmp_path: Path) -> None:
+    """Each process returns its own mean, and the run averages these means."""
+    first = [started(world_size=2), outcome([0, 2], [1, 2]), evaluated({"loss": 1.5})]
+    second = [outcome([1], [6]), evaluated({"loss": 6.0})]
+    row = {"progress/global_step": 2, "val/loss": 3.75}
+    run = run_with(first, second, directory=tmp_path, rows=[row])
+    (cause,) = wrong_figures(run, Counts())
+    assert (
+        "loss of the validation evaluation after update 2 on 2 processes is 3.75" in cause.sentence
+    )
+    assert "3 by its samples" in cause.sentence
+    # On one process, the loss may be no mean of these outcomes. Then nothing is said.
+    assert [*wrong_figures(run, Counts(), trusted=())] == []
+    right = run_with(first, second, directory=tmp_path, rows=[row | {"val/loss": 3.0}])
+    assert [*wrong_figures(right, Counts())] == []
+
+
+def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1) -> ObservedRun:
+    """Return a run that computes losses, and records a sum of their multiples."""
+    ranks: list[list[Observed]] = []
+    for rank in range(world_size):
+        records: list[Observed] = [started(world_size=world_size, accumulation=accumulation)]
+        for step, value in enumerate([3.0, 2.0, 1.5]):
+            total = 0.0
+            for number, factor in enumerate(factors):
+                computed = value + rank + number * step
+                values = {"function": "mse_loss", "value": computed, "micro_batch": 0}
+                records.append(note("training_loss", step, **values))
+                total += factor * computed
+            records.append(recorded(step, loss=total))
+        ranks.append(records)
+    return run_with(*ranks)
+
+
+@pytest.mark.parametrize(
+    ("whole", "distributed", "words"),
+    [
+        ([1.0], [1.0], None),
+        ([0.5], [0.5], None),  # half of a squared error
+        ([1.0], [2.0], "2 times those that were computed, which is the number of processes"),
+        ([1.0], [0.5], "0.5 times those that were computed, which is 1 / the number of processes"),
+        ([0.5], [1.0], "2 times those that were computed, which is the number of processes"),
+        ([1.0], [1.7], None),  # nothing is known of such a factor
+        ([1.0, 1.0], [1.0, 1.0], None),  # a sum of two losses
+        ([0.3, 0.7], [0.3, 0.7], None),  # which has no constant multiple
+        ([1.0, 1.0], [2.0, 2.0], "2 times those that were computed"),
+    ],
+)
+def test_multiples_of_losses_are_explained(
+    whole: list[float], distributed: list[float], words: str | None
+) -> None:
+    """A loss may be a multiple of a computed one, if it is the same on all numbers of processes."""
+    first = run_that_records(*whole)
+    second = run_that_records(*distributed, world_size=2)
+    causes = [cause.sentence for cause in wrong_losses(first, second, Counts())]
+    assert len(causes) == (words is not None)
+    assert words is None or words in causes[0]
+
+
+def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
+    second = run_that_records(0.5, accumulation=2)
+    (cause,) = wrong_losses(run_that_records(1.0), second, Counts())
+    assert "which is 1 / the number of micro-batches of an update" in cause.sentence
+
+
+def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
+    """The rows of two updates each, with a metric of different numbers of elements."""
+    records: list[Observed] = [started()]
+    for step, loss in enumerate([1.0, 3.0, 5.0, 7.0]):
+        records.append(recorded(step, loss=loss, metrics={"hits": (step, step + 1)}))
+    rows = [
+        {"progress/global_step": 2, "train/loss": 2.0, "train/hits": 1 / 3, "progress/samples": 8},
+        {"progress/global_step": 4, "train/loss": 6.0, "train/hits": 5 / 7, "progress/samples": 16},
+    ]
+    counts = Counts()
+    assert [*wrong_rows(run_with(records, directory=tmp_path, rows=rows), counts)] == []
+    assert counts.figures == 6
+    for name, value in (("train/loss", 6.1), ("train/hits", 0.7), ("progress/samples", 12)):
+        wrong = [rows[0], rows[1] | {name: value}]
+        (cause,) = wrong_rows(run_with(records, directory=tmp_path, rows=wrong), Counts())
+        assert cause.sentence.startswith(f"{name} of update 4 was logged as")
+
+
+def test_training_mode_is_named() -> None:
+    values = {"phase": "validation", "split": "validation"}
+    notes = [
+        note("training_mode", 2, layer=layer, **values) for layer in ("Dropout", "BatchNorm1d")
+    ]
+    (cause,) = training_modes(run_with(notes))
+    assert "BatchNorm1d and Dropout" in cause.sentence
+
+
+@pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (1.05, False), (1.5, True)])
+def test_speed_is_compared_with_the_clock(factor: float, is_wrong: bool, tmp_path: Path) -> None:
+    """Two updates of 4 samples take 0.5 s: 16 samples a second."""
+    notes = [note("interval", step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
+    rows = [
+        {"progress/global_step": step, "perf/samples_per_second": 16.0 * factor}
+        for step in (4, 6, 8, 10)
+    ]
+    run = run_with([started(), *notes], directory=tmp_path, rows=rows)
+    assert bool([*wrong_speeds(run, Counts())]) == is_wrong

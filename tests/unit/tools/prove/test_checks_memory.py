@@ -1,0 +1,140 @@
+"""The check of memory: slopes on made-up notes, and what its instrument sees."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.tools.prove.checks.memory import MEBIBYTE, MOST, verdict_of
+from common.tools.prove.instruments.holders import holder_of
+from common.tools.prove.instruments.memory import bytes_in_use, bytes_of, live_tensors
+from common.tools.prove.observation import Note
+from tests.unit.tools.prove.made_up import note, run_with
+
+KEPT: list[torch.Tensor] = []
+
+
+def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Note]:
+    """Return measurements at every fifth update.
+
+    Args:
+        growth: functions of the update, in bytes, besides a constant size.
+    """
+    made = []
+    for number in range(count):
+        step = 10 + 5 * number
+        sizes = {"resident": 5e8, "in_use": 2e8, "tensor_bytes": 1e7, "tensors": 100.0}
+        for name, function in growth.items():
+            sizes[name] += function(step)
+        values = {name: int(size) for name, size in sizes.items()}
+        made.append(note("memory", step, device=None, **values))
+    return made
+
+
+def test_constant_memory_passes() -> None:
+    verdict = verdict_of(run_with(notes({})))
+    assert verdict.passed is True
+    assert "live tensors +0.0000 MiB an update" in verdict.compared
+
+
+@pytest.mark.parametrize(
+    ("name", "per_update"),
+    [
+        ("tensor_bytes", 640.0),  # logits of 16 samples and 10 classes
+        ("tensors", 1.0),  # scalars
+        ("in_use", 0.05 * MEBIBYTE),
+    ],
+)
+def test_growth_fails(name: str, per_update: float) -> None:
+    verdict = verdict_of(run_with(notes({name: lambda step: per_update * step})))
+    assert verdict.passed is False
+    assert len(verdict.causes) == 1
+    assert "MiB an update" in verdict.causes[0]
+
+
+def test_noise_passes() -> None:
+    """Memory that goes up and down, a single jump, and growth while warming up."""
+    draws = random.Random(0)
+    noise = {step: draws.gauss(0, 0.05 * MEBIBYTE) for step in range(100)}
+    assert verdict_of(run_with(notes({"in_use": lambda step: noise[step]}))).passed is True
+    jump = notes({"in_use": lambda step: MEBIBYTE * 20 * (step > 50)})
+    assert verdict_of(run_with(jump)).passed is True
+    warm = notes({"in_use": lambda step: MEBIBYTE * min(step, 26)})
+    assert verdict_of(run_with(warm)).passed is True
+    resident = notes({"resident": lambda step: MEBIBYTE * step})
+    assert verdict_of(run_with(resident)).passed is True  # the allocator's figure is exact
+
+
+def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
+    made = []
+    for measured in notes({"resident": lambda step: 2 * MOST["resident"] * MEBIBYTE * step}):
+        made.append(note("memory", measured.step, **{**measured.values, "in_use": None}))
+    verdict = verdict_of(run_with(made))
+    assert verdict.passed is False
+    assert "resident memory" in verdict.causes[0]
+
+
+def test_growing_tensors_are_named_first() -> None:
+    values = {"dtype": "float32", "shape": [16, 10], "count": 60, "more": 50}
+    growing = note("growing", 65, holder="the list `history` of main in train.py", **values)
+    made = [*notes({"tensors": lambda step: step}), growing]
+    verdict = verdict_of(run_with(made))
+    assert verdict.causes[0] == (
+        "tensors of float32 [16 × 10] became more by 50, to 60, held by the list `history` of main "
+        "in train.py"
+    )
+
+
+def test_short_run_has_no_answer() -> None:
+    assert verdict_of(run_with(notes({}, count=5))).passed is None
+
+
+def test_growth_is_seen_across_a_drop() -> None:
+    """Some tensors are freed at the end of an epoch, while others become more."""
+    made = notes({"tensor_bytes": lambda step: 640 * step - 10**5 * (step > 45)})
+    assert verdict_of(run_with(made)).passed is False
+
+
+def test_holder_is_a_variable_of_the_recipe() -> None:
+    """Lists of a function, of an object and of a module, also nested ones."""
+    folder = Path(__file__).resolve().parent
+    history = [torch.ones(3) for _ in range(9)]
+    assert holder_of([*history], sys._getframe(), folder) == (
+        f"the list `history` of {sys._getframe().f_code.co_name} in test_checks_memory.py"
+    )
+    nested = {"logits": [torch.ones(4) for _ in range(9)], "labels": []}
+    held = [*nested["logits"]]
+    assert "the dict `nested`" in holder_of(held, sys._getframe(), folder)
+    try:
+        KEPT.extend(torch.ones(5) for _ in range(9))
+        assert "the list `KEPT` in test_checks_memory.py" in holder_of(
+            [*KEPT], sys._getframe(), folder
+        )
+    finally:
+        KEPT.clear()
+
+
+def test_live_tensors_are_counted() -> None:
+    before = live_tensors()
+    kept = [torch.ones(256) for _ in range(3)]
+    views = [kept[0][:10], kept[0][10:]]
+    after = live_tensors()
+    assert len(after) == len(before) + 5
+    assert bytes_of(after) - bytes_of(before) == 3 * 1024
+    assert len(views) == 2
+
+
+def test_allocator_is_exact() -> None:
+    before = bytes_in_use()
+    if before is None:
+        pytest.skip("this C library does not report what its allocator has given out")
+    kept = torch.ones(2**20)
+    after = bytes_in_use()
+    assert after is not None
+    assert after - before == pytest.approx(4 * 2**20, abs=2**17)
+    del kept

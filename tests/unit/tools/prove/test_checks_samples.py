@@ -1,0 +1,139 @@
+"""The check of samples, on made-up observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from common.tools.prove.checks.samples import causes_of
+from common.tools.prove.observation import Observed, ObservedRun
+from tests.unit.tools.prove.made_up import (
+    evaluated,
+    evaluation_batch,
+    micro_batch,
+    note,
+    recorded,
+    run_with,
+    started,
+)
+
+# Two epochs of two updates of 4 samples out of 10: two samples are dropped in each.
+EPOCHS = (
+    (0, 0, (0, 1, 2, 3)),
+    (1, 0, (4, 5, 6, 7)),
+    (2, 1, (9, 8, 7, 6)),
+    (3, 1, (5, 4, 3, 2)),
+)
+
+
+def training(updates: Sequence[tuple[int, int, Sequence[int]]] = EPOCHS) -> list[Observed]:
+    """Return the records of updates: number, epoch and samples."""
+    records: list[Observed] = [started()]
+    for step, epoch, samples in updates:
+        records += [micro_batch(step, samples=samples, epoch=epoch), recorded(step)]
+    return records
+
+
+def sentences(run: ObservedRun) -> list[str]:
+    return [cause.sentence for cause in causes_of(run)]
+
+
+def test_right_run_has_no_causes() -> None:
+    """Each sample once an epoch, and an evaluation of all, on one process."""
+    evaluation = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4]), evaluated({"count": 5})]
+    assert sentences(run_with([*training(), *evaluation])) == []
+
+
+def test_sample_that_comes_twice_is_named() -> None:
+    updates = [*EPOCHS[:3], (3, 1, (5, 4, 3, 9))]
+    (sentence,) = sentences(run_with(training(updates)))
+    assert sentence == "epoch 2 used 1 training samples more than once (9)"
+
+
+def test_missing_samples_are_counted() -> None:
+    """An epoch may only leave out an incomplete batch."""
+    updates = [*EPOCHS[:3], (3, 1, (5, 4, 3))]
+    (sentence,) = sentences(run_with(training(updates)))
+    assert "epoch 2 used 7 of 10 training samples, and only 2 may be left out" in sentence
+
+
+def test_epoch_that_was_interrupted_may_be_incomplete() -> None:
+    assert sentences(run_with(training(EPOCHS[:3]))) == []
+
+
+def test_update_made_again_counts_once() -> None:
+    """After a kill, a run makes some updates again; only the last ones count."""
+    run = run_with(training(EPOCHS[:2]), later=[training(EPOCHS[1:])])
+    assert sentences(run) == []
+
+
+def test_update_made_again_of_other_samples_is_named() -> None:
+    again = [(1, 0, (4, 5, 6, 8)), *EPOCHS[2:]]
+    run = run_with(training(EPOCHS[:2]), later=[training(again)])
+    assert "update 2 was made of the samples 4, 5, 6, 7" in sentences(run)[0]
+    assert "after the resume of 4, 5, 6, 8" in sentences(run)[0]
+
+
+def test_batch_that_is_not_recorded_is_named() -> None:
+    records: list[Observed] = [started(), micro_batch(0), micro_batch(0, samples=(4, 5, 6, 7))]
+    run = run_with([*records, recorded(0)])
+    assert "took a batch for update 1 and did not record it: 4 samples" in sentences(run)[0]
+
+
+def test_batch_in_which_a_run_was_killed_need_not_be_recorded() -> None:
+    first = [*training(EPOCHS[:1]), micro_batch(1, samples=(4, 5, 6, 7))]
+    assert sentences(run_with(first, later=[training(EPOCHS[1:])])) == []
+
+
+def test_ranks_share_an_evaluation() -> None:
+    """Each sample once over all ranks."""
+    first = [*training(), evaluation_batch([0, 2, 4]), evaluated({"count": 5})]
+    second = [evaluation_batch([1, 3]), evaluated({"count": 5})]
+    assert sentences(run_with(first, second)) == []
+    (sentence,) = sentences(run_with(first, second[1:]))
+    assert "read 3 of the 5 samples of validation" in sentence
+
+
+@pytest.mark.parametrize("count", [6.0, None])
+def test_padding_that_counts_is_named(count: float | None) -> None:
+    """A sample that only fills up a batch counts; without a count, nobody knows."""
+    figures = {} if count is None else {"count": count}
+    batches = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4, 4])]
+    (sentence,) = sentences(run_with([*training(), *batches, evaluated(figures)]))
+    assert "twice or more (4)" in sentence
+    assert ("counted 6 samples, and validation has 5" in sentence) == (count is not None)
+
+
+def test_padding_under_a_mask_is_right() -> None:
+    batches = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4, 4])]
+    assert sentences(run_with([*training(), *batches, evaluated({"count": 5})])) == []
+
+
+def test_several_passes_over_a_split_are_right() -> None:
+    """A final evaluation may evaluate two models."""
+    batches = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4])]
+    run = run_with([*training(), *batches, *batches, evaluated({"count": 5})])
+    assert sentences(run) == []
+
+
+def test_evaluation_that_was_interrupted_is_left_out() -> None:
+    first = [*training(EPOCHS[:2]), evaluation_batch([0, 1, 2])]
+    assert sentences(run_with(first, later=[training(EPOCHS[2:])])) == []
+
+
+def test_rows_that_the_model_does_not_get_are_named() -> None:
+    run = run_with([*training(), note("not_given", 0, rows=3, samples=4)])
+    assert (
+        "the model gets only 3 of the 4 samples of a batch, first in update 1" in sentences(run)[0]
+    )
+
+
+def test_position_without_gradients_is_named() -> None:
+    """A position of the batch that never has a gradient, unlike one that has none by chance."""
+    rows = [note("rows", step, samples=4, unused=[3, step]) for step in range(3)]
+    (sentence,) = sentences(run_with([*training(), *rows]))
+    assert "does not depend on 1 of the 4 samples of a batch" in sentence
+    assert sentence.endswith("(4)")
+    by_chance = [note("rows", step, samples=4, unused=[step]) for step in range(3)]
+    assert sentences(run_with([*training(), *by_chance])) == []

@@ -1,0 +1,148 @@
+"""The check of waits: its verdict on made-up notes, and what its instrument sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from common.tools.prove.checks.waits import verdict_of
+from common.tools.prove.instruments.waits import Watch
+from common.tools.prove.observation import Note
+from tests.unit.tools.prove.made_up import note, run_with
+
+
+def wait_note(step: int, *, is_logged: bool = False) -> Note:
+    values = {"file": __file__, "line": 1, "operation": ".tolist()", "is_logged": is_logged}
+    return note("wait", step, **values)
+
+
+def test_a_line_that_waits_is_named_with_its_text() -> None:
+    verdict = verdict_of(run_with([wait_note(step) for step in (2, 4, 5)]))
+    assert verdict.passed is False
+    (cause,) = verdict.causes
+    assert "test_checks_waits.py, line 1, waits for the device by .tolist(), in 3 of 7" in cause
+    assert cause.endswith(Path(__file__).read_text().splitlines()[0])
+
+
+def test_first_updates_and_log_lines_may_wait() -> None:
+    notes = [wait_note(0), wait_note(1), wait_note(3, is_logged=True)]
+    assert verdict_of(run_with(notes)).passed is True
+
+
+class Notes:
+    """A session that keeps what an instrument notes."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.operations: list[str] = []
+        device = torch.device("cpu")
+        self.run = SimpleNamespace(
+            device=device,
+            accelerator=SimpleNamespace(device=device),
+            context=SimpleNamespace(recipe_file=Path(__file__)),
+            plan=SimpleNamespace(logs=lambda step: False),
+        )
+
+    def note(self, name: str, **values: Any) -> None:
+        self.operations.append(values["operation"])
+
+
+def operations_of(body: Callable[[torch.Tensor], object]) -> list[str]:
+    """Return the waits in a loop's body, which gets a tensor of the device."""
+    session = Notes()
+    watch = Watch(session)  # type: ignore[arg-type]
+
+    def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
+        yield torch.arange(4.0)
+
+    for values in watch.batches(batches, session.run, None):  # type: ignore[arg-type]
+        body(values)
+    return session.operations
+
+
+WAITS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda values: values.sum().item(),
+    "float": lambda values: float(values[0]),
+    "int": lambda values: int(values[0]),
+    "bool": lambda values: bool(values.sum() > 1),
+    "if": lambda values: 1 if values.sum() > 1 else 0,
+    "index": lambda values: [10, 20, 30][values.long()[1]],
+    "format": lambda values: f"{values[1]:.2f}",
+    "text": lambda values: str(values),
+    "print of several": lambda values: repr({"loss": values}),
+    "tolist": lambda values: values.tolist(),
+    "numpy": lambda values: values.numpy(),
+    "asarray": lambda values: np.asarray(values),
+    "cpu": lambda values: values.cpu(),
+    "to cpu": lambda values: values.to("cpu"),
+    "mean of Python": lambda values: sum(float(value) for value in values) / 4,
+    "max of Python": lambda values: max(values),
+    "nonzero": lambda values: values.nonzero(),
+    "where": lambda values: torch.where(values > 1),
+    "unique": lambda values: values.unique(),
+    "mask": lambda values: values[values > 1],
+    "masked_select": lambda values: values.masked_select(values > 1),
+    "assignment of several": lambda values: values.__setitem__(values > 1, values[:2].clone()),
+    "equal": lambda values: torch.equal(values, values + 1),
+    "allclose": lambda values: torch.allclose(values, values + 1),
+    "contains": lambda values: 3 in values,
+    "bincount": lambda values: torch.bincount(values.long()),
+    "one_hot": lambda values: F.one_hot(values.long()).sum().item(),
+}
+
+
+@pytest.mark.parametrize("body", WAITS.values(), ids=WAITS)
+def test_waits_are_seen(body: Callable[[torch.Tensor], object]) -> None:
+    """What reads values, or makes a size depend on them, is noted."""
+    assert operations_of(body)
+
+
+def update(optimizer_class: type[torch.optim.Optimizer]) -> Callable[[torch.Tensor], object]:
+    """Return a loop's body that makes an update with an optimizer, and averages the weights."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = optimizer_class(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    average = torch.optim.swa_utils.AveragedModel(model)
+
+    def body(values: torch.Tensor) -> None:
+        for _ in range(2):
+            model(values).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+
+    return body
+
+
+HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
+    "arithmetic": lambda values: (values * 2 + 1).mean(),
+    "detach": lambda values: values.detach().clone(),
+    "fill by a mask": lambda values: values.__setitem__(values > 1, 0.0),
+    "where of three": lambda values: torch.where(values > 1, values, 0),
+    "indexing by positions": lambda values: values[torch.tensor([0, 2])],
+    "slices": lambda values: values[1:3],
+    "shape": lambda values: (len(values), values.shape, values.dtype),
+    "iteration": lambda values: [value + 1 for value in values],
+    "one_hot of known classes": lambda values: F.one_hot(values.long(), 4),
+    "cross entropy": lambda values: F.cross_entropy(values[None], torch.tensor([1])),
+    "dropout": lambda values: F.dropout(values, 0.5),
+    "numbers of the host": lambda values: torch.tensor([1, 2]).tolist(),
+    "draws on the host": lambda values: float(torch.rand(2).sum()),
+    "Adam": update(torch.optim.Adam),
+    "SGD": update(torch.optim.SGD),
+    "gradients": lambda values: torch.autograd.grad(
+        values.requires_grad_().square().sum(), [values]
+    ),
+}
+
+
+@pytest.mark.parametrize("body", HARMLESS.values(), ids=HARMLESS)
+def test_other_operations_do_not_wait(body: Callable[[torch.Tensor], object]) -> None:
+    """Nothing is said of operations that a GPU only queues, or that concern the host alone."""
+    assert operations_of(body) == []

@@ -1,0 +1,241 @@
+"""Flags, samples, interruptions, records and receipts of a proof."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.config import TrainingConfig
+from common.data.order import EvaluationOrder, TrainingOrder
+from common.errors import UserError
+from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
+from common.tools.prove.command import main, read_command_line
+from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, few_of
+from common.tools.prove.flags import (
+    ACCUMULATION,
+    BATCH_SIZE,
+    built_in_dataset,
+    flags_of,
+    merged,
+    proof_flags,
+    words_of,
+)
+from common.tools.prove.observation import line_of, read_launches
+from common.tools.prove.receipt import (
+    FORMAT,
+    CheckResult,
+    ProofReceipt,
+    read_receipt,
+    write_receipt,
+)
+from common.tools.prove.report import badge, table
+from common.tools.prove.results import Row, first_differing_row, first_differing_tensor
+from tests.launch import REPOSITORY
+from tests.unit.tools.prove.observed import UPDATES, evaluated, launch, run, saved, started
+
+
+def test_flags_of_the_user_have_precedence() -> None:
+    given_flags = flags_of(["--batch-size=8", "--hidden-sizes", "4", "5", "--no-compile"])
+    flags = proof_flags(given_flags, TrainingConfig, "digits", 32)
+    assert flags.flags["--batch-size"] == ["8"]
+    assert flags.flags["--hidden-sizes"] == ["4", "5"]
+    assert flags.flags["--dataset"] == ["digits"]
+    assert flags.batch_size == 8
+    assert flags.accumulation == ACCUMULATION
+    words = words_of(flags.flags)
+    assert flags_of(words) == flags.flags
+
+
+def test_an_effective_batch_becomes_accumulation() -> None:
+    flags = proof_flags(flags_of(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
+    assert (flags.batch_size, flags.accumulation) == (BATCH_SIZE, 64 // BATCH_SIZE)
+    assert "--effective-batch-size" not in flags.flags
+    assert "--dataset" not in flags.flags
+
+
+@pytest.mark.parametrize("flag", ["--output-dir", "--resume", "--evaluate-only", "--config"])
+def test_flags_that_a_proof_sets_are_refused(flag: str) -> None:
+    with pytest.raises(UserError, match=f"{flag} can't be part of a proof"):
+        proof_flags(flags_of([flag, "x"]), TrainingConfig, None, 32)
+
+
+def test_a_switch_replaces_its_opposite() -> None:
+    assert merged({"--compile": [], "--seed": ["1"]}, {"--no-compile": []}) == {
+        "--seed": ["1"],
+        "--no-compile": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["--seed", "1", "recipe.py"], "a flag stands before the recipe"),
+        (["recipe.py", "--updates", "3"], "--updates 3 can't work"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_told(words: list[str], mistake: str) -> None:
+    with pytest.raises(UserError, match=mistake):
+        read_command_line(words)
+
+
+def test_an_unknown_check_is_told() -> None:
+    with pytest.raises(UserError, match="there is no check learnt: choose from learns, "):
+        main([str(REPOSITORY / "recipes" / "mnist_mlp.py"), "--checks", "learnt"])
+
+
+def test_built_in_data_of_the_recipes() -> None:
+    recipes = REPOSITORY / "recipes"
+    assert built_in_dataset(recipes / "mnist_mlp.py") == "digits"
+    assert built_in_dataset(recipes / "bert.py") == "docstrings"
+    assert built_in_dataset(REPOSITORY / "examples" / "regression.py") is None
+
+
+@given(
+    total=st.integers(20, 300),
+    most=st.integers(8, 19),
+    world_size=st.integers(1, 2),
+    has_lengths=st.booleans(),
+)
+def test_few_samples_are_used_as_all_would_be(
+    total: int, most: int, world_size: int, has_lengths: bool
+) -> None:
+    """Each of the chosen samples comes at most once in training, and once in an evaluation."""
+    lengths = np.arange(total) % 7 if has_lengths else None
+    training = set()
+    evaluation: list[int] = []
+    for rank in range(world_size):
+        order = few_of(
+            TrainingOrder(total, 2, 2, world_size, rank, 0, lengths), FewTrainingSamples, most
+        )
+        assert order.num_samples == most
+        batches = order.micro_batches(1, 0)
+        assert len(batches) == most // (4 * world_size) * 2
+        training |= set(batches.flatten().tolist())
+        other = few_of(
+            EvaluationOrder(total, 4, world_size, rank, lengths), FewEvaluationSamples, most
+        )
+        evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
+    assert len(training) == most // (4 * world_size) * 4 * world_size
+    assert len(evaluation) == len(set(evaluation)) == most
+    assert training <= set(evaluation) <= set(range(total))
+    assert max(evaluation) - min(evaluation) >= total // 2  # from all over the split
+
+
+@given(st.integers(0, 1000))
+def test_interruptions_are_of_each_manner_and_can_happen(seed: int) -> None:
+    reference = run(launch(0))
+    interruptions = draw_interruptions(random.Random(seed), reference)
+    assert sorted(each.manner for each in interruptions) == sorted(MANNERS)
+    for each in interruptions:
+        assert 1 <= each.step <= UPDATES
+        assert 0 <= each.share < 1
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    """A kill may come in the middle of a line. Any other damage is told."""
+    records = [started(), saved(3), evaluated(3, 0.5)]
+    lines = b"".join(map(line_of, records))
+    path = tmp_path / "launch-0-rank-0.jsonl"
+    path.write_bytes(lines + line_of(saved(6))[:-9])
+    (observed,) = read_launches(tmp_path)
+    assert [*observed.records] == records
+    path.write_bytes(b"{}\n" + lines)
+    with pytest.raises(UserError, match="line 1, is no record"):
+        read_launches(tmp_path)
+
+
+def test_rows_are_compared_without_the_clock() -> None:
+    row: Row = {"progress/global_step": 3, "train/loss": 0.5, "perf/samples_per_second": 10.0}
+    same: Row = {**row, "perf/samples_per_second": 20.0}
+    assert first_differing_row([row], [same]) is None
+    nan: Row = {**row, "train/loss": float("nan")}
+    assert first_differing_row([nan], [{**nan, "train/loss": float("nan")}]) is None
+    difference = first_differing_row([row], [{**row, "train/loss": 0.25}])
+    assert difference == "the row of update 3 has train/loss 0.5 and 0.25"
+    assert first_differing_row([row], []) == "there are 1 and 0 rows"
+    assert first_differing_row([row], [{"progress/global_step": 3}]) is not None
+
+
+def test_tensors_are_compared_by_their_bits() -> None:
+    first = {"a": torch.tensor([0.0, float("nan")]), "b": torch.ones(2, dtype=torch.bfloat16)}
+    same = {name: tensor.clone() for name, tensor in first.items()}
+    assert first_differing_tensor(first, same) is None
+    negative_zero = {**same, "a": torch.tensor([-0.0, float("nan")])}
+    assert first_differing_tensor(first, negative_zero) is not None
+    other = {**same, "b": torch.tensor([1.0, 1.5], dtype=torch.bfloat16)}
+    assert first_differing_tensor(first, other) == "1 of 2 tensors differ, b by up to 0.5"
+    assert first_differing_tensor(first, {"a": first["a"]}) == "only one of the runs has b"
+
+
+def receipt(*passed: bool | None) -> ProofReceipt:
+    results = [
+        CheckResult(
+            name=f"check-{number}",
+            question="Is it?",
+            passed=value,
+            compared="2 runs",
+            causes=[] if value else ["a cause"],
+            advice="",
+            seconds=1.5,
+        )
+        for number, value in enumerate(passed)
+    ]
+    return ProofReceipt(
+        format=FORMAT,
+        passed=False not in passed,
+        recipe="train.py",
+        recipe_sha256="0123456789abcdef" * 4,
+        recipe_commit="f" * 40,
+        recipe_is_edited=True,
+        command="recipes prove train.py",
+        flags=["--epochs", "4"],
+        seed=0,
+        updates=32,
+        processor="a processor",
+        cores=2,
+        environment=None,
+        began="2026-01-02T03:04:05+00:00",
+        seconds=3.0,
+        checks=results,
+    )
+
+
+def test_a_receipt_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    written = receipt(True, False, None)
+    write_receipt(path, written)
+    assert read_receipt(path) == written
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ('"passed": true', '"passed": "yes"'),
+        ('"seed": 0', '"seed": "zero"'),
+        ('"recipe_sha256": "0123', '"recipe_sha256": "xyz'),
+        (f'"format": {FORMAT}', f'"format": {FORMAT + 1}'),
+    ],
+)
+def test_a_damaged_receipt_is_refused(tmp_path: Path, edit: tuple[str, str]) -> None:
+    path = tmp_path / "proof.json"
+    write_receipt(path, receipt(True))
+    text = path.read_text()
+    assert edit[0] in text
+    path.write_text(text.replace(*edit))
+    with pytest.raises(UserError):
+        read_receipt(path)
+
+
+def test_the_line_for_a_readme_counts_what_applies() -> None:
+    line = badge(receipt(True, True, None))
+    assert line.startswith("✓ `recipes prove`: 2 of 2 checks passed (check-0, check-1); ")
+    assert "`train.py` 0123456; commit fffffff, edited; 2026-01-02" in line
+    assert badge(receipt(True, False)).startswith("✗ `recipes prove`: 1 of 2 checks passed")
+    names = [row[0] for row in table(receipt(True, False, None).checks)]
+    assert names == ["✓ check-0", "✗ check-1", "– check-2"]

@@ -1,0 +1,191 @@
+"""What a proof sees of the values that a recipe's loop can reach."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, TextIO
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.data.batch import Data, DatasetSamples, TensorSamples
+from common.tools.prove.reach import Reach, Reached
+
+
+class Average:
+    """An object with a state that a checkpoint could hold."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(2)
+        self.updates = 0
+
+    def update(self) -> None:
+        self.value += 1
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+class Counting(nn.Module):
+    """A network with a counter and a buffer that its state_dict does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+
+class Lines:
+    """A data set that reads a file on and on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> str:
+        return next(self.file)
+
+
+def remember(values: list[int] = []) -> list[int]:  # noqa: B006
+    """Keep a state in a default."""
+    return values
+
+
+def counting() -> Callable[[], int]:
+    """Return a function that keeps a state in its closure."""
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return step
+
+
+def numbers() -> Iterator[int]:
+    """Yield numbers that depend on how often it was asked."""
+    position = 0
+    while True:
+        position += 1
+        yield position
+
+
+def look(kept: dict[str, object] | None = None, **variables: Any) -> Reached:
+    """Search from a function of a user's module that has some local variables."""
+    module = ModuleType("example")
+    module.__file__ = "example.py"
+    lines = [f"    {name} = given[{name!r}]" for name in variables]
+    code = "\n".join(["def loop(given, look):", *lines, "    del given", "    return look()"])
+    exec(code, vars(module))
+    reach = Reach(kept or {}, None)
+    sys.modules["example"] = module
+    try:
+        return module.loop(variables, lambda: reach.look(sys._getframe(1)))
+    finally:
+        del sys.modules["example"]
+
+
+# By name: a value, a function that changes it, and the path that shows the change.
+CASES: dict[str, tuple[Any, Callable[[Any], object], str]] = {
+    "list": ([1], lambda value: value.append(2), "value"),
+    "dict": ({"a": 1}, lambda value: value.update(a=2), "value"),
+    "nested dict": ({"a": {"b": [1]}}, lambda value: value["a"]["b"].append(1), "value['a']['b']"),
+    "deque": (deque([1]), lambda value: value.append(2), "value"),
+    "set": ({1}, lambda value: value.add(2), "value"),
+    "tensor": (torch.zeros(2), lambda value: value.add_(1), "value"),
+    "array": (np.zeros(2), lambda value: value.fill(1), "value"),
+    "large tensor": (torch.zeros(5_000_000), lambda value: value.add_(1), "value"),
+    "list of tensors": ([torch.zeros(2)], lambda value: value[0].add_(1), "value[0]"),
+    "bf16": (torch.zeros(2, dtype=torch.bfloat16), lambda value: value.add_(1), "value"),
+    "torch generator": (torch.Generator(), lambda g: torch.rand(1, generator=g), "value"),
+    "numpy generator": (np.random.default_rng(0), lambda value: value.random(), "value"),
+    "numpy state": (np.random.RandomState(0), lambda value: value.rand(), "value"),
+    "python generator": (random.Random(0), lambda value: value.random(), "value"),
+    "stateful": (Average(), lambda value: value.update(), "value"),
+    "attribute beside the state": (Average(), lambda value: value.update(), "value.updates"),
+    "attribute of a network": (
+        Counting(),
+        lambda value: setattr(value, "calls", 1),
+        "value.calls",
+    ),
+    "buffer of a network": (Counting(), lambda value: value.seen.add_(1), "value.seen"),
+    "weights": (nn.Linear(2, 2), lambda value: value.weight.data.add_(1), "value"),
+    "namespace": (SimpleNamespace(a=1), lambda value: setattr(value, "a", 2), "value.a"),
+    "default": (remember, lambda value: value().append(1), "value.__defaults__[0]"),
+    "closure": (counting(), lambda value: value(), "value.count"),
+    "generator function": (numbers(), next, "value.position"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_change_shows(case: str) -> None:
+    """The path of the value has another digest afterwards, and the same one without a change."""
+    value, change, path = CASES[case]
+    if case == "generator function":
+        next(value)
+    before = look(value=value)
+    assert look(value=value).digests == before.digests
+    change(value)
+    after = look(value=value)
+    assert path in before.digests, before.digests
+    assert before.digests[path] != after.digests[path]
+
+
+def test_a_plain_variable_shows() -> None:
+    assert look(count=1).digests["count"] != look(count=2).digests["count"]
+    assert "local variable of loop()" in look(count=1).described["count"]
+
+
+@pytest.mark.parametrize("reads_by_line", [False, True])
+def test_the_position_of_a_file_of_the_data_shows(tmp_path: Path, reads_by_line: bool) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("line\n" * 100_000)
+    with path.open() as file:
+        lines = Lines(file)
+        splits = {"train": DatasetSamples(lines), "test": TensorSamples(x=torch.zeros(2))}
+        data = Data("lines", splits)
+        before = look(data=data)
+        for _ in range(50_000):  # more than a buffer
+            next(file) if reads_by_line else file.readline()
+        after = look(data=data)
+    (name,) = (path for path in before.digests if path.endswith("file"))
+    assert before.digests[name] != after.digests[name]
+
+
+def test_what_is_kept_is_left_to_the_checkpoints() -> None:
+    """Of kept parts, only attributes besides their state are listed."""
+    average = Average()
+    network = Counting()
+    reached = look({"ema": average, "model": network}, ema=average, model=network)
+    assert "ema" not in reached.digests
+    assert "model" not in reached.digests
+    assert {"ema.updates", "model.calls", "model.seen"} <= reached.digests.keys()
+
+
+def test_a_search_draws_no_random_numbers() -> None:
+    torch_state = torch.get_rng_state()
+    python_state = random.getstate()
+    look(**{name.replace(" ", "_"): case[0] for name, case in CASES.items()})
+    assert torch_state.equal(torch.get_rng_state())
+    assert python_state == random.getstate()
+
+
+def test_values_that_hold_themselves_end_the_search() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert "value" in look(value=loop).digests
