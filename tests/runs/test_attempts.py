@@ -225,19 +225,28 @@ def test_model_that_a_run_began_with_may_be_gone(
     assert "resuming" in job.said()
 
 
-# Lets the first rank write `status.json` a second after it has read there that no rank has failed.
+# The first rank reads in `status.json` that no rank has failed, then the other rank fails, and then
+# the first rank writes.
 LATE = """
 import os, runpy, sys, time
+from common.checkpoints.state import Parts
 from common.lifecycle import starting
 
+RANK = int(os.environ["RANK"])
 read_status = starting.read_status
+restore = Parts.restore
 
 def read_early(path):
     status = read_status(path)
-    time.sleep(1 - int(os.environ["RANK"]))
+    time.sleep(1.5 * (1 - RANK))
     return status
 
+def restore_late(*arguments):
+    time.sleep(0.7 * RANK)
+    return restore(*arguments)
+
 starting.read_status = read_early
+Parts.restore = restore_late
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
