@@ -13,8 +13,8 @@ from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
     copies_of_tensors,
-    operations,
-    through,
+    count_operations,
+    fit_to_lengths,
     training_flops,
 )
 
@@ -51,10 +51,10 @@ def cost_of_peer(
     """
     compute = forward_alone(compute_loss)
     counts = {
-        length: operations(model, compute, batch, copies_of_tensors(model))
+        length: count_operations(model, compute, batch, copies_of_tensors(model))
         for length, batch in batches.items()
     }
-    return as_cost(through(counts))
+    return as_cost(fit_to_lengths(counts))
 
 
 def as_cost(flops: TrainingFlops) -> ForwardCost:

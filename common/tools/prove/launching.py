@@ -123,7 +123,9 @@ def variables(plan: ProbePlan) -> dict[str, str]:
 
 def end_all(process: psutil.Popen, plan: ProbePlan, patience: float) -> None:
     """Wait until all processes of a launch have ended; kill those that stay after `patience` s."""
-    processes = [process] if process.is_running() else []
+    processes: list[psutil.Process] = []
+    if process.is_running():
+        processes.append(process)
     with contextlib.suppress(psutil.NoSuchProcess):
         processes += process.children(recursive=True)
     for path in plan.path.glob(f"launch-{plan.launch}-rank-*.pid"):
