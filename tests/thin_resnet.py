@@ -11,7 +11,7 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "resnet.py"
 # Lines of the recipe, and the same with an eighth of the channels.
 CHANGES = (
     ("convolve(channels, 64, kernel", "convolve(channels, 8, kernel"),
-    ("stages, features = [], 64", "stages, features = [], 8"),
+    ("        features = 64\n", "        features = 8\n"),
     ("zip((64, 128, 256, 512)", "zip((8, 16, 32, 64)"),
     ("1 if width == 64 else 2", "1 if width == 8 else 2"),
 )
