@@ -80,7 +80,7 @@ EDITS: dict[str, Edits] = {
     },
     "no identity at the start": {DIRAC: ""},
     "random flips": {LAST_IMPORT: LAST_IMPORT + RANDOM_FLIPS},
-    "no flips": {".flip = natural": ".flip = False"},
+    "no flips": {".flip = data.channels == 3 if flip is None else flip": ".flip = False"},
     "no shifts": {".crop_padding = data.image_size // 16": ".crop_padding = 0"},
     "ReLU instead of GELU": {"F.gelu(": "F.relu("},
     "batch norm's momentum 0.1": {"momentum=0.4)": "momentum=0.1)"},

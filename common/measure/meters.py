@@ -160,7 +160,7 @@ class Meters:
         numbers = [self.sums.last_loss(), *self.load.times().values()]
         figures, rows = self.of_all_ranks(self.stopwatch.whole_run, used, numbers)
         figures["train/loss"] = float(rows[:, 0].mean())
-        fraction = other_cpu_fraction(rows[:, 1:], local_world_size())
+        fraction = other_cpu_fraction(rows[:, 1:], min(local_world_size(), len(rows)))
         if fraction is not None:
             figures["perf/other_cpu_fraction"] = fraction
         return figures

@@ -144,6 +144,16 @@ def start_in_own_group(*, ends_with_parent: bool = False) -> ProcessGroupArgumen
     return arguments
 
 
+def fork() -> int:
+    """Return 0 in the fork, and the fork's process id in this process. Linux alone uses it."""
+    return os.fork()
+
+
+def begin_session() -> None:
+    """Put a fork into a session of its own, so that it gets no Ctrl-C of the terminal."""
+    os.setsid()
+
+
 def watch_for_parent() -> dict[str, str]:
     """Return the variables with which a recipe watches for its parent's end; none on Linux."""
     return {} if IS_LINUX else {WATCHES_PARENT: "1"}

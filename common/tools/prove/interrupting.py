@@ -71,7 +71,7 @@ class Interrupter:
             assert self.planned is not None
             self.is_in_save = True
             # All files, the receipt, the manifest and the renaming.
-            operations = len(contents.files) + len(contents.once) + 3
+            operations = len(contents.files) + len(contents.lasting_files) + 3
             self.operations_left = int(self.planned.share * operations)
         original(checkpoints, unfinished, contents, facts)
         self.is_in_save = False
@@ -119,7 +119,7 @@ class Interrupter:
     def processes(self) -> list[int]:
         """Return the process ids of all ranks of this launch, which they wrote at their start."""
         names = f"launch-{self.session.launch}-rank-*.pid"
-        return [int(path.read_text()) for path in self.session.folder.glob(names)]
+        return [int(path.read_text(encoding="utf-8")) for path in self.session.folder.glob(names)]
 
 
 def kill_processes(processes: Sequence[int]) -> None:

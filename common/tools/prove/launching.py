@@ -73,7 +73,7 @@ def launch(
         environment: variables besides those of this process.
     """
     began = time.monotonic()
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         process = psutil.Popen(
             [*command],
             env={**variables(plan), **environment},
@@ -107,7 +107,7 @@ def launch_warm(
         is_over = True
     except TimeoutError:
         status = KILLED
-        with log.open("a") as output:
+        with log.open("a", encoding="utf-8") as output:
             output.write(TOO_LONG)
     finally:
         if not is_over:
@@ -130,7 +130,7 @@ def end_all(process: psutil.Popen, plan: ProbePlan, patience: float) -> None:
         processes += process.children(recursive=True)
     for path in plan.path.glob(f"launch-{plan.launch}-rank-*.pid"):
         with contextlib.suppress(psutil.NoSuchProcess, ValueError):
-            processes.append(psutil.Process(int(path.read_text())))
+            processes.append(psutil.Process(int(path.read_text(encoding="utf-8"))))
     _, remaining = psutil.wait_procs(processes, patience)
     for each in remaining:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -62,7 +62,7 @@ class MicroBatch(Observed):
     epoch: int
     samples: list[int]  # sample indices of this rank
     batch: str  # digest of all tensors of the batch
-    generators: dict[str, str]  # digests by generator: torch, numpy, python, cuda …
+    generators: dict[str, str]  # digests by generator: torch, numpy, python, the device
     parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
     state: dict[str, str]  # digests of everything else within the recipe's reach, by path
     gone: list[str]  # paths of `state` that are out of reach now

@@ -23,7 +23,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from common.system.platforms import IS_LINUX, signal_when_parent_ends, start_in_own_group
+from common.system.platforms import (
+    IS_LINUX,
+    begin_session,
+    fork,
+    signal_when_parent_ends,
+    start_in_own_group,
+)
 
 LIBRARIES = ("common.run", "common.tools.prove.observers", "common.tools.prove.probe")
 
@@ -129,7 +135,7 @@ def serve(recipe: Path) -> LaunchRequest:
     gc.freeze()  # so that no collection copies the memory that forks share
     for line in requests:
         request: LaunchRequest = json.loads(line)
-        process = os.fork()
+        process = fork()
         if process == 0:
             requests.close()
             answers.close()
@@ -144,7 +150,7 @@ def serve(recipe: Path) -> LaunchRequest:
 def become(request: LaunchRequest) -> None:
     """Give a fork the environment, output and random generators of a process of its own."""
     signal_when_parent_ends(signal.SIGTERM)
-    os.setsid()
+    begin_session()
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -143,8 +143,9 @@ def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) ->
 def proportion_error(proportion: float, count: float) -> float | None:
     """Return the standard error of a proportion among independent samples, such as an accuracy.
 
-    It is √(p (1 - p) / count). For a proportion of 0 or 1 it would be 0, as if no other sample
-    could turn out differently. Then it is the error of the proportion that is half a sample away.
+    It is the square root of p (1 - p) / count. For a proportion of 0 or 1 it would be 0, as if no
+    other sample could turn out differently. Then it is the error of the proportion that is half a
+    sample away.
 
     The result is None if the proportion is not between 0 and 1, or if there are no samples.
     """

@@ -98,7 +98,7 @@ def incomplete_beta(t: float, degrees: float) -> float:
 
 
 def log_gamma_step(a: float) -> float:
-    """Return the logarithm of Γ(a + 1/2) / Γ(a)."""
+    """Return the logarithm of gamma(a + 1/2) / gamma(a)."""
     if a < LARGE_ARGUMENT:
         return math.lgamma(a + 0.5) - math.lgamma(a)
     # DLMF 5.11.13 gives the series; the next term is 17 / 14336 / a**7.

@@ -163,7 +163,7 @@ def test_the_position_of_a_file_of_the_data_shows(tmp_path: Path, reads_by_line:
         for _ in range(50_000):  # more than a buffer
             next(file) if reads_by_line else file.readline()
         after = look(data=data)
-    (name,) = (path for path in before.digests if path.endswith("file"))
+    name = "data.splits['train'].dataset.file"
     assert before.digests[name] != after.digests[name]
 
 
