@@ -92,7 +92,7 @@ def runs_needed(
     It takes the observed difference and standard deviations for the true ones. It is the smallest n
     of at least 2 for which
 
-        n ≥ (t(1 - (1 - confidence) / 2) + t(power))² · (s₁² + s₂²) / difference²
+        n >= (t(1 - (1 - confidence) / 2) + t(power))² · (s1² + s2²) / difference²
 
     Here t(p) is the quantile of Student's t with Welch's degrees of freedom for n runs in each
     group, so both sides depend on n. The formula is the usual approximation of the power of a t

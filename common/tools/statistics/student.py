@@ -74,7 +74,7 @@ def density(t: float, degrees: float) -> float:
 
 
 def incomplete_beta(t: float, degrees: float) -> float:
-    """Return the probability that the absolute value of Student's t is larger than `t` ≥ 0.
+    """Return the probability that the absolute value of Student's t is larger than `t` >= 0.
 
     It is the regularised incomplete beta function I_x(degrees / 2, 1 / 2) at
     x = degrees / (degrees + t²).
@@ -106,7 +106,7 @@ def log_gamma_step(a: float) -> float:
 
 
 def continued_fraction(a: float, b: float, x: float) -> float:
-    """Return 1 + d₁ / (1 + d₂ / (1 + …)), the denominator of DLMF 8.17.22, by Lentz's algorithm."""
+    """Return 1 + d1 / (1 + d2 / (1 + …)), the denominator of DLMF 8.17.22, by Lentz's algorithm."""
     value = 1.0
     ratio = 1.0  # of successive numerators
     inverse = 0.0  # of the ratio of successive denominators
@@ -121,7 +121,7 @@ def continued_fraction(a: float, b: float, x: float) -> float:
 
 
 def coefficients(a: float, b: float, x: float) -> Iterator[float]:
-    """Yield d₁, d₂ and so on, by DLMF 8.17.23."""
+    """Yield d1, d2 and so on, by DLMF 8.17.23."""
     for m in range(MOST_TERMS):
         if m > 0:
             yield m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
