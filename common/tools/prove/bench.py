@@ -1,7 +1,7 @@
 """The test bench: launches observed runs of a recipe, and keeps what they wrote for all checks."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,6 +206,32 @@ class Verdict:
     compared: str  # what was compared, with numbers, such as "40 updates, 14 rows, 6 tensors"
     causes: tuple[str, ...] = ()  # what is wrong, and where; the likeliest cause first
     advice: str = ""  # what to change in the recipe
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong, and what to change in the recipe."""
+
+    sentence: str
+    advice: str
+
+
+def failed(compared: str, causes: Sequence[Cause], differences: Sequence[str] = ()) -> Verdict:
+    """Return the verdict of a check that fails, with the advice for its first cause.
+
+    Args:
+        compared: see `Verdict`.
+        causes: the likeliest first; equal sentences are named once.
+        differences: of the results, in words, whose cause may be unknown.
+    """
+    sentences = [*(cause.sentence for cause in causes), *differences]
+    advice = causes[0].advice if causes else ""
+    return Verdict(False, compared, tuple(dict.fromkeys(sentences)), advice)
+
+
+def skipped(reason: str) -> Verdict:
+    """Return the verdict of a check that can't compare the runs of this recipe."""
+    return Verdict(None, f"{reason}: not comparable, skipped")
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,61 @@
 """Names the cause of a difference between two observed runs, and what to change in the recipe."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from common.tools.prove.differences import Difference
+from common.tools.prove.bench import Cause
+from common.tools.prove.differences import Difference, Subject
 from common.tools.prove.observation import (
     EvaluationBatch,
     MicroBatch,
     ObservedLaunch,
     ObservedRun,
-    Recorded,
     differing,
 )
 
 MOST_CAUSES = 4  # that a report names
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why two runs differ."""
-
-    sentence: str
-    advice: str
-
-
-# What to do about a value within reach, by how its description begins or goes on. The order is
-# that of the likelihood.
 KEEP = "pass it to run.keep(..., {name}={path}), so that each checkpoint holds it"
-ADVICE = (
+# The advice for a value that no checkpoint has, by words of its description. The first entry that
+# fits counts. Entries are sorted by how likely such a value is the cause.
+ADVICE_FOR_LOST = (
     ("random generator", "draw from the global generator of torch, numpy or random, whose states "
      "checkpoints hold, or give an object with state_dict that holds it to run.keep"),
+    ("buffer of a network", "register it without persistent=False"),
     ("network", KEEP),
     ("with state_dict", KEEP),
-    ("buffer of a network", "register it without persistent=False"),
     ("position of an open file", "read by sample index in the data set's __getitem__, so that no "
      "position has to be restored"),
     ("", "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
      "state_dict and load_state_dict that is passed to run.keep"),
 )  # fmt: skip
+# The advice for a first difference, by what differs.
+DEPEND_ON = "let it depend on the weights, the batches and the update alone"
+LOOK_FOR = (
+    "look there for a clock, a random generator of the recipe's own, a file, or a value that an "
+    "earlier update left behind"
+)
+ADVICE_FOR_DIFFERENCE: dict[Subject, str] = {
+    "samples": "let run.batches(loader) and run.loaders(data) choose the samples",
+    "generators": (
+        "seed no generator by a clock or a process id, and draw equally many numbers in each pass "
+        "of the loop"
+    ),
+    "parts": "build and change it by nothing but config, the batches and the seeded generators",
+    "batch": (
+        "let the data set depend on the sample index alone, and draw random numbers in __getitem__ "
+        "from torch, numpy or random, which are seeded for each sample"
+    ),
+    "loss": LOOK_FOR,
+    "metrics": LOOK_FOR,
+    "learning_rates": DEPEND_ON,
+    "figures": DEPEND_ON,
+}
+# What was compared before, and is equal.
+SAME_BEFORE = "although weights, batch and the states of all random generators were the same before"
+EQUAL_BEFORE: dict[Subject, str] = {
+    "batch": "although its samples are the same",
+    "loss": SAME_BEFORE,
+    "metrics": SAME_BEFORE,
+}
 
 
 # Causes after a resume
@@ -61,27 +79,18 @@ def causes_of_resume(
     if is_restored and difference.launch > 0 and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
     if is_restored and difference.launch > 0 and difference.subject == "generators":
-        return [
-            Cause(
-                f"the random generator {name} had another state {difference.place} after a resume "
-                "than in the run that was not interrupted",
-                "between run.start(...) and the loop, draw no random numbers and seed no generator",
-            )
-            for name in difference.names
-        ]
+        return [cause_of_generator(name, difference.place) for name in difference.names]
     return [cause_of_difference(difference)]
 
 
 def is_first(run: ObservedRun, difference: Difference) -> bool:
     """Whether a difference is in the first micro-batch of its launch."""
+    record = difference.record
+    place = (record.step, getattr(record, "micro_batch", None))
     for launch in run.of_rank(difference.rank):
         if launch.launch == difference.launch:
             first = launch.of(MicroBatch)[0]
-            record = difference.record
-            return (first.step, first.micro_batch) == (
-                record.step,
-                getattr(record, "micro_batch", None),
-            )
+            return place == (first.step, first.micro_batch)
     return False
 
 
@@ -139,17 +148,17 @@ def without_inner(described: Mapping[str, str]) -> dict[str, str]:
 
 
 def sorted_by_likelihood(described: Mapping[str, str]) -> dict[str, str]:
-    """Sort values by how likely they are the cause: see `ADVICE`."""
+    """Sort values by how likely they are the cause: see `ADVICE_FOR_LOST`."""
 
     def place(item: tuple[str, str]) -> int:
-        return next(index for index, (words, _) in enumerate(ADVICE) if words in item[1])
+        return next(index for index, (words, _) in enumerate(ADVICE_FOR_LOST) if words in item[1])
 
     return dict(sorted(described.items(), key=place))
 
 
 def cause_of_lost(path: str, description: str) -> Cause:
     """Return the cause for a value that no checkpoint has."""
-    advice = next(text for words, text in ADVICE if words in description)
+    advice = next(text for words, text in ADVICE_FOR_LOST if words in description)
     name = path.rpartition(".")[2]
     if not name.isidentifier():
         name = "name"
@@ -165,6 +174,15 @@ def cause_of_part(name: str) -> Cause:
         f"the part {name} was restored with another state than it was saved with",
         f"have the state_dict of {name} return all that changes in training, and its "
         "load_state_dict restore it",
+    )
+
+
+def cause_of_generator(name: str, place: str) -> Cause:
+    """Return the cause for a random generator whose state differs right after a resume."""
+    return Cause(
+        f"the random generator {name} had another state {place} after a resume than in the run "
+        "that was not interrupted",
+        "between run.start(...) and the loop, draw no random numbers and seed no generator",
     )
 
 
@@ -213,45 +231,25 @@ def early_differences(
 
 def cause_of_difference(difference: Difference) -> Cause:
     """Return the cause that a first difference itself shows."""
+    rank = f" on rank {difference.rank}" if difference.rank else ""
+    sentence = f"the first difference is {in_words(difference)} {difference.place}{rank}"
+    if difference.subject in EQUAL_BEFORE:
+        sentence += f", {EQUAL_BEFORE[difference.subject]}"
+    return Cause(sentence, ADVICE_FOR_DIFFERENCE[difference.subject])
+
+
+def in_words(difference: Difference) -> str:
+    """Return what differs, such as "the metric accuracy"."""
     names = ", ".join(difference.names)
-    place = difference.place
-    where = f" on rank {difference.rank}" if difference.rank else ""
-    is_in_evaluation = isinstance(difference.record, EvaluationBatch)
-    if difference.subject == "samples":
-        return Cause(
-            f"the first difference is which samples the batch has {place}{where}",
-            "let run.batches(loader) and run.loaders(data) choose the samples",
-        )
-    if difference.subject == "generators":
-        return Cause(
-            f"the first difference is the state of the random generator {names} {place}{where}",
-            "seed no generator by a clock or a process id, and draw equally many numbers in each "
-            "pass of the loop",
-        )
-    if difference.subject == "parts":
-        return Cause(
-            f"the first difference is the state of {names} {place}{where}",
-            "build and change it by nothing but config, the batches and the seeded generators",
-        )
-    if difference.subject == "batch":
-        kind = "evaluation" if is_in_evaluation else "training"
-        return Cause(
-            f"the first difference is the contents of a {kind} batch {place}{where}, although its "
-            "samples are the same",
-            "let the data set depend on the sample index alone, and draw random numbers in "
-            "__getitem__ from torch, numpy or random, which are seeded for each sample",
-        )
-    if difference.subject in ("loss", "metrics") and isinstance(difference.record, Recorded):
-        subject = "the loss" if difference.subject == "loss" else f"the metric {names}"
-        return Cause(
-            f"the first difference is {subject} {place}{where}, although weights, batch and the "
-            "states of all random generators were the same before",
-            "look there for a clock, an own random generator, a file, or a value that another "
-            "update left behind",
-        )
-    subjects = {"learning_rates": "the learning rate", "figures": f"the figure {names}"}
-    subject = subjects.get(difference.subject, f"{difference.subject} {names}")
-    return Cause(
-        f"the first difference is {subject} {place}{where}",
-        "let it depend on the weights, the batches and the update alone",
-    )
+    purpose = "evaluation" if isinstance(difference.record, EvaluationBatch) else "training"
+    words: dict[Subject, str] = {
+        "samples": "which samples the batch has",
+        "generators": f"the state of the random generator {names}",
+        "parts": f"the state of {names}",
+        "batch": f"the contents of a {purpose} batch",
+        "loss": "the loss",
+        "metrics": f"the metric {names}",
+        "learning_rates": "the learning rate",
+        "figures": f"the figure {names}",
+    }
+    return words[difference.subject]

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from safetensors.torch import load_file
 
@@ -35,7 +36,10 @@ RATES = 1e-6
 FIGURES = 1e-2  # of an evaluation; a figure may also differ by that of `FLIPPED` samples
 FLIPPED = 2
 WEIGHTS = 2e-2  # of the distance that the weights have moved in the run
-SMALL = {"loss": 1e-5, "gradients": 1e-6, "learning rate": 1e-12}  # absolute, always allowed
+# Absolute differences that are always allowed.
+SMALL_LOSS = 1e-5
+SMALL_NORM = 1e-6
+SMALL_RATE = 1e-12
 STATED = (
     f"tolerance: losses {LOSS:.1%}, gradients {GRADIENTS:.0%}, weights {WEIGHTS:.0%} of the "
     "distance that they moved"
@@ -109,11 +113,12 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first quantity in which two runs differ."""
+class UpdateDifference:
+    """The first quantity in which the updates of two runs differ."""
 
     update: int  # its number, from 1
-    quantity: str  # "learning rate", "gradients", "loss" or "optimizers"
+    # "optimizers" is the number of optimizer steps in an update.
+    quantity: Literal["optimizers", "learning rate", "loss", "gradients"]
     first: float
     second: float
 
@@ -181,25 +186,35 @@ def numbers_of(note: Note, name: str) -> list[float]:
     return [float(str(value)) for value in values]
 
 
-def first_difference(
+def first_differing_update(
     first: Mapping[int, Update], second: Mapping[int, Update]
-) -> Difference | None:
+) -> UpdateDifference | None:
     """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
     for number in sorted(first.keys() & second.keys()):
-        one = first[number]
-        other = second[number]
-        if len(one.gradient_norms) != len(other.gradient_norms):
-            counts = float(len(one.gradient_norms)), float(len(other.gradient_norms))
-            return Difference(number, "optimizers", *counts)
-        for quantity, values, other_values, tolerance in (
-            ("learning rate", one.learning_rates, other.learning_rates, RATES),
-            ("loss", (one.loss,), (other.loss,), LOSS),
-            ("gradients", one.gradient_norms, other.gradient_norms, GRADIENTS),
-        ):
-            for value, other_value in zip(values, other_values, strict=False):
-                small = SMALL[quantity]
-                if not math.isclose(value, other_value, rel_tol=tolerance, abs_tol=small):
-                    return Difference(number, quantity, value, other_value)
+        difference = differing_quantity(number, first[number], second[number])
+        if difference is not None:
+            return difference
+    return None
+
+
+def differing_quantity(number: int, first: Update, second: Update) -> UpdateDifference | None:
+    """Return the first quantity in which two updates differ beyond the tolerance.
+
+    Args:
+        number: of the update, from 1.
+    """
+    steps = float(len(first.gradient_norms))
+    other_steps = float(len(second.gradient_norms))
+    if steps != other_steps:
+        return UpdateDifference(number, "optimizers", steps, other_steps)
+    for rate, other_rate in zip(first.learning_rates, second.learning_rates, strict=False):
+        if not math.isclose(rate, other_rate, rel_tol=RATES, abs_tol=SMALL_RATE):
+            return UpdateDifference(number, "learning rate", rate, other_rate)
+    if not math.isclose(first.loss, second.loss, rel_tol=LOSS, abs_tol=SMALL_LOSS):
+        return UpdateDifference(number, "loss", first.loss, second.loss)
+    for norm, other_norm in zip(first.gradient_norms, second.gradient_norms, strict=True):
+        if not math.isclose(norm, other_norm, rel_tol=GRADIENTS, abs_tol=SMALL_NORM):
+            return UpdateDifference(number, "gradients", norm, other_norm)
     return None
 
 

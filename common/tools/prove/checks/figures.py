@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from common.objective import PREFIXES
-from common.tools.prove.bench import Bench, Check, Verdict
+from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed
 from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
 from common.tools.prove.observation import Evaluated, Note, ObservedRun, Recorded
 from common.tools.prove.outcomes import Reading, judge, readings_of
@@ -32,14 +32,6 @@ ADVICE_OF_LOSS = (
 )
 
 
-@dataclass(frozen=True)
-class Cause:
-    """What is wrong with a figure."""
-
-    sentence: str
-    advice: str
-
-
 @dataclass
 class Counts:
     """How much was compared."""
@@ -49,6 +41,7 @@ class Counts:
 
 
 def answer(bench: Bench) -> Verdict:
+    """Compute the figures of several runs again, and compare them with those that were logged."""
     ways = ways_of(bench)
     counts = Counts()
     whole = run_of(bench, "whole", ways.whole)
@@ -67,13 +60,8 @@ def answer(bench: Bench) -> Verdict:
 def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
     compared = f"{counts.figures} figures, computed again from batches and outcomes"
     if counts.unknown:
-        compared += f" ({counts.unknown} of evaluations are of unknown kinds)"
-    return Verdict(
-        not causes,
-        compared,
-        tuple(dict.fromkeys(cause.sentence for cause in causes)),
-        causes[0].advice if causes else "",
-    )
+        compared += f" ({counts.unknown} others of evaluations have a kind that is unknown here)"
+    return failed(compared, causes) if causes else Verdict(True, compared)
 
 
 # The rows of training
@@ -98,8 +86,8 @@ def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
             counts.figures += 1
             if not math.isclose(row[name], value, rel_tol=ROWS, abs_tol=SMALL_ROWS):
                 yield Cause(
-                    f"{name} of update {step} was logged as {row[name]:.6g}, and is {value:.6g} by "
-                    "what the loop recorded",
+                    f"{name} of update {step} was logged as {row[name]:.6g}, but the mean of what "
+                    f"the loop recorded is {value:.6g}",
                     ADVICE_OF_LOSS,
                 )
                 return
@@ -128,8 +116,9 @@ def means_between(run: ObservedRun, before: int, step: int) -> dict[str, float]:
 def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     """Yield a cause if recorded losses depend on how an update is divided.
 
-    A loss may be any multiple of what a function of torch computes, such as half of a squared
-    error, or have more terms. But the multiple is the same for one whole batch of one process.
+    A recipe may record any multiple of the loss that a function of torch computes, such as half of
+    a squared error. It may also add terms. But the multiple must not depend on whether an update is
+    one batch of one process or is divided.
 
     Args:
         whole: a run of one micro-batch an update, on one process.
@@ -152,9 +141,10 @@ def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: Counts) -> Iterat
 
 
 def multiples_of_losses(run: ObservedRun) -> list[float | None]:
-    """Return the multiple of each computed loss that the loop records; None if it varies.
+    """Return each recorded loss divided by the computed one; None if the ratio varies.
 
-    The last entry is that of the sum of all losses of a micro-batch.
+    A micro-batch may compute several losses. Each has an entry, and the last entry is for their
+    sum.
     """
     recorded = recorded_losses(run)
     multiples: list[float | None] = []
@@ -169,7 +159,7 @@ def multiples_of_losses(run: ObservedRun) -> list[float | None]:
 
 
 def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
-    """Yield factors that a loss is multiplied with by mistake, in words."""
+    """Yield the factors by which a recipe may multiply a loss by mistake, each with its name."""
     numbers = {
         "the number of processes": run.world_size,
         "the number of micro-batches of an update": run.started.accumulation,
@@ -181,7 +171,7 @@ def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
 
 
 def is_multiple(ratio: float, factor: float) -> bool:
-    """Whether a ratio is a factor, within the tolerance."""
+    """Whether a ratio equals a factor, within the tolerance."""
     return math.isclose(ratio, factor, rel_tol=FACTORS)
 
 
@@ -197,10 +187,28 @@ def recorded_losses(run: ObservedRun) -> dict[Place, float]:
 
 
 def computed_losses(run: ObservedRun) -> list[dict[Place, float]]:
-    """Return the means over ranks of what each loss function gave, and of their sum.
+    """Return the losses that functions of torch computed, as means over ranks, by micro-batch.
 
-    A micro-batch may compute several losses, which are numbered in their order.
+    A micro-batch may compute several losses. Each has an entry in the order of the calls, and the
+    last entry has their sum.
     """
+    values = losses_of_ranks(run)
+    most_calls = max((len(by_call) for by_call in values.values()), default=0)
+    losses = []
+    for call in range(most_calls):
+        means = {}
+        for place, by_call in values.items():
+            if len(by_call.get(call, ())) == run.world_size:
+                means[place] = fmean(by_call[call])
+        losses.append(means)
+    sums = {}
+    for place, by_call in values.items():
+        sums[place] = math.fsum(fmean(of_ranks) for of_ranks in by_call.values())
+    return [*losses, sums]
+
+
+def losses_of_ranks(run: ObservedRun) -> dict[Place, dict[int, list[float]]]:
+    """Return the losses of all ranks, by micro-batch and by the number of the call in it."""
     values: defaultdict[Place, defaultdict[int, list[float]]]
     values = defaultdict(lambda: defaultdict(list))
     for launch in run.launches:
@@ -209,23 +217,7 @@ def computed_losses(run: ObservedRun) -> list[dict[Place, float]]:
             place = note.step, int(number_of(note, "micro_batch"))
             values[place][calls[place]].append(number_of(note, "value"))
             calls[place] += 1
-    most = max((len(by_call) for by_call in values.values()), default=0)
-    losses = []
-    for call in range(most):
-        losses.append(
-            {
-                place: fmean(by_call[call])
-                for place, by_call in values.items()
-                if len(by_call.get(call, ())) == run.world_size
-            }
-        )
-    losses.append(
-        {
-            place: math.fsum(fmean(each) for each in by_call.values())
-            for place, by_call in values.items()
-        }
-    )
-    return losses
+    return {place: dict(by_call) for place, by_call in values.items()}
 
 
 # The figures of evaluations
@@ -287,8 +279,9 @@ def right_figures(run: ObservedRun) -> set[str]:
 def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
     """Return the figures of an evaluation as they were logged, by their names without prefix.
 
-    The recipe may return the figures of one process alone, and the run averages these. The
-    rehearsal logs nothing, so its figures are those of the recipe, on one process alone.
+    A recipe may return the figures of its process alone. The run then logs their mean over
+    processes. The rehearsal logs nothing, so its figures are those that the recipe returned. They
+    are left out if there are several processes.
     """
     if evaluated.phase == "rehearsal":
         return evaluated.figures if run.world_size == 1 else {}

@@ -1,16 +1,13 @@
 """Checks that two processes make the updates of one, also when the number changes on a resume."""
 
-from common.tools.prove.bench import Bench, Check, Interruption, Verdict
-from common.tools.prove.checks.accumulation import (
+from common.tools.prove.bench import (
+    Bench,
     Cause,
-    Pair,
-    cause_of_difference,
-    cause_of_figures,
-    cause_of_rates,
-    cause_of_weights,
-    is_near,
-    summary,
-    values_of,
+    Check,
+    Interruption,
+    Verdict,
+    failed,
+    skipped,
 )
 from common.tools.prove.comparison import (
     UPDATES,
@@ -18,13 +15,21 @@ from common.tools.prove.comparison import (
     Way,
     Ways,
     drawn_generators,
-    first_difference,
     mixers_of,
     run_of,
-    updates_of,
     ways_of,
 )
 from common.tools.prove.observation import ObservedRun
+from common.tools.prove.pairs import (
+    Pair,
+    cause_of_figures,
+    cause_of_later_loss,
+    cause_of_optimizers,
+    cause_of_weights,
+    is_near,
+    summary,
+    values_of,
+)
 
 STOPPED_AFTER = UPDATES // 2
 # The launcher's variables for FSDP2, as `accelerate_configs/fsdp2_bf16.yaml` sets them.
@@ -32,7 +37,7 @@ SHARDED = (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2"))
 
 
 def answer(bench: Bench) -> Verdict:
-    """Compare two processes with one, and a run that went from one to two with both."""
+    """Compare two processes with one, and then a run that was resumed on two with the latter."""
     ways = ways_of(bench)
     distributed = run_of(bench, "two-processes", ways.distributed)
     single, way = run_on_one(bench, ways, mixers_of(distributed))
@@ -55,7 +60,7 @@ def answer(bench: Bench) -> Verdict:
 
 
 def answer_sharded(bench: Bench) -> Verdict:
-    """Compare one process with two that share out the weights by FSDP2."""
+    """Compare one process with two that divide the weights among them by FSDP2."""
     ways = ways_of(bench)
     sharded = run_of(bench, "sharded", ways.distributed, environment=SHARDED)
     single, way = run_on_one(bench, ways, mixers_of(sharded))
@@ -76,33 +81,33 @@ def verdict_of(pair: Pair) -> Verdict:
     """Compare a run on one process with one on two."""
     mixers = mixers_of(pair.second)
     if "SyncBatchNorm" in mixers.layers:
-        sentence = "SyncBatchNorm mixes the samples of all processes: not comparable, skipped"
-        return Verdict(None, sentence)
+        return skipped("SyncBatchNorm mixes the samples of all processes")
     cause = cause_of(pair)
     if cause is None and not mixers.layers:
         cause = cause_of_figures(pair)
-    said = ""
+    compared = summary(pair)
     if mixers.layers:
-        said = (
+        compared += (
             f"; {' and '.join(mixers.layers)} averages its statistics over processes, so "
             "evaluations are not compared"
         )
     if cause is None:
-        return Verdict(True, f"{summary(pair)}{said}")
+        return Verdict(True, compared)
     generators = drawn_generators(pair.second)
     if generators:
         names = " and ".join(generators)
-        sentence = f"the loop draws random numbers on each process (generator {names})"
-        return Verdict(None, f"{sentence}: not comparable, skipped")
-    return Verdict(False, f"{summary(pair)}{said}", (cause.sentence,), cause.advice)
+        return skipped(f"the loop draws random numbers on each process (generator {names})")
+    return failed(compared, [cause])
 
 
 def cause_of(pair: Pair) -> Cause | None:
     """Return why two processes make other updates than one, in words about processes."""
-    difference = first_difference(updates_of(pair.first), updates_of(pair.second))
+    difference = pair.first_difference()
     if difference is None:
         return cause_of_weights(pair)
     values = values_of(pair, difference)
+    if difference.quantity == "optimizers":
+        return cause_of_optimizers(pair, difference)
     if difference.quantity == "learning rate":
         return Cause(
             f"the learning rate of update {difference.update} is {values}: a schedule depends on "
@@ -119,14 +124,14 @@ def cause_of(pair: Pair) -> Cause | None:
                 "gather the rows of all processes by run.gather(rows), and take the mean",
             )
         return cause_of_ratio(sentence, ratio)
-    if difference.quantity == "loss" and difference.update == 1:
-        return Cause(
-            f"the loss of update 1 is {values}, before any weight has changed: the loss that is "
-            "recorded is no mean over the samples of a process",
-            "pass run.record the mean loss of the process's own samples; the run averages it over "
-            "processes",
-        )
-    return cause_of_rates(pair) or cause_of_difference(pair)
+    if difference.update > 1:
+        return cause_of_later_loss(pair, difference)
+    return Cause(
+        f"the loss of update 1 is {values}, before any weight has changed: the loss that is "
+        "recorded is no mean over the samples of a process",
+        "pass run.record the mean loss of the process's own samples; the run averages it over "
+        "processes",
+    )
 
 
 def cause_of_ratio(sentence: str, ratio: float) -> Cause:
@@ -157,7 +162,7 @@ CHECK = Check(
 )
 SHARDED_CHECK = Check(
     "sharded",
-    "two processes that share out the weights by FSDP2 make the same updates as one process",
+    "two processes that divide the weights among them by FSDP2 make the same updates as one",
     answer_sharded,
     is_optional=True,
 )

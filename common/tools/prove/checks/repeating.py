@@ -1,6 +1,6 @@
 """Whether the same command gives the same bits twice."""
 
-from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
+from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed
 from common.tools.prove.causes import causes_of_repeat
 from common.tools.prove.differences import first_difference
 from common.tools.prove.results import Results, differences_of_results
@@ -16,13 +16,7 @@ def answer(bench: Bench) -> Verdict:
     difference = first_difference(reference, other)
     if difference is None and not differences:
         return Verdict(True, compared)
-    causes = causes_of_repeat(reference, other, difference)
-    return Verdict(
-        False,
-        compared,
-        (*(cause.sentence for cause in causes), *differences),
-        causes[0].advice if causes else "",
-    )
+    return failed(compared, causes_of_repeat(reference, other, difference), differences)
 
 
 CHECK = Check(

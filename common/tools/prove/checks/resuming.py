@@ -2,7 +2,7 @@
 
 import random
 
-from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict
+from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed
 from common.tools.prove.causes import causes_of_resume
 from common.tools.prove.differences import first_difference
 from common.tools.prove.observation import Evaluated, Interrupted, Manner, ObservedRun, Saved
@@ -20,13 +20,7 @@ def answer(bench: Bench) -> Verdict:
     differences = differences_of_results(results, Results(other.directory))
     difference = first_difference(reference, other)
     if difference is not None or differences:
-        causes = causes_of_resume(reference, other, difference)
-        return Verdict(
-            False,
-            compared,
-            (*(cause.sentence for cause in causes), *differences),
-            causes[0].advice if causes else "",
-        )
+        return failed(compared, causes_of_resume(reference, other, difference), differences)
     missing = missing_manners(other)
     if missing:
         return Verdict(

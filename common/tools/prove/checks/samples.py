@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.tools.prove.bench import Bench, Check, RunFailedError, Verdict
+from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed
 from common.tools.prove.checks.resuming import interrupted_spec
-from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
+from common.tools.prove.comparison import notes_of, number_of, numbers_of, run_of, ways_of
 from common.tools.prove.observation import (
     Evaluated,
     EvaluationBatch,
@@ -17,7 +17,7 @@ from common.tools.prove.observation import (
     Recorded,
 )
 
-LEAST_BATCHES = 3  # in which a position has no gradient before that counts
+LEAST_BATCHES = 3  # a position counts as unused if it had no gradient in so many batches
 MOST_NAMED = 5  # samples that a sentence lists
 ADVICE_TRAINING = (
     "use each batch of run.batches(train_loader) whole, and call run.record once for each"
@@ -26,14 +26,6 @@ ADVICE_EVALUATION = (
     "read the whole loader, `for batch in loader`; with run.equal_batches(loader), apply the mask "
     "to whatever is added up"
 )
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What is wrong with the samples of a run."""
-
-    sentence: str
-    advice: str
 
 
 def answer(bench: Bench) -> Verdict:
@@ -49,13 +41,11 @@ def answer(bench: Bench) -> Verdict:
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
     samples = bench.reference.started.split_sizes["train"]
     launches = sum(len(run.of_rank(0)) for run in runs)
-    return Verdict(
-        not causes,
+    compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
-        f"{launches} starts",
-        tuple(dict.fromkeys(cause.sentence for cause in causes)),
-        causes[0].advice if causes else "",
+        f"{launches} starts"
     )
+    return failed(compared, causes) if causes else Verdict(True, compared)
 
 
 def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
@@ -67,9 +57,10 @@ def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
 def causes_of(run: ObservedRun) -> Iterator[Cause]:
     """Yield what is wrong with the samples of a run."""
     yield from unrecorded(run)
-    yield from remade(run)
+    yield from repeated_otherwise(run)
     yield from wrong_epochs(run)
-    yield from unused_rows(run)
+    yield from rows_not_given(run)
+    yield from rows_without_gradient(run)
     yield from wrong_evaluations(run)
 
 
@@ -95,8 +86,8 @@ def unrecorded(run: ObservedRun) -> Iterator[Cause]:
             pending = record
 
 
-def remade(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if a resumed run makes an update of other samples than before."""
+def repeated_otherwise(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if a resumed run repeats an update with other samples than before."""
     samples: dict[tuple[int, int, int, int], list[int]] = {}
     for launch, record in run.all(MicroBatch):
         # Another number of processes divides the same samples in another way.
@@ -156,8 +147,8 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
             return
 
 
-def unused_rows(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if samples of a batch do not reach the model or its loss."""
+def rows_not_given(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if the model gets fewer samples than a batch has."""
     notes = [note for launch in run.launches for note in notes_of(launch, "not_given")]
     if notes:
         rows = int(number_of(notes[0], "rows"))
@@ -167,22 +158,22 @@ def unused_rows(run: ObservedRun) -> Iterator[Cause]:
             f"{notes[0].step + 1}",
             ADVICE_TRAINING,
         )
-        return
-    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)
+
+
+def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if the loss never depends on some positions of a batch."""
+    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)  # a set for each batch
     for launch in run.launches:
         for note in notes_of(launch, "rows"):
-            unused = note.values["unused"]
-            assert isinstance(unused, list)
-            unused_by_size[int(number_of(note, "samples"))].append(
-                {int(str(row)) for row in unused}
-            )
-    for size, unused_rows_of_batches in unused_by_size.items():
-        never_used = set.intersection(*unused_rows_of_batches)
-        if len(unused_rows_of_batches) >= LEAST_BATCHES and 0 < len(never_used) < size:
+            unused = {int(row) for row in numbers_of(note, "unused")}
+            unused_by_size[int(number_of(note, "samples"))].append(unused)
+    for size, unused_by_batch in unused_by_size.items():
+        never_used = set.intersection(*unused_by_batch)
+        if len(unused_by_batch) >= LEAST_BATCHES and 0 < len(never_used) < size:
             positions = ", ".join(str(row + 1) for row in sorted(never_used)[:MOST_NAMED])
             yield Cause(
                 f"the loss does not depend on {len(never_used)} of the {size} samples of a batch, "
-                f"in all {len(unused_rows_of_batches)} batches at the same place ({positions})",
+                f"in all {len(unused_by_batch)} batches at the same place ({positions})",
                 "compute the loss from all rows of the model's output",
             )
             return
@@ -226,43 +217,51 @@ def batches_of(ranks: list[ObservedLaunch], evaluated: Evaluated) -> Iterator[Ev
 
 
 def wrong_evaluations(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if an evaluation leaves out a sample or counts one more often than others."""
-    sizes = run.started.split_sizes
+    """Yield a cause for the first evaluation with wrong samples."""
     for evaluation in complete_evaluations(run):
-        size = sizes[evaluation.split]
-        place = f"the {evaluation.phase} evaluation after update {evaluation.step}"
-        counts = evaluation.uses.get(evaluation.split)
-        if counts is None:
-            continue  # it reads its data in another way than from the loader
-        if len(counts) < size:
-            yield Cause(
-                f"{place} read {len(counts)} of the {size} samples of {evaluation.split}",
-                ADVICE_EVALUATION,
-            )
+        cause = cause_of_evaluation(evaluation, run.started.split_sizes[evaluation.split])
+        if cause is not None:
+            yield cause
             return
-        counted = evaluation.figures.get("count")
-        usual = min(counts.values())
-        repeated = [sample for sample, count in counts.items() if count > usual]
-        said = (
-            f", and {len(repeated)} of them twice or more ({named(repeated)})" if repeated else ""
+
+
+def cause_of_evaluation(evaluation: Evaluation, size: int) -> Cause | None:
+    """Return what is wrong if an evaluation leaves out a sample or counts one too often.
+
+    Args:
+        size: the number of samples in the split.
+    """
+    uses = evaluation.uses.get(evaluation.split)
+    if uses is None:
+        return None  # it reads its data in another way than from the loader
+    place = f"the {evaluation.phase} evaluation after update {evaluation.step}"
+    if len(uses) < size:
+        return Cause(
+            f"{place} read {len(uses)} of the {size} samples of {evaluation.split}",
+            ADVICE_EVALUATION,
         )
-        if counted is not None and counted != size:
-            yield Cause(
-                f"{place} counted {counted:g} samples, and {evaluation.split} has {size}{said}: "
-                "samples that only fill up a batch must not count",
-                ADVICE_EVALUATION,
-            )
-            return
-        if counted is None and repeated:
-            yield Cause(
-                f"{place} read {len(counts)} samples{said}, and logs no `count`",
-                f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
-            )
-            return
+    usual = min(uses.values())  # an evaluation may read its split several times
+    repeated = [sample for sample, count in uses.items() if count > usual]
+    repetitions = ""
+    if repeated:
+        repetitions = f", and {len(repeated)} of them twice or more ({named(repeated)})"
+    counted = evaluation.figures.get("count")
+    if counted is not None and counted != size:
+        return Cause(
+            f"{place} counted {counted:g} samples, and {evaluation.split} has "
+            f"{size}{repetitions}: samples that only fill up a batch must not count",
+            ADVICE_EVALUATION,
+        )
+    if counted is None and repeated:
+        return Cause(
+            f"{place} read {len(uses)} samples{repetitions}, and logs no `count`",
+            f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
+        )
+    return None
 
 
 def named(samples: list[int]) -> str:
-    """Return the first sample indices, as words."""
+    """Return the first of some sample indices as text."""
     text = ", ".join(str(sample) for sample in samples[:MOST_NAMED])
     return f"{text}, …" if len(samples) > MOST_NAMED else text
 

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from common.tools.prove.checks import accumulation, processes
-from common.tools.prove.checks.accumulation import Pair
 from common.tools.prove.comparison import Way, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LAST_WEIGHTS
 from common.tools.prove.observation import Note, Observed, ObservedRun
+from common.tools.prove.pairs import Pair
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
