@@ -1,7 +1,7 @@
 """The code of a run: the commit that it is from, and a patch of what differs from that commit.
 
-A patch is read by ``git apply``. It has no secrets: lines that look like one have *** in its place,
-and files with names such as ``.env`` are left out.
+``git apply --unidiff-zero`` reads a patch. A patch has no secrets: an added line that looks like one
+has *** in its place, and files with names such as ``.env`` are left out.
 """
 
 import hashlib
@@ -32,6 +32,8 @@ SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"
 LEAST_SECRET = 8  # characters; a shorter value may be an ordinary word
 DIFF = (
     *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"),
+    # Without context, so that a line of the commit that has a secret is not repeated.
+    "--unified=0",
     *("--full-index", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
 )
 FIRST_LINE = "diff --git "  # begins the part of a file in a patch
