@@ -1,7 +1,7 @@
 """The code of a run: the commit that it is from, and a patch of what differs from that commit.
 
-``git apply --unidiff-zero`` reads a patch. A patch has no secrets: an added line that looks like one
-has *** in its place, and files with names such as ``.env`` are left out.
+``git apply --unidiff-zero`` reads a patch. A patch has no secrets: *** stands for what
+looks like one in an added line, and files with names such as ``.env`` are left out.
 """
 
 import hashlib

@@ -136,9 +136,7 @@ def compare_final(before: PastRun, now: PastRun, tolerance: float) -> FinalCompa
 
 
 def paired_figures(
-    before: JsonObject | dict[str, float],
-    now: JsonObject | dict[str, float],
-    begins: tuple[str, ...],
+    before: Mapping[str, object], now: Mapping[str, object], begins: tuple[str, ...]
 ) -> dict[str, tuple[float | None, float | None]]:
     """Return both values of each figure whose name begins so."""
     names = [name for name in dict.fromkeys([*before, *now]) if name.startswith(begins)]

@@ -1,5 +1,6 @@
 """The facts on which the bits of a run depend, and in which of them two runs differ."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ NUMERIC_PACKAGES = (
     *("scikit-learn", "triton", "safetensors", "pyarrow", "mkl", "intel-openmp", "torchvision"),
 )
 NUMERIC_PREFIXES = ("nvidia-", "rocm-")
+CORES = re.compile(r", \d+ cores?$")
 # Another fact says the same, or the reproduction sets the flag itself.
 FLAGS_OF_OTHER_FACTS = ("mixed_precision", "num_threads", "auto_batch_size", "init_from")
 
@@ -87,8 +89,9 @@ def facts_of_machine(run: PastRun) -> Facts:
     environment = run.config.environment
     attempt = run.attempt
     is_on_cpu = environment.device_type == "cpu"
-    # A CPU's name as a device has the number of its cores, which matters less than the threads.
-    device = attempt.processor if is_on_cpu and attempt.processor else environment.device
+    device = environment.device
+    if is_on_cpu:  # the name of a CPU ends with its number of cores, which changes no bits
+        device = CORES.sub("", device)
     facts = {
         "processes": Fact(value_text(environment.world_size)),
         "machines": Fact(value_text(attempt.machines) if run.attempts else None),

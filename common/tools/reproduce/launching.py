@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from common.run_directory.directory import INITIAL
-from common.run_directory.provenance import NUMERIC_VARIABLES
+from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
 from common.run_directory.records import CONFIG, Environment
 from common.system.platforms import command_line
 from common.tools.reproduce.code import PlacedCode
@@ -59,19 +59,21 @@ def environment_of(past: PastRun, code: PlacedCode) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in NUMERIC_VARIABLES}
     if not past.attempts:  # an older run did not record its variables
         kept = dict(os.environ)
-    return {
+    variables = {
         **kept,
         **past.attempt.variables,
         **variables_of_device(past.config.environment),
-        "PYTHONPATH": with_library(code.library, os.environ),
     }
+    if code.library != LIBRARY:
+        variables["PYTHONPATH"] = with_library(code.library, os.environ)
+    return variables
 
 
 def variables_of_device(environment: Environment) -> dict[str, str]:
     """Return the variables that choose the type of device, and how the weights are sharded."""
     variables = {}
-    if environment.device_type == "cpu" and torch.cuda.is_available():
-        variables["CUDA_VISIBLE_DEVICES"] = ""
+    if environment.device_type == "cpu" and torch.accelerator.is_available():
+        variables["ACCELERATE_USE_CPU"] = "true"
     if environment.sharding == "FSDP2":
         variables |= SHARDED
     return variables
@@ -83,6 +85,6 @@ def with_library(library: Path, variables: Mapping[str, str]) -> str:
     return os.pathsep.join(paths)
 
 
-def shown_command(past: PastRun, command: Sequence[str]) -> str:
+def shown_command(command: Sequence[str]) -> str:
     """Return the command for a receipt, with `python` in the place of this interpreter."""
     return command_line(["python", *command[1:]])

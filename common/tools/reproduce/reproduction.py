@@ -62,7 +62,7 @@ def reproduce(request: Request) -> int:
     receipt = compare(request, past, new)
     receipt = receipt.model_copy(
         update={
-            "command": shown_command(past, command),
+            "command": shown_command(command),
             "commit": code.trees[0].commit,
             "code": code.source,
         }
