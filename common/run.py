@@ -478,6 +478,7 @@ class Run:
         all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and all_ranks_end:
             torch.distributed.destroy_process_group()
+        self.context.provenance.wait()
         self.directory.release()
         if self.is_called_by_a_program:  # it may start another run in this process
             request.release()

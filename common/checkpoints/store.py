@@ -14,6 +14,7 @@ the training's collectives. Files are safetensors and JSON; nothing is pickled.
 """
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,15 @@ from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError, is_of_disk
-from common.files import UNFINISHED, json_safe, signed, write_json
-from common.run_directory.records import Manifest, RankReceipt, Receipt, read_record
+from common.files import UNFINISHED, json_safe, open_to_append, signed, write_json
+from common.run_directory.records import (
+    CHECKPOINT_DIGESTS,
+    CheckpointDigests,
+    Manifest,
+    RankReceipt,
+    Receipt,
+    read_record,
+)
 from common.system.platforms import rename_path, replace_file, sync
 
 if TYPE_CHECKING:
@@ -294,7 +302,27 @@ class Checkpoints:
         sync(unfinished)
         rename_path(unfinished, finished)
         sync(self.folder)
+        self.note_digests(step_of(finished), rank_receipts)
         remove_old(self.folder, self.keep, finished, self.run_id)
+
+    def note_digests(self, step: int, rank_receipts: Sequence[RankReceipt]) -> None:
+        """Add the digests of a checkpoint's files to a list that outlives the checkpoint.
+
+        `recipes reproduce` compares them with those of another run. Files that are written once
+        name their run, so their digests are not compared.
+        """
+        digests = {
+            name: receipt.sha256
+            for receipts in rank_receipts
+            for name, receipt in receipts.files.items()
+        }
+        line = CheckpointDigests(step=step, files=digests).to_json()
+        path = self.folder.parent / CHECKPOINT_DIGESTS
+        # The checkpoint is complete, and training does not need this line.
+        with contextlib.suppress(OSError, UserError):
+            path.parent.mkdir(exist_ok=True)
+            with open_to_append(path) as file:
+                file.write(json.dumps(line) + "\n")
 
     def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
         """Wait until files of other ranks exist.

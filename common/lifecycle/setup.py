@@ -13,6 +13,7 @@ from common.measure.meters import Meters
 from common.objective import Objective
 from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory, refuse_to_resume
+from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.resume import was_finished_meanwhile
 from common.track.log import Log
@@ -48,6 +49,7 @@ def set_up(
         objective=parsed_objective,
         accelerator=accelerator,
         directory=directory,
+        provenance=ProvenanceWriter(directory.path, recipe_file),
         checkpoints=checkpoints,
         agreement=StopAgreement(accelerator, directory.path, lambda: checkpoints.failure, request),
         parts=Parts(accelerator.process_index, accelerator.mesh),

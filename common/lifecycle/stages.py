@@ -28,6 +28,7 @@ from common.objective import Objective
 from common.profile.profiler import Profiler
 from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory
+from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import RunConfig
 from common.track.log import Log
@@ -51,6 +52,7 @@ class Context:
     objective: Objective
     accelerator: ShardingAccelerator
     directory: RunDirectory
+    provenance: ProvenanceWriter
     checkpoints: Checkpoints
     agreement: StopAgreement
     parts: Parts

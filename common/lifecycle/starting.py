@@ -195,7 +195,8 @@ def collect_facts(
 def write_facts(started: StartedRun, saved: RunConfig | None) -> RunConfig:
     """Add the recipe's source to the contents of `config.json`, write them, and return them.
 
-    `status.json` says from now on that the run is at the present step.
+    `status.json` says from now on that the run is at the present step. The provenance of this
+    attempt is saved in the background.
     """
     context = started.context
     directory = context.directory
@@ -206,6 +207,7 @@ def write_facts(started: StartedRun, saved: RunConfig | None) -> RunConfig:
     source = context.source.record(directory, saved_source, step)
     saved_config = started.saved_config.model_copy(update={"source": source})
     directory.write(CONFIG, saved_config.to_json())
+    context.provenance.begin(step)
     return saved_config
 
 

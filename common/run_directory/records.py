@@ -37,6 +37,9 @@ CONFIG = "config.json"
 STATUS = "status.json"
 SUMMARY = "summary.json"
 FACTS = "model.json"  # in the folder of a finished model, beside its weights
+PROVENANCE = "provenance"  # a folder
+ATTEMPTS = f"{PROVENANCE}/attempts.json"
+CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger one is damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
@@ -162,6 +165,59 @@ class RunConfig(Record):
     compared: dict[str, bool] = Field(default_factory=dict)  # flags compared unlike the usual
     source: Source = Field(default_factory=Source)
     sha256: str | None = None  # of everything else in the file
+
+
+class CodeTree(Record):
+    """A folder of code that a run used, and how it differed from a commit.
+
+    The patch is in the format of git. It has changed files, and files that git does not track and
+    that the run used. Without a commit, it has all files that the run used.
+    """
+
+    folder: str  # absolute
+    commit: str | None = None  # None: the folder is in no git repository
+    patch: str | None = None  # its name in the folder `PROVENANCE`; None: nothing differed
+    patch_sha256: str | None = None
+    untracked: list[str] = Field(default_factory=list)  # files of the patch that git does not track
+    not_saved: list[str] = Field(default_factory=list)  # files or parts, each with the reason
+
+
+class Attempt(Record):
+    """One start of a run: its code, its packages and its machine."""
+
+    global_step: int  # the updates made before it
+    recipe: str | None = None  # the recipe's file in the first tree
+    # The first has the recipe. The second has this library, if that is in another repository.
+    trees: list[CodeTree] = Field(default_factory=list)
+    problem: str | None = None  # why the code could not be saved
+    packages: dict[str, str] = Field(default_factory=dict)  # versions by name
+    libraries: dict[str, str] = Field(default_factory=dict)  # versions of those that torch uses
+    processor: str | None = None
+    cores: int | None = None  # that the process could use
+    system: str | None = None
+    machines: int = 1
+    variables: dict[str, str] = Field(default_factory=dict)  # of the environment; they change bits
+
+
+class Provenance(Record):
+    """`attempts.json` in the folder `PROVENANCE`: what is needed to train a run again.
+
+    `config.json` has the flags, the versions of the main packages, the device and the threads.
+    """
+
+    attempts: list[Attempt] = Field(default_factory=list)  # in order; each went on from the last
+
+
+class CheckpointDigests(Record):
+    """A line of `weights.jsonl` in the folder `PROVENANCE`: the files of one checkpoint.
+
+    Old checkpoints are removed, and these lines stay.
+    """
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    step: int = Field(alias="progress/global_step")
+    files: dict[str, str]  # SHA-256 by name
 
 
 class Status(Record):

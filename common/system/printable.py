@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 LONGEST_LINE = 4000  # characters
 LONGEST_ITEM = 200  # characters of an item of a list in a sentence
@@ -43,6 +43,16 @@ LAST_BRAILLE = "\u28ff"
 TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{20,}|gh[pousr]_\w{30,}|github_pat_\w{20,}")
 # A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
 SECRET_OF_ADDRESS = re.compile(r":(//)?[^/\s]*@")
+# In source code: a value that is assigned to a name such as `api_key`.
+ASSIGNED_SECRET = re.compile(
+    r"""((?:api_?key|secret|password|passwd|credential|(?:access|auth|hf|hub|bearer)_?token)\w*"""
+    r"""["']?\s*[:=]\s*[a-z]{0,2}["'])([^"'\s]{8,})(?=["'])""",
+    re.IGNORECASE,
+)
+# In source code: a key of W&B, which is a number of 40 digits, as in `wandb.login(key="...")`.
+KEY_ARGUMENT = re.compile(r"""(\bkey["']?\s*[:=]\s*["'])([0-9a-f]{40})(?=["'])""")
+USER_OF_ADDRESS = re.compile(r"""(://)([^/\s"'@]+)(?=@)""")
+PRIVATE_KEY = "PRIVATE KEY-----"  # in the first line of a file of a private key
 PLAIN = "lookalikes"  # the name of the error handler, as of `open(errors=...)`
 LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 
@@ -65,6 +75,25 @@ def has_secret(text: str) -> bool:
 def without_tokens(text: str) -> str:
     """Return a text with *** in place of each token, for a file that others may read."""
     return TOKEN.sub("***", text)
+
+
+def without_secrets(text: str, values: Collection[str] = ()) -> str:
+    """Return source code with *** in place of what looks like a secret.
+
+    These are tokens, values that are assigned to names such as `api_key`, and users and passwords
+    in addresses. A text is hidden as a whole if it has a private key.
+
+    Args:
+        values: secrets that are known, such as those in the environment.
+    """
+    if PRIVATE_KEY in text:
+        return "***"
+    text = without_tokens(text)
+    for pattern in (ASSIGNED_SECRET, KEY_ARGUMENT, USER_OF_ADDRESS):
+        text = pattern.sub(r"\1***", text)
+    for value in values:
+        text = text.replace(value, "***")
+    return text
 
 
 def with_letters(text: str) -> str:

@@ -26,6 +26,7 @@ TOOLS = {
     "tune": Tool("common.tools.tune.command", "search for good values of a recipe's flags"),
     "predict": Tool("common.tools.predict.command", "classify images or texts with a run's model"),
     "prove": Tool("common.tools.prove.command", "check that a recipe or copy keeps the guarantees"),
+    "reproduce": Tool("common.tools.reproduce.command", "train a past run again, compare the bits"),
     "workspace": Tool("common.tools.workspace", "set up a view or report of a W&B project"),
 }
 

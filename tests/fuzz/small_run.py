@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState
 from common.checkpoints.finished import newest_whole
 from common.config import parse_config
 from common.measure.meters import Meters
+from common.run_directory.provenance import ProvenanceWriter
 from common.system.platforms import STOP_SIGNALS
 from common.track import facts
 from examples import regression
@@ -65,6 +66,7 @@ def prepared() -> Iterator[None]:
         patch.setattr("common.checkpoints.store.threading.Thread", Inline)
         patch.setattr(Meters, "find_flops", lambda *_: None)
         patch.setattr(facts, "git_commit", lambda: None)
+        patch.setattr(ProvenanceWriter, "begin", lambda *_: None)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(facts.metadata, "version", lambda name: versions)
         patch.setattr("common.errors.time.sleep", lambda seconds: None)

@@ -396,5 +396,5 @@ def test_no_tracker_makes_no_wandb_folder(whole_mlp: Finished, distributed_mlp: 
         names = {path.name for path in run.directory.iterdir()} - {".lock"}
         files = {"config.json", "metrics.jsonl", "summary.json", "status.json", "memory.json"}
         files |= {"output.log", "recipe.py"}
-        assert names == files | {"model", "checkpoints"}
+        assert names == files | {"model", "checkpoints", "provenance"}
         assert not (run.directory.parent / "wandb").exists()

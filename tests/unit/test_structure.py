@@ -57,6 +57,11 @@ TOOLS = {
     "common.tools.predict": BASE
     | {PARSER, RECIPE}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
+    # It launches recipes as a search does, and compares results bit by bit as a proof does.
+    "common.tools.reproduce": BASE
+    | TRACKS
+    | {PARSER, COMPARE, TUNE, "common.checkpoints"}
+    | {f"common.tools.prove.{module}" for module in ("receipt", "results")},
     # It runs a recipe in a process of its own, and observes all that the recipe uses.
     "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
     | {PARSER, RECIPE},

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,7 +72,12 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
 class TrialRun:
     """Starts, follows and stops a run. A run that has already finished is only read."""
 
-    def __init__(self, command: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the run, unless it has finished.
 
         If this process ends first, the run saves itself and ends as well.
@@ -80,16 +85,20 @@ class TrialRun:
         Args:
             command: see `launch_command`.
             directory: the run's directory, absolute. The log lies beside it.
+            environment: all variables of the run; by default, those of this process.
         """
         self.directory = directory
         self.log = directory.with_name(f"{directory.name}.log")
         self.process: psutil.Popen | None = None
         if read_status(directory).status == "finished":
             return
+        variables = environment
+        if variables is None:
+            variables = {"WANDB_RUN_GROUP": directory.parent.name, **os.environ}
         with open_to_append(self.log) as log:
             self.process = psutil.Popen(
                 command,
-                env={"WANDB_RUN_GROUP": directory.parent.name, **os.environ, **watch_for_parent()},
+                env={**variables, **watch_for_parent()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -30,6 +30,7 @@ OTHER = torch.device("mps", 0)  # a type of device that this machine lacks
 NAMES_CUDA = {
     "common/checkpoints/kinds.py": "a docstring's example",
     "common/system/devices/compilation.py": "torch.compile records CUDA graphs alone",
+    "common/system/devices/libraries.py": "the versions of torch's libraries",
     "common/measure/peak.py": "NVML finds a GPU by its uuid",
     "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
     "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",

@@ -70,8 +70,8 @@ def test_help_loads_no_large_library() -> None:
     ("word", "advice"),
     [
         ("comparre", r"did you mean recipes compare\?$"),
-        ("train", "use compare, vary, tune, predict, prove or workspace$"),
-        ("--version", "use compare, vary, tune, predict, prove or workspace$"),
+        ("train", "use compare, vary, tune, predict, prove, reproduce or workspace$"),
+        ("--version", "use compare, vary, tune, predict, prove, reproduce or workspace$"),
     ],
 )
 def test_unknown_command_gives_one_sentence(word: str, advice: str) -> None:

@@ -1,0 +1,313 @@
+"""The code of a run: the commit that it is from, and a patch of what differs from that commit.
+
+``git apply --unidiff-zero`` reads a patch. A patch has no secrets: *** stands for what
+looks like one in an added line, and files with names such as ``.env`` are left out.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from common.run_directory.records import CodeTree
+from common.system.printable import without_secrets
+
+MOST_BYTES_OF_FILE = 2**20
+MOST_BYTES = 4 * 2**20  # of a patch
+MOST_FILES = 1000  # changed ones; with more, the command line would be too long
+GIT_SECONDS = 10.0  # after which git is ended
+# Variables that point git to another repository, as in a hook of git.
+FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+SECRET_FILES = (
+    *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*"),
+    *(".netrc", "_netrc", ".pypirc", "*credentials*", "*secrets.*", "secret.*", "kaggle.json"),
+)
+# Ends the names of variables whose values are secrets.
+SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
+LEAST_SECRET = 8  # characters; a shorter value may be an ordinary word
+DIFF = (
+    *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"),
+    # Without context, so that a line of the commit that has a secret is not repeated.
+    "--unified=0",
+    *("--full-index", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
+)
+FIRST_LINE = "diff --git "  # begins the part of a file in a patch
+MASKED = "*** stands for what looks like a secret"
+
+
+@dataclass(frozen=True)
+class CollectedTree:
+    """A folder of code, with the contents of its patch."""
+
+    tree: CodeTree
+    patch: bytes
+
+
+def ask_git(folder: Path, *words: str, most_bytes: int = 2**26) -> bytes | None:
+    """Return what a git command prints.
+
+    None if it fails, takes longer than `GIT_SECONDS`, or prints more than `most_bytes`; also if
+    there is no git. The command does not write to the repository by itself.
+    """
+    command = ["git", "-C", str(folder), "-c", "core.quotePath=false", *words]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=git_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    timer = threading.Timer(GIT_SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            output = process.stdout.read(most_bytes + 1)
+        if len(output) > most_bytes:
+            process.kill()
+        status = process.wait()
+    finally:
+        timer.cancel()
+    return output if status == 0 and len(output) <= most_bytes else None
+
+
+def git_environment() -> dict[str, str]:
+    """Return the variables for a git command that takes no locks and asks no questions."""
+    own = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    return {**own, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+def line_of_git(folder: Path, *words: str) -> str | None:
+    """Return the line that a git command prints; None if it prints nothing or fails."""
+    output = ask_git(folder, *words)
+    return None if not output else output.decode("utf-8", "surrogateescape").strip() or None
+
+
+def repository_of(folder: Path) -> Path | None:
+    """Return the top folder of the git repository that a folder is in.
+
+    None if it is in none, or in one without a commit.
+    """
+    if line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD") is None:
+        return None
+    top = line_of_git(folder, "rev-parse", "--show-toplevel")
+    return None if top is None else Path(top).resolve()
+
+
+def commit_of(folder: Path) -> str | None:
+    """Return the commit that a folder's repository has checked out; None without one."""
+    return line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+
+
+def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
+    """Return the code that this process uses: the recipe's tree, and the library's if another.
+
+    Args:
+        library: the folder that this library is imported from.
+    """
+    recipe = recipe_file.resolve()
+    recipe_root = repository_of(recipe.parent) or recipe.parent
+    library_root = repository_of(library)
+    roots = [recipe_root]
+    if library_root not in (None, recipe_root):
+        roots.append(library_root)
+    modules = imported_files()
+    trees = []
+    for root in roots:
+        # A repository may lie in a folder of another one.
+        inner = [other for other in roots if other != root and other.is_relative_to(root)]
+        used = {path for path in modules if is_below(path, root, inner)}
+        if root == recipe_root:
+            used.add(recipe)
+        trees.append(collect_tree(root, used))
+    return trees
+
+
+def imported_files() -> set[Path]:
+    """Return the Python files that this process has imported, without installed packages."""
+    files = set()
+    for module in list(sys.modules.values()):  # another thread may import at the same time
+        name = getattr(module, "__file__", None)
+        if not isinstance(name, str) or not name.endswith(".py") or not os.path.isabs(name):
+            continue
+        path = Path(name)
+        is_installed = {"site-packages", "dist-packages"} & {*path.parts}
+        if not is_installed and not path.is_relative_to(sys.prefix):
+            files.add(path)
+    return files
+
+
+def is_below(path: Path, root: Path, inner: Iterable[Path]) -> bool:
+    """Whether a file lies in a folder, and in none of its inner folders."""
+    return path.is_relative_to(root) and not any(path.is_relative_to(other) for other in inner)
+
+
+def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
+    """Return how a folder of code differs from its commit.
+
+    Args:
+        root: the top folder of a repository, or a folder that is in none.
+        used: the files in it that a run uses. Of files that git does not track, only these are
+            saved.
+    """
+    commit = commit_of(root) if repository_of(root) == root else None
+    names = sorted(path.relative_to(root).as_posix() for path in used)
+    parts: list[str] = []
+    not_saved: list[str] = []
+    untracked = names
+    if commit is not None:
+        changes, not_saved = changes_of(root)
+        parts += changes
+        untracked = untracked_of(root, names)
+    saved_untracked = []
+    for name in untracked:
+        part, problem = new_file(root, name)
+        if problem is not None:
+            not_saved.append(f"{name}: {problem}")
+        if part is not None:
+            parts.append(part)
+            saved_untracked.append(name)
+    patch = "".join(parts).encode("utf-8", "surrogateescape")
+    if len(patch) > MOST_BYTES:
+        not_saved.append(f"all changes, because they are {len(patch):,} bytes as a patch")
+        patch = b""
+        saved_untracked = []
+    digest = hashlib.sha256(patch).hexdigest() if patch else None
+    tree = CodeTree(
+        folder=str(root),
+        commit=commit,
+        patch=None if digest is None else f"code-{digest[:12]}.patch",
+        patch_sha256=digest,
+        untracked=saved_untracked,
+        not_saved=not_saved,
+    )
+    return CollectedTree(tree, patch)
+
+
+def changes_of(root: Path) -> tuple[list[str], list[str]]:
+    """Return the patches of changed files, and what they lack, each with the reason."""
+    listing = ask_git(root, *DIFF, "--name-only", "-z")
+    if listing is None:
+        return [], ["all changes, because git can't list them"]
+    names = [name for name in listing.decode("utf-8", "surrogateescape").split("\0") if name]
+    if len(names) > MOST_FILES:
+        return [], [f"all changes, because {len(names):,} files differ from the commit"]
+    reasons = {name: reason_to_leave_out(root / name) for name in names}
+    not_saved = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
+    wanted = [f":(top,literal){name}" for name, reason in reasons.items() if reason is None]
+    if not wanted:
+        return [], not_saved
+    output = ask_git(root, *DIFF, "--", *wanted, most_bytes=MOST_BYTES)
+    if output is None:
+        not_saved.append(f"all changes, because git can't show them in {MOST_BYTES:,} bytes")
+        return [], not_saved
+    parts = []
+    for part in parts_of(output.decode("utf-8", "surrogateescape")):
+        hidden, problem = without_secret_lines(part)
+        if problem is not None:
+            not_saved.append(f"{name_of(part)}: {problem}")
+        if hidden is not None:
+            parts.append(hidden)
+    return parts, not_saved
+
+
+def parts_of(patch: str) -> list[str]:
+    """Return the part of each file in a patch."""
+    parts: list[str] = []
+    for line in lines_of(patch):
+        if line.startswith(FIRST_LINE) or not parts:
+            parts.append("")
+        parts[-1] += line
+    return parts
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text with their ends; only a line feed ends a line."""
+    lines = text.split("\n")
+    whole = [f"{line}\n" for line in lines[:-1]]
+    return [*whole, lines[-1]] if lines[-1] else whole
+
+
+def name_of(part: str) -> str:
+    """Return the file that a part of a patch changes."""
+    names = part.split("\n", 1)[0].removeprefix(FIRST_LINE)
+    return names[: len(names) // 2].removeprefix("a/")  # "a/NAME b/NAME"
+
+
+def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
+    """Return those files that git does not track; an ignored file is one of them."""
+    paths = [f":(top,literal){name}" for name in names]
+    output = ask_git(root, "ls-files", "-z", "--", *paths) if paths else b""
+    tracked = {*(output or b"").decode("utf-8", "surrogateescape").split("\0")}
+    return [name for name in names if name not in tracked]
+
+
+def reason_to_leave_out(path: Path) -> str | None:
+    """Return why a file must not be in a patch; None if it may."""
+    if any(fnmatch(path.name.lower(), pattern) for pattern in SECRET_FILES):
+        return "files with such names hold secrets"
+    try:
+        size = path.lstat().st_size
+    except OSError:
+        return None  # it was deleted, or git will say what is wrong
+    return f"it has {size:,} bytes" if size > MOST_BYTES_OF_FILE else None
+
+
+def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
+    """Return a patch that adds a file, and why it is not as the file is; either may be None."""
+    reason = reason_to_leave_out(root / name)
+    if reason is not None:
+        return None, reason
+    try:
+        text = (root / name).read_bytes().decode("utf-8")
+    except (OSError, UnicodeError) as error:
+        return None, f"it can't be read ({type(error).__name__})"
+    lines = lines_of(text)
+    header = [f"{FIRST_LINE}a/{name} b/{name}\n", "new file mode 100644\n"]
+    if lines:
+        header += ["--- /dev/null\n", f"+++ b/{name}\n", f"@@ -0,0 +1,{len(lines)} @@\n"]
+    body = [f"+{line}" for line in lines]
+    if lines and not lines[-1].endswith("\n"):
+        body[-1] += "\n\\ No newline at end of file\n"
+    return without_secret_lines("".join([*header, *body]))
+
+
+def without_secret_lines(part: str) -> tuple[str | None, str | None]:
+    """Return a file's part of a patch without secrets, and what it then lacks; see `new_file`.
+
+    A secret in a line that the patch adds is replaced. One in another line can't be, because the
+    patch would not fit.
+    """
+    if "\nBinary files " in part or "\nGIT binary patch\n" in part:
+        return None, "it is no text"
+    values = secrets_of_environment()
+    lines = []
+    is_masked = False
+    for line in lines_of(part):
+        hidden = without_secrets(line, values)
+        if hidden == line:
+            lines.append(line)
+            continue
+        if not line.startswith("+") or hidden == "***":
+            return None, "it has what looks like a secret"
+        lines.append(hidden)
+        is_masked = True
+    return "".join(lines), MASKED if is_masked else None
+
+
+def secrets_of_environment() -> list[str]:
+    """Return the values of this process's variables that are secrets by their names."""
+    return [
+        value
+        for name, value in os.environ.items()
+        if name.upper().endswith(SECRET_VARIABLES) and len(value) >= LEAST_SECRET
+    ]

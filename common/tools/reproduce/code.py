@@ -1,0 +1,265 @@
+"""Finds the code of a past run, or restores it in a temporary folder.
+
+The user's own files are never changed: a commit that is not checked out is put into a temporary git
+worktree, and the patch of the run is applied there.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from common.files import receipt_of
+from common.run_directory.code_tree import (
+    CollectedTree,
+    ask_git,
+    collect_tree,
+    git_environment,
+    repository_of,
+)
+from common.run_directory.provenance import LIBRARY
+from common.run_directory.recipe_source import FIRST_SOURCE
+from common.run_directory.records import PROVENANCE, CodeTree
+from common.tools.reproduce.past_run import PastRun
+
+PRESENT_CODE = "or add --present-code, which runs the code as it is now"
+NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
+LAST_CHARACTERS = 300  # of git's message, in a sentence
+
+
+@dataclass(frozen=True)
+class PlacedCode:
+    """Code that is ready to run."""
+
+    recipe: Path
+    library: Path  # the folder to import `common` from
+    trees: list[CodeTree]  # as they are there now
+    source: str  # where the code comes from, in words
+
+
+@contextmanager
+def code_of(past: PastRun, uses_present_code: bool) -> Iterator[PlacedCode]:
+    """Provide the code of a run while the `with` block runs.
+
+    Args:
+        uses_present_code: whether to take the files as they are now.
+
+    Raises:
+        UserError: the code is unknown, its commit is missing, or its patch does not fit.
+    """
+    with ExitStack() as stack:
+        folders: list[Path] = []
+        words: list[str] = []
+        for tree in trees_of(past):
+            if uses_present_code:
+                folder = present_folder(tree)
+                source = f"the present code in {folder}"
+            else:
+                folder, source = place(tree, past, stack)
+            folders.append(folder)
+            words.append(source)
+        recipe = recipe_in(folders[0], past, stack)
+        if recipe is None:
+            advice = "put its file back, or reproduce another run"
+            raise UserError(
+                f"the recipe {past.config.recipe}.py of {past.directory} is not in {folders[0]}",
+                advice=advice,
+            )
+        library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
+        present = [
+            collected_as(tree, folder).tree
+            for tree, folder in zip(trees_of(past), folders, strict=True)
+        ]
+        yield PlacedCode(recipe, library, present, "; ".join(dict.fromkeys(words)))
+
+
+def trees_of(past: PastRun) -> list[CodeTree]:
+    """Return the trees that a run saved; of an older run, its commit alone.
+
+    Raises:
+        UserError: nothing is known about the run's code.
+    """
+    if past.attempt.trees:
+        return past.attempt.trees
+    commit = past.config.environment.git_commit
+    repository = repository_of(LIBRARY)
+    if past.attempt.problem is not None or commit is None or repository is None:
+        raise UserError(
+            f"{past.directory} does not say which code it used",
+            advice="train it again with its flags, by --config, and reproduce that run",
+        )
+    return [CodeTree(folder=str(repository), commit=commit)]
+
+
+def present_folder(tree: CodeTree) -> Path:
+    """Return the folder with the present state of a tree.
+
+    Raises:
+        UserError: the folder is gone.
+    """
+    folder = Path(tree.folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is gone", advice="put the code back there")
+    return folder
+
+
+def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
+    """Return a folder with the code of a tree, and in words where it comes from.
+
+    Args:
+        stack: removes a temporary folder at its end.
+    """
+    for folder in candidates(tree):
+        if folder.is_dir() and is_as_saved(tree, folder):
+            return folder, f"{folder}, which is as it was"
+    if tree.commit is None:
+        folder = stack.enter_context(temporary_folder())
+        apply_patch(tree, past, folder)
+        return folder, "the files that the run saved"
+    for repository in candidates(tree):
+        if has_commit(repository, tree.commit):
+            folder = stack.enter_context(worktree(repository, tree.commit))
+            apply_patch(tree, past, folder)
+            patch = " with the saved patch" if tree.patch is not None else ""
+            return folder, f"commit {tree.commit[:7]}{patch}, in a temporary worktree"
+    places = " or ".join(map(str, candidates(tree)))
+    raise UserError(
+        f"commit {tree.commit} of {past.directory} is not in {places}",
+        advice=f"get it there by git fetch, {PRESENT_CODE}",
+    )
+
+
+def candidates(tree: CodeTree) -> list[Path]:
+    """Return folders that may have a tree's code: its own, and this library's repository."""
+    folders = [Path(tree.folder)]
+    repository = repository_of(LIBRARY)
+    if tree.commit is not None and repository is not None and repository not in folders:
+        folders.append(repository)
+    return folders
+
+
+def is_as_saved(tree: CodeTree, folder: Path) -> bool:
+    """Whether a folder has the commit of a tree and the same changes."""
+    present = collected_as(tree, folder).tree
+    return (
+        present.commit == tree.commit
+        and present.patch_sha256 == tree.patch_sha256
+        and present.not_saved == tree.not_saved
+    )
+
+
+def collected_as(tree: CodeTree, folder: Path) -> CollectedTree:
+    """Return the state of a folder, with the untracked files that a saved tree has."""
+    return collect_tree(folder, [folder / name for name in tree.untracked])
+
+
+def has_commit(repository: Path, commit: str) -> bool:
+    """Whether a folder is in a repository that has a commit."""
+    return (
+        repository.is_dir()
+        and ask_git(repository, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+    )
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield an empty folder that is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="recipes-reproduce-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def worktree(repository: Path, commit: str) -> Iterator[Path]:
+    """Check a commit out into a temporary folder; hooks of the repository do not run."""
+    with temporary_folder() as parent:
+        folder = parent / "code"
+        run_git(repository, *NO_HOOKS, "worktree", "add", "--detach", str(folder), commit)
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(UserError):
+                run_git(repository, "worktree", "remove", "--force", str(folder))
+
+
+def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
+    """Apply the saved patch of a tree to a folder with its commit.
+
+    Raises:
+        UserError: the patch is missing or damaged, or does not fit.
+    """
+    if tree.patch is None:
+        return
+    path = past.directory / PROVENANCE / tree.patch
+    try:
+        digest = receipt_of(path)["sha256"]
+    except OSError as error:
+        raise UserError(
+            f"{path} can't be read ({error.strerror})", advice=f"put it back, {PRESENT_CODE}"
+        ) from None
+    if digest != tree.patch_sha256:
+        raise UserError(
+            f"{path} is not as the run wrote it", advice=f"put a copy of it back, {PRESENT_CODE}"
+        )
+    run_git(folder, "apply", "--unidiff-zero", "--whitespace=nowarn", str(path))
+
+
+def run_git(folder: Path, *words: str) -> None:
+    """Run a git command in a folder.
+
+    Raises:
+        UserError: it fails. The message has the end of git's own.
+    """
+    command = ["git", "-C", str(folder), *words]
+    # A temporary folder may lie in a repository, to which git would apply a patch.
+    environment = {**git_environment(), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    try:
+        answer = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"git can't be run ({error.strerror})", advice="install git") from None
+    if answer.returncode:
+        message = " ".join(answer.stderr.split())[-LAST_CHARACTERS:]
+        raise UserError(
+            f"git {words[0]} failed in {folder} ({message})",
+            advice=f"repeat it there to see why, {PRESENT_CODE}",
+        )
+
+
+def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
+    """Return the recipe's file in a folder of code; None if it is not there.
+
+    An older run did not save its path. It is found by its name and digest. If no file has that
+    digest, the text that the run kept is used.
+    """
+    if past.attempt.recipe is not None:
+        path = folder / past.attempt.recipe
+        return path if path.is_file() else None
+    name = f"{past.config.recipe}.py"
+    listing = ask_git(folder, "ls-files", "-z", "--", f"*{name}") or b""
+    paths = [folder / word for word in listing.decode("utf-8", "surrogateescape").split("\0")]
+    named = [path for path in paths if path.name == name and path.is_file()]
+    with_same_text = [path for path in named if digest_of(path) == past.config.source.sha256]
+    if with_same_text:
+        return with_same_text[0]
+    if (past.directory / FIRST_SOURCE).is_file():
+        copy = stack.enter_context(temporary_folder()) / name
+        shutil.copy(past.directory / FIRST_SOURCE, copy)
+        return copy
+    return first_of(named)
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def first_of(paths: Sequence[Path]) -> Path | None:
+    return paths[0] if paths else None

@@ -1,0 +1,82 @@
+"""Train a past run again beside the old one, and compare both bit by bit.
+
+  recipes reproduce runs/first
+
+It says what differs from then: code, versions, hardware, threads. The run's own code is used, from
+its commit and its saved patch, in a temporary git worktree. The new run is runs/first-reproduced;
+the same command goes on with it after an interruption. Flags of the recipe after RUN replace those
+of the run.
+
+Exit status: 0 if all bits are equal, or if facts differ and the final figures are within the
+tolerance; 1 if the run can't be reproduced; 3 if bits differ although no fact explains it; 4 if
+facts differ and the final figures are beyond the tolerance.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import UserError
+from common.tools.parser import tool_parser
+
+TOLERANCE = 0.02
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Reproduce the run that the command line names; exit with the status that tells the result."""
+    arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
+    from common.tools.reproduce.reproduction import Request, reproduce  # loads torch
+
+    directory = Path(arguments.run).resolve()
+    output = arguments.output_dir or directory.with_name(f"{directory.name}-reproduced")
+    request = Request(
+        directory=directory,
+        output=Path(output).resolve(),
+        flags=tuple(flags),
+        tolerance=arguments.tolerance,
+        uses_present_code=arguments.present_code,
+    )
+    status = reproduce(request)
+    if status:
+        raise SystemExit(status)
+
+
+def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the tool's own arguments, and the words that belong to the recipe's flags.
+
+    Raises:
+        UserError: a flag of the recipe stands before the run, or the tolerance can't work.
+    """
+    usage = "%(prog)s RUN [--FLAG VALUE ...] [options]"
+    parser = tool_parser("reproduce", __doc__, usage, outlives_terminal=True)
+    parser.add_argument("run", metavar="RUN", help="its directory, before all flags")
+    parser.add_argument(
+        "--output-dir", metavar="DIR", help="of the new run (default: RUN-reproduced)"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        metavar="X",
+        help="relative difference of the final figures that is allowed where facts differ "
+        f"(default: {TOLERANCE})",
+    )
+    parser.add_argument(
+        "--present-code",
+        action="store_true",
+        help="run the code as it is now, not that of the run",
+    )
+    arguments, flags = parser.parse_known_args(words)
+    # The parser takes the first word without dashes for RUN. If a flag of the recipe comes first,
+    # that word is its value.
+    if flags and words.index(flags[0]) < words.index(arguments.run):
+        raise UserError(
+            "a flag stands before the run", advice="name the run first, such as runs/first"
+        )
+    if not 0 <= arguments.tolerance < 1:
+        raise UserError(
+            f"--tolerance {arguments.tolerance:g} can't work",
+            advice="give a share such as 0.02, which is 2 %",
+        )
+    return arguments, flags

@@ -1,0 +1,130 @@
+"""Draws the conclusion of a reproduction: the result, its explanation, and the exit status."""
+
+from collections.abc import Sequence
+
+from common.system.printable import listed
+from common.tools.reproduce.receipt import (
+    FactDifference,
+    FigureDifference,
+    FinalCompared,
+    Result,
+    RowsCompared,
+    WeightsCompared,
+)
+
+UNEXPLAINED = 3  # exit status: bits differ, and no fact that changes bits does
+BEYOND_TOLERANCE = 4  # exit status: facts differ, and the final figures by more than the tolerance
+
+
+def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
+    """Whether all that was compared is equal bit for bit."""
+    are_rows_equal = rows.first is None and not rows.missing and rows.rows > 0
+    are_weights_equal = weights.first_differing is None and weights.exported_is_equal is not False
+    return are_rows_equal and are_weights_equal
+
+
+def result_of(rows: RowsCompared, weights: WeightsCompared, final: FinalCompared) -> Result:
+    """Return the result of a comparison."""
+    if are_bits_equal(rows, weights):
+        return "equal bits"
+    is_within = final.is_within_tolerance and not rows.missing
+    return "within tolerance" if is_within else "beyond tolerance"
+
+
+def exit_status_of(result: Result, differences: Sequence[FactDifference]) -> int:
+    """Return the exit status of the command; 0 means that the run was reproduced.
+
+    Bits that differ without a reason are a failure, however little they differ.
+    """
+    if result == "equal bits":
+        return 0
+    if not any(difference.changes_bits for difference in differences):
+        return UNEXPLAINED
+    return 0 if result == "within tolerance" else BEYOND_TOLERANCE
+
+
+def explanation_of(
+    result: Result, differences: Sequence[FactDifference], gaps: Sequence[str]
+) -> str:
+    """Return in a sentence which differing facts explain the result.
+
+    Args:
+        differences: the likelier causes first.
+        gaps: what the old run lacks, in sentences.
+    """
+    causes = [in_words(difference) for difference in differences if difference.changes_bits]
+    if result == "equal bits":
+        if not causes:
+            return "no fact that changes bits differs"
+        return f"the bits are equal although {listed(causes)}"
+    if len(causes) == 1:
+        return f"this explains it: {causes[0]}"
+    if causes:
+        return f"one or several of these explain it: {'; '.join(causes)}"
+    sentence = (
+        "no recorded fact differs: code, flags, data, device, threads, processes and versions are "
+        "the same"
+    )
+    if gaps:
+        return f"{sentence}, as far as the run recorded them ({'; '.join(gaps)})"
+    return (
+        f"{sentence}, so the recipe does something that its seed does not fix (recipes prove looks "
+        "for it)"
+    )
+
+
+def in_words(difference: FactDifference) -> str:
+    """Return a differing fact as a part of a sentence."""
+    return f"{difference.fact} was {difference.before} and is {difference.now}"
+
+
+def difference_in_words(difference: FigureDifference) -> str:
+    """Return a differing figure with both values, in full precision."""
+    return f"{difference.figure} {difference.before!r} and now {difference.now!r}"
+
+
+def rows_in_words(rows: RowsCompared) -> str:
+    """Return where the rows of two runs differ first, and by how much at the end."""
+    if rows.missing:
+        count = len(rows.missing)
+        missing = f"; {count} rows are missing, the first of update {rows.missing[0]}"
+    else:
+        missing = ""
+    if rows.first is None or rows.at_end is None:
+        return f"{rows.rows} rows are equal{missing}"
+    text = f"first difference in the row of update {rows.first.update}: "
+    text += difference_in_words(rows.first)
+    if rows.previous_update is not None:
+        text += f" (the row of update {rows.previous_update} is equal)"
+    if rows.at_end.update != rows.first.update:
+        text += f"; at update {rows.at_end.update}: {difference_in_words(rows.at_end)}"
+    return f"{text}{missing}"
+
+
+def weights_in_words(weights: WeightsCompared) -> str:
+    """Return where the weights of two runs differ."""
+    if weights.first_differing is not None:
+        files = ", ".join(weights.differing_files)
+        text = f"the checkpoint of update {weights.first_differing} differs ({files})"
+    elif weights.checkpoints:
+        text = f"{weights.checkpoints} checkpoints are equal"
+    else:
+        text = "no checkpoint can be compared"
+    if weights.exported_is_equal is None:
+        return f"{text}; there are no exported weights to compare"
+    if weights.exported_is_equal:
+        return f"{text}; the exported weights are equal"
+    return f"{text}; of the exported weights, {weights.exported_difference}"
+
+
+def final_in_words(final: FinalCompared, tolerance: float) -> str:
+    """Return how far the final figures are apart, and what the tolerance allows."""
+    if final.largest is None:
+        return "there are no final figures to compare"
+    distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2%}"
+    before, now = final.figures[final.largest]
+    verdict = "within" if final.is_within_tolerance else "beyond"
+    return (
+        f"{final.largest} differs most, {before} and now {now} ({distance}): {verdict} the "
+        f"tolerance of {tolerance:.2%}"
+    )

@@ -1,0 +1,90 @@
+"""The command and the environment with which a past run is trained again, as a user would do it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from common.run_directory.directory import INITIAL
+from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
+from common.run_directory.records import CONFIG, Environment
+from common.system.platforms import command_line
+from common.tools.reproduce.code import PlacedCode
+from common.tools.reproduce.past_run import PastRun
+from common.tools.tune.trial import launch_command
+
+# The launcher's variables for FSDP2, as `accelerate_configs/fsdp2_bf16.yaml` sets them.
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+def flags_of_reproduction(past: PastRun) -> list[str]:
+    """Return the words of the flags that repeat a run.
+
+    What the run left open, such as a precision of `auto`, gets the value that it then chose. A
+    tracker and a target change no figure, and are left out.
+    """
+    environment = past.config.environment
+    words = ["--config", str(past.directory / CONFIG)]
+    words += ["--mixed-precision", environment.mixed_precision]
+    words += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
+    if environment.device_type == "cpu" and environment.threads_per_process is not None:
+        words += ["--num-threads", str(environment.threads_per_process)]
+    if (past.directory / INITIAL).is_dir():
+        words += ["--init-from", str(past.directory / INITIAL)]
+    return words
+
+
+def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) -> list[str]:
+    """Return the command that trains a run again in `output`, or goes on there.
+
+    Args:
+        flags: words that replace flags of the run.
+    """
+    launcher_options: list[str] = []
+    processes = past.config.environment.world_size
+    if processes > 1:
+        launcher_options = ["--multi_gpu", "--num_processes", str(processes)]
+        launcher_options += ["--main_process_port", "0"]  # any free port
+    words = [*flags_of_reproduction(past), *flags]
+    return launch_command(launcher_options, str(recipe), words, output)
+
+
+def environment_of(past: PastRun, code: PlacedCode) -> dict[str, str]:
+    """Return the variables of the new run.
+
+    The variables that choose kernels are those of the old run. `common` is imported from the code
+    that was placed.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in NUMERIC_VARIABLES}
+    if not past.attempts:  # an older run did not record its variables
+        kept = dict(os.environ)
+    variables = {
+        **kept,
+        **past.attempt.variables,
+        **variables_of_device(past.config.environment),
+    }
+    if code.library != LIBRARY:
+        variables["PYTHONPATH"] = with_library(code.library, os.environ)
+    return variables
+
+
+def variables_of_device(environment: Environment) -> dict[str, str]:
+    """Return the variables that choose the type of device, and how the weights are sharded."""
+    variables = {}
+    if environment.device_type == "cpu" and torch.accelerator.is_available():
+        variables["ACCELERATE_USE_CPU"] = "true"
+    if environment.sharding == "FSDP2":
+        variables |= SHARDED
+    return variables
+
+
+def with_library(library: Path, variables: Mapping[str, str]) -> str:
+    """Return a search path for modules that begins with the folder of the library."""
+    paths = [str(library), *filter(None, [variables.get("PYTHONPATH")])]
+    return os.pathsep.join(paths)
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """Return the command for a receipt, with `python` in the place of this interpreter."""
+    return command_line(["python", *command[1:]])

@@ -1,0 +1,221 @@
+"""Trains a past run again, compares both, and writes the receipt."""
+
+import platform
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from common.console import CONSOLE, say
+from common.errors import UserError
+from common.files import writing
+from common.run_directory.provenance import installed_packages, machine_facts
+from common.run_directory.records import CONFIG
+from common.system.devices import device_name
+from common.system.platforms import shown_path
+from common.tools.prove.receipt import present_time
+from common.tools.reproduce.code import PlacedCode, code_of, digest_of
+from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
+from common.tools.reproduce.conclusion import exit_status_of, explanation_of, result_of
+from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.launching import command_of, environment_of, shown_command
+from common.tools.reproduce.past_run import PastRun, read_original, read_past_run
+from common.tools.reproduce.receipt import FORMAT, Reproduction, read_receipt, write_receipt
+from common.tools.reproduce.report import line_of, show_differences, show_plan, show_result
+from common.tools.tune.trial import TrialRun
+
+STOPPED = 130  # exit status after Ctrl-C
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    directory: Path  # of the run to reproduce, absolute
+    output: Path  # of the new run, absolute
+    flags: tuple[str, ...]  # words that replace flags of the run
+    tolerance: float
+    uses_present_code: bool
+
+
+def reproduce(request: Request) -> int:
+    """Train a run again, or finish an interrupted reproduction, and return the exit status.
+
+    Raises:
+        UserError: the run can't be reproduced.
+        SystemExit: with status 130, after Ctrl-C or SIGTERM. The new run has saved itself.
+    """
+    past = read_original(request.directory)
+    claim(request, past)
+    with interruptible(), code_of(past, request.uses_present_code) as code:
+        expected = differences_of(past, run_expected(past, code))
+        show_plan(past, code.source, request.flags, expected)
+        command = command_of(past, code.recipe, request.flags, request.output)
+        new = train(request, past, command, environment_of(past, code))
+    differences = differences_of(past, new)
+    if differences != expected:
+        say("The new run recorded these differences:")
+        show_differences(differences)
+    receipt = compare(request, past, new)
+    receipt = receipt.model_copy(
+        update={
+            "command": shown_command(command),
+            "commit": code.trees[0].commit,
+            "code": code.source,
+        }
+    )
+    receipt = receipt.model_copy(update={"line": line_of(receipt, new)})
+    write_receipt(request.output, receipt)
+    show_result(receipt, request.output)
+    return receipt.exit_status
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM act like Ctrl-C in the `with` block, and say how to go on after either."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("stopped: go on with the same command")
+        raise SystemExit(STOPPED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def claim(request: Request, past: PastRun) -> None:
+    """Mark the folder of the new run as a reproduction of this run with these flags.
+
+    Raises:
+        UserError: the folder has another run, or a reproduction with other flags.
+    """
+    output = request.output
+    advice = "name another --output-dir"
+    if output == request.directory:
+        raise UserError(f"--output-dir {output} is the run itself", advice=advice)
+    receipt = read_receipt(output)
+    if receipt is None:
+        if (output / CONFIG).exists():
+            raise UserError(f"{output} holds a run that is no reproduction", advice=advice)
+        with writing(f"--output-dir {output}"):
+            output.mkdir(parents=True, exist_ok=True)
+        write_receipt(output, new_receipt(request, past))
+        return
+    claimed = (receipt.original_run_id, receipt.flags)
+    if claimed != (past.config.run_id, [*request.flags]):
+        raise UserError(
+            f"{output} reproduces {receipt.original} with the flags "
+            f"{' '.join(receipt.flags) or 'of that run'}",
+            advice=advice,
+        )
+
+
+def new_receipt(request: Request, past: PastRun) -> Reproduction:
+    """Return the receipt of a reproduction that begins."""
+    return Reproduction(
+        format=FORMAT,
+        original=str(request.directory),
+        original_run_id=past.config.run_id,
+        flags=[*request.flags],
+        result="running",
+        tolerance=request.tolerance,
+        began=present_time(),
+    )
+
+
+def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
+    """Return the records that the new run will have, as far as they are known before it starts."""
+    environment = past.config.environment
+    device = torch.device("cpu")
+    if environment.device_type != "cpu":
+        device = torch.accelerator.current_accelerator() or device
+    packages = installed_packages()
+    present = machine_facts().model_copy(
+        update={
+            "trees": code.trees,
+            "variables": past.attempt.variables,
+            "machines": 1,
+        }
+    )
+    changes = {
+        "device": device_name(device),
+        "device_type": device.type,
+        "python": platform.python_version(),
+        "versions": {name: packages.get(name, "none") for name in environment.versions},
+    }
+    source = past.config.source.model_copy(update={"sha256": digest_of(code.recipe)})
+    config = past.config.model_copy(
+        update={"environment": environment.model_copy(update=changes), "source": source}
+    )
+    return replace(past, config=config, attempts=[present])
+
+
+def train(
+    request: Request, past: PastRun, command: list[str], environment: dict[str, str]
+) -> PastRun:
+    """Train the new run as far as the old one came, and return its records.
+
+    Raises:
+        UserError: the new run failed, unless the old one failed as well.
+    """
+    output = request.output
+    if is_far_enough(output, past):
+        return read_past_run(output)
+    say(f"training {shown_path(output)}")
+    with (
+        CONSOLE.status(output.name) as progress,
+        closing(TrialRun(command, output, environment)) as run,
+    ):
+        for record in run.follow():
+            progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
+            if not past.is_complete and record.last_step >= past.last_step:
+                break  # the old run came no further; this run saves itself and ends
+    if not (output / CONFIG).is_file():
+        raise UserError(
+            f"the new run did not begin to train: {run.reason()}",
+            advice="mend what it says, and repeat the command",
+        )
+    new = read_past_run(output)
+    if new.is_complete or is_far_enough(output, past):
+        return new
+    if new.status.status == "failed" and past.status.status == "failed" and new.rows:
+        say(f"both runs failed; the new one: {run.reason()}")
+        return new
+    raise UserError(
+        f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
+        advice="mend what it says, and repeat the command, which goes on with it",
+    )
+
+
+def is_far_enough(output: Path, past: PastRun) -> bool:
+    """Whether the new run needs no more training: it ended, or came as far as the old run."""
+    if not (output / CONFIG).is_file():
+        return False
+    new = read_past_run(output)
+    return new.is_complete or (not past.is_complete and new.last_step >= past.last_step)
+
+
+def compare(request: Request, past: PastRun, new: PastRun) -> Reproduction:
+    """Return the receipt with the comparison of both runs."""
+    rows = compare_rows(past, new)
+    weights = compare_weights(past, new)
+    final = compare_final(past, new, request.tolerance)
+    result = result_of(rows, weights, final)
+    differences = differences_of(past, new)
+    gaps = past.gaps()
+    return new_receipt(request, past).model_copy(
+        update={
+            "result": result,
+            "exit_status": exit_status_of(result, differences),
+            "gaps": gaps,
+            "differences": differences,
+            "rows": rows,
+            "weights": weights,
+            "final": final,
+            "explanation": explanation_of(result, differences, gaps),
+            "processor": new.attempt.processor,
+        }
+    )

@@ -1,0 +1,95 @@
+"""What a run saves to be trained again: attempts, packages, and nothing that could stop it."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from common.run_directory import provenance
+from common.run_directory.provenance import (
+    ProvenanceWriter,
+    installed_packages,
+    saved_attempts,
+    with_attempt,
+)
+from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt
+
+
+def attempt(step: int, **facts: object) -> Attempt:
+    """Return an attempt from an update on, with `cores` 2 unless stated."""
+    return Attempt.model_validate({"global_step": step, "cores": 2, **facts})
+
+
+def test_only_changes_are_added() -> None:
+    """A resume with the same code and machine adds nothing. One from before a change removes it."""
+    first = attempt(0)
+    assert with_attempt([], first) == [first]
+    assert with_attempt([first], attempt(5)) == [first]
+    changed = attempt(5, cores=4)
+    assert with_attempt([first], changed) == [first, changed]
+    assert with_attempt([first, changed], attempt(9, cores=4)) == [first, changed]
+    assert with_attempt([first, changed], attempt(3)) == [first]
+    assert with_attempt([first, changed], attempt(0, cores=8)) == [attempt(0, cores=8)]
+
+
+def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
+    """A recipe that is in no repository is saved with its text. The library has a commit."""
+    recipe = tmp_path / "code" / "train.py"
+    recipe.parent.mkdir()
+    recipe.write_text("x = 1\n")
+    directory = tmp_path / "run"
+    directory.mkdir()
+    writer = ProvenanceWriter(directory, recipe)
+    writer.begin(0)
+    writer.wait()
+    (saved,) = saved_attempts(directory)
+    assert saved.recipe == "train.py"
+    own, library = saved.trees
+    assert (own.folder, own.untracked) == (str(recipe.parent), ["train.py"])
+    assert own.patch is not None
+    assert "+x = 1\n" in (directory / PROVENANCE / own.patch).read_text()
+    assert Path(library.folder).samefile(provenance.LIBRARY)
+    assert library.commit is not None
+    assert saved.packages["torch"] == metadata.version("torch")
+    assert saved.cores
+    writer.begin(4)  # a resume
+    writer.wait()
+    assert saved_attempts(directory) == [saved]
+
+
+def test_packages_are_those_of_importlib() -> None:
+    """The names of folders say the same as the files in them."""
+    expected = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-")
+        expected.setdefault(name, distribution.version)
+    packages = installed_packages()
+    assert packages.keys() == expected.keys()
+    differing = {name for name, version in packages.items() if version != expected[name]}
+    assert differing == set()
+
+
+def test_only_named_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other may be a secret."""
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    monkeypatch.setenv("WANDB_API_KEY", "feedface")
+    assert provenance.machine_facts().variables["MKL_CBWR"] == "AVX2"
+    assert "feedface" not in provenance.machine_facts().model_dump_json()
+
+
+def test_failure_to_write_stops_no_run(tmp_path: Path) -> None:
+    """A file is in the way of the folder, as if the disk refused it."""
+    (tmp_path / PROVENANCE).write_text("")
+    writer = ProvenanceWriter(tmp_path, Path(__file__))
+    writer.write(0)
+    assert saved_attempts(tmp_path) == []
+
+
+def test_recipe_without_a_file_is_no_mistake(tmp_path: Path) -> None:
+    """It was typed into an interpreter."""
+    ProvenanceWriter(tmp_path, tmp_path / "<stdin>").write(0)
+    assert (tmp_path / ATTEMPTS).exists()
+    (saved,) = saved_attempts(tmp_path)
+    assert (saved.recipe, saved.problem) == (None, "the recipe is in no file")
