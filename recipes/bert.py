@@ -5,9 +5,9 @@ One process, on a CPU or one GPU:
 Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/bert.py
 
-Result, from the 6-layer all-MiniLM-L6-v2: 90.0 % validation accuracy on SST-2 after 3 epochs;
-77.6 % test accuracy and 84.3 % F1 on MRPC after 5; torch 2.13, bf16, two cores of an AMD EPYC. Not
-measured on a GPU yet.
+Result, from the 6-layer all-MiniLM-L6-v2: 81.9 % test accuracy and 87.0 % F1 on MRPC after 5 epochs;
+90.0 % validation accuracy on SST-2 after 3, at a learning rate of 5e-5; torch 2.13, bf16, two cores
+of an AMD EPYC. Not measured on a GPU yet.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,8 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
-    # Peak learning rate (default: 5e-5 for a pretrained model, 1e-3 from scratch).
+    # Peak learning rate (default: 1e-3 from scratch; pretrained: 5e-5 at BERT-base's width of 768,
+    # and more for a narrower model).
     learning_rate: float | None = None
     # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained.
     model: str = "auto"
@@ -90,9 +91,11 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
 
-def peak_learning_rate(config: Config) -> float:
+def peak_learning_rate(config: Config, model: nn.Module) -> float:
     if config.learning_rate is None:
-        config.learning_rate = 1e-3 if config.model == "scratch" else 5e-5
+        width = model.get_parameter("classifier.weight").shape[1]
+        # Adam's best rate is about inversely proportional to the width (arXiv:2203.03466).
+        config.learning_rate = 1e-3 if config.model == "scratch" else 5e-5 * 768 / width
     return config.learning_rate
 
 
@@ -133,7 +136,7 @@ def main(config: Config) -> None:
         if config.compile:
             compile_layers(model.get_submodule("bert.encoder.layer").children())
         groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)
+        optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, model), fused=True)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

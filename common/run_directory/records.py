@@ -216,7 +216,9 @@ class CheckpointDigests(Record):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
-    step: int = Field(alias="progress/global_step")
+    step: int = Field(
+        validation_alias="progress/global_step", serialization_alias="progress/global_step"
+    )
     files: dict[str, str]  # SHA-256 by name
 
 

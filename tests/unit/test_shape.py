@@ -23,7 +23,7 @@ ALLOWED = {
     "compile_model(model, config)",
     'compile_layers(model.get_submodule("bert.encoder.layer").children())',
     "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, data), fused=True)",
-    "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config), fused=True)",
+    "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, model), fused=True)",
     "optimizer = torch.optim.SGD(",
     "groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",

@@ -65,8 +65,10 @@ def difference_at(step: int, figure: str, before: PastRun, now: PastRun) -> Figu
 
 
 def number_or_none(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    """Return a figure; None for NaN, which rows have as null, and for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
 
 
 def compare_weights(before: PastRun, now: PastRun) -> WeightsCompared:

@@ -1,0 +1,125 @@
+"""`recipes reproduce` on real runs: equal bits, a cause that is named, and an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.tools.compare.readers import RunRecord
+from common.tools.reproduce.command import main
+from common.tools.reproduce.conclusion import BEYOND_TOLERANCE
+from common.tools.reproduce.receipt import Reproduction, read_receipt
+from common.tools.tune.trial import TrialRun
+from tests.git_repository import commit_all, git
+from tests.launch import REPOSITORY, Runner
+
+FLAGS = (
+    *("--dataset", "digits", "--batch-size", 64, "--hidden-sizes", 32, "--dropout", 0.1),
+    *("--log-every", 3, "--checkpoint-every", 4, "--tracker", "none"),
+)
+SHORT = (*FLAGS, "--max-steps", 12)
+
+
+def reproduce(*words: object, status: int = 0) -> Reproduction:
+    """Reproduce a run, and return the receipt."""
+    words = tuple(map(str, words))
+    if status:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == status
+    else:
+        main(words)
+    output = f"{words[0]}-reproduced"
+    if "--output-dir" in words:
+        output = str(words[words.index("--output-dir") + 1])
+    receipt = read_receipt(Path(output))
+    assert receipt is not None
+    return receipt
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> None:
+    """First where its code lies, then from commit and patch; another flag is named as the cause."""
+    code = tmp_path / "code"
+    code.mkdir()
+    text = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    (code / "train.py").write_text(text)
+    commit_all(code)
+    # An uncommitted change, which needs a file that git does not track.
+    edited = text.replace("nn.ReLU()", "activation()").replace(
+        "import torch\n", "import torch\nfrom shapes import activation\n", 1
+    )
+    (code / "train.py").write_text(edited)
+    (code / "shapes.py").write_text("from torch.nn import GELU as activation\n")
+    run = runner.run(code / "train.py", *SHORT, all_cores=True)
+    receipt = reproduce(run.directory)
+    assert receipt.result == "equal bits"
+    assert receipt.differences == []
+    assert receipt.rows is not None
+    assert receipt.weights is not None
+    assert (receipt.rows.rows, receipt.weights.checkpoints) == (4, 3)
+    assert receipt.weights.exported_is_equal is True
+    # The change is undone, and the other file is another one now.
+    (code / "train.py").write_text(text)
+    (code / "shapes.py").write_text("raise ValueError\n")
+    elsewhere = tmp_path / "elsewhere"
+    receipt = reproduce(run.directory, "--output-dir", elsewhere)
+    assert receipt.result == "equal bits"
+    assert "with the saved patch, in a temporary worktree" in receipt.code
+    assert (code / "train.py").read_text() == text
+    assert git(code, "worktree", "list").count("\n") == 0
+    other = tmp_path / "other"
+    receipt = reproduce(
+        *(run.directory, "--learning-rate", 0.002, "--output-dir", other, "--tolerance", 0),
+        status=BEYOND_TOLERANCE,
+    )
+    assert [difference.fact for difference in receipt.differences] == ["--learning-rate"]
+    assert receipt.rows is not None
+    assert receipt.rows.first is not None
+    assert receipt.rows.first.update == 3
+    assert receipt.explanation == "this explains it: --learning-rate was 0.001 and is 0.002"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_two_processes_are_reproduced(runner: Runner) -> None:
+    """They are launched by `accelerate launch`."""
+    run = runner.run("mnist_mlp", *SHORT, launcher="two")
+    receipt = reproduce(run.directory)
+    assert receipt.result == "equal bits"
+    assert "--num_processes 2" in receipt.command
+    assert receipt.differences == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_interrupted_reproduction_goes_on(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C stops the new run, which saves itself. The same command finishes it."""
+    run = runner.run("mnist_mlp", *FLAGS, "--max-steps", 300, all_cores=True)
+    output = run.directory.with_name("run-reproduced")
+    follow = TrialRun.follow
+
+    def follow_until_interrupted(trial: TrialRun) -> Iterator[RunRecord]:
+        for record in follow(trial):
+            yield record
+            if record.last_step >= 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialRun, "follow", follow_until_interrupted)
+        receipt = reproduce(run.directory, status=130)
+    assert receipt.result == "running"
+    assert "stopped: go on with the same command" in capsys.readouterr().out
+    receipt = reproduce(run.directory)
+    assert receipt.result == "equal bits"
+    assert receipt.rows is not None
+    assert receipt.rows.rows == len(run.metrics)
+    assert (
+        "resuming"
+        in (output / "output.log").read_text() + output.with_name("run-reproduced.log").read_text()
+    )

@@ -1,0 +1,112 @@
+"""The code of a past run: taken where it is as it was, otherwise restored in another folder."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.run_directory.provenance import present_attempt
+from common.run_directory.records import PROVENANCE
+from common.tools.reproduce import code as code_of_runs
+from common.tools.reproduce.code import code_of
+from common.tools.reproduce.past_run import PastRun
+from tests.git_repository import commit_all, git
+from tests.unit.tools.reproduce.made_up_runs import write_past_run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """Return a recipe with an uncommitted change, in a repository."""
+    path = tmp_path / "code" / "recipes" / "tiny.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("x = 1\n")
+    commit_all(path.parents[1])
+    path.write_text("x = 2\n")
+    return path
+
+
+def run_of(recipe: Path, folder: Path) -> PastRun:
+    """Return a run that a recipe has made now."""
+    attempt, trees = present_attempt(recipe, 0)
+    past = write_past_run(folder, attempt=attempt.to_json())
+    for collected in trees:
+        if collected.tree.patch is not None:
+            (folder / PROVENANCE / collected.tree.patch).write_bytes(collected.patch)
+    return past
+
+
+def test_unchanged_code_is_used_where_it_is(recipe: Path, tmp_path: Path) -> None:
+    """Nothing is copied."""
+    with code_of(run_of(recipe, tmp_path / "run"), False) as code:
+        assert code.recipe == recipe
+
+
+@pytest.mark.parametrize("change", ["edit", "commit", "undo"])
+def test_changed_code_is_restored_elsewhere(recipe: Path, tmp_path: Path, change: str) -> None:
+    """The user's files stay as they are, and the temporary folder is gone afterwards."""
+    past = run_of(recipe, tmp_path / "run")
+    root = recipe.parents[1]
+    recipe.write_text("x = 1\n" if change == "undo" else "x = 3\n")
+    if change == "commit":
+        git(root, "commit", "--quiet", "--all", "--message", "later")
+    state = (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text())
+    with code_of(past, False) as code:
+        assert code.recipe.read_text() == "x = 2\n"
+        assert code.trees[0].patch_sha256 == past.attempt.trees[0].patch_sha256
+        restored = code.recipe
+    assert not restored.exists()
+    assert git(root, "worktree", "list").count("\n") == 0
+    assert (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text()) == state
+    with code_of(past, True) as code:
+        assert code.recipe == recipe
+
+
+def test_recipe_without_a_repository_is_restored(tmp_path: Path) -> None:
+    """From the files that the run saved, even if its folder is gone."""
+    recipe = tmp_path / "code" / "tiny.py"
+    recipe.parent.mkdir()
+    recipe.write_text("x = 1\n")
+    past = run_of(recipe, tmp_path / "run")
+    with code_of(past, False) as code:
+        assert code.recipe == recipe
+    recipe.unlink()
+    recipe.parent.rmdir()
+    with code_of(past, False) as code:
+        assert code.recipe.read_text() == "x = 1\n"
+    with pytest.raises(UserError, match="is gone: put the code back"), code_of(past, True):
+        pass
+
+
+def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> None:
+    """The message says what to do."""
+    past = run_of(recipe, tmp_path / "run")
+    (tree, *_) = past.attempt.trees
+    recipe.write_text("x = 3\n")
+    assert tree.patch is not None
+    patch = past.directory / PROVENANCE / tree.patch
+    contents = patch.read_bytes()
+    patch.write_bytes(contents + b"\n")
+    with pytest.raises(UserError, match="is not as the run wrote it"), code_of(past, False):
+        pass
+    patch.unlink()
+    with pytest.raises(UserError, match="can't be read"), code_of(past, False):
+        pass
+    patch.write_bytes(contents)
+    lost = tree.model_copy(update={"commit": "ab" * 20})
+    with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
+        code_of_runs.place(lost, past, stack)
+
+
+def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> None:
+    """`git worktree add` would run the hook for a check-out."""
+    past = run_of(recipe, tmp_path / "run")
+    recipe.write_text("x = 3\n")
+    hook = recipe.parents[1] / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    hook.chmod(0o755)
+    with code_of(past, False):
+        assert not (tmp_path / "ran").exists()
