@@ -1,0 +1,164 @@
+"""Tables of the results, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.resume.kills import UNINTERRUPTED
+from benchmarks.resume.results import Result, Results
+from benchmarks.resume.schedule import UPDATES
+
+PACKAGES_TO_NAME = ("torch", "accelerate", "transformers", "lightning", "torchdata")
+SUMMARY_HEADINGS = (
+    "",
+    "kills",
+    "repeated samples",
+    "lost samples",
+    "other batches",
+    "same weights",
+    "rows lost",
+    "rows doubled",
+    "resumed by itself",
+)
+HEADINGS = (
+    "contestant, processes",
+    "kill",
+    "moment",
+    "repeated",
+    "lost",
+    "other batches",
+    "weights differ by",
+    "rows lost",
+    "rows doubled",
+    "resumed by itself",
+)
+Row = tuple[str, ...]
+
+
+def summary_rows(results: Results) -> list[Row]:
+    """Return a row for each contestant and number of processes, over all its kills."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in results.in_order():
+        if result.moment != UNINTERRUPTED:
+            groups.setdefault((result.contestant, result.processes), []).append(result)
+    return [summary_row(title_of(*key), group) for key, group in groups.items()]
+
+
+def summary_row(title: str, group: Sequence[Result]) -> Row:
+    """Return the row of some results with their largest counts."""
+    same = sum(result.same_bits for result in group)
+    by_itself = sum(resumed_by_itself(result) for result in group)
+    return (
+        title,
+        str(len(group)),
+        largest(group, lambda result: result.repeated),
+        largest(group, lambda result: result.lost),
+        largest(group, lambda result: result.other_batches),
+        f"{same} of {len(group)}",
+        largest(group, lambda result: result.rows_lost),
+        largest(group, lambda result: result.rows_doubled),
+        f"{by_itself} of {len(group)}",
+    )
+
+
+def largest(group: Sequence[Result], count: Callable[[Result], int]) -> str:
+    """Return the largest count, and in how many results it is not zero."""
+    counts = [count(result) for result in group]
+    affected = sum(value > 0 for value in counts)
+    return f"≤ {max(counts)} (in {affected})" if affected else "0"
+
+
+def title_of(contestant: str, processes: int) -> str:
+    """Return the name of a contestant, with its processes if they are several."""
+    return contestant if processes == 1 else f"{contestant}, {processes} processes"
+
+
+def resumed_by_itself(result: Result) -> bool:
+    """Whether the training was resumed without help."""
+    return result.is_finished and result.removed == 0
+
+
+def detail_rows(results: Results) -> list[Row]:
+    """Return a row for each result."""
+    return [detail_row(result) for result in results.in_order()]
+
+
+def detail_row(result: Result) -> Row:
+    """Return the cells of a result, in the order of `HEADINGS`."""
+    difference = "0" if result.same_bits else "–"
+    if not result.same_bits and result.largest_difference is not None:
+        difference = f"{result.largest_difference:.1e}"
+    return (
+        title_of(result.contestant, result.processes),
+        result.kill,
+        result.moment,
+        str(result.repeated),
+        str(result.lost),
+        str(result.other_batches),
+        difference,
+        str(result.rows_lost),
+        str(result.rows_doubled),
+        resumed_words(result),
+    )
+
+
+def resumed_words(result: Result) -> str:
+    """Return how a training was resumed."""
+    if result.moment == UNINTERRUPTED:
+        return ""
+    if not result.is_finished:
+        return "no"
+    if result.removed > 0:
+        return f"no, {result.removed} removed by hand"
+    return "yes" if result.updates == UPDATES else f"yes, made {result.updates} updates"
+
+
+def markdown(headings: Row, rows: Sequence[Row], names: int) -> str:
+    """Return a table in Markdown; all columns but the first `names` are aligned to the right."""
+    alignment = ["---"] * names + ["--:"] * (len(headings) - names)
+    table = [headings, alignment, *rows]
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    lines[1] = f"|{'|'.join(alignment)}|"
+    return "\n".join(lines)
+
+
+def summary_markdown(results: Results) -> str:
+    """Return the table of the benchmarks' README; our rows are in bold."""
+    rows = [
+        tuple(f"**{cell}**" for cell in row) if row[0].startswith("recipe") else row
+        for row in summary_rows(results)
+    ]
+    return markdown(SUMMARY_HEADINGS, rows, names=1)
+
+
+def detail_markdown(results: Results) -> str:
+    """Return a table of all results in Markdown."""
+    return markdown(HEADINGS, detail_rows(results), names=3)
+
+
+def as_text(headings: Row, rows: Sequence[Row]) -> str:
+    """Return a table as aligned text."""
+    table = [headings, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headings))]
+    lines = []
+    for row in table:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def caption(results: Results) -> str:
+    """Return the processor, the versions and the commit, for people."""
+    machine = results.machine
+    versions = [
+        f"{name} {machine['versions'][name]}"
+        for name in PACKAGES_TO_NAME
+        if name in machine["versions"]
+    ]
+    return "; ".join([machine["hardware"]["processor"], *versions])
+
+
+def oddities(results: Results) -> list[str]:
+    """Return the command of each kill that left a trace."""
+    return [result.repeat for result in results.in_order() if not result.is_exact]
