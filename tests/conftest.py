@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -39,6 +40,10 @@ FOLDER = Path(os.environ[HANDED_DOWN] if TEMPORARY is None else TEMPORARY.name)
 for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
     del os.environ[_name]
 os.environ.update({**clean_environment(FOLDER), HANDED_DOWN: str(FOLDER)})
+# A shell that starts pytest in the background (`pytest &`) makes it ignore Ctrl-C. The processes of
+# tests would inherit this, and a search that a test interrupts would go on.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests of features that only POSIX has: terminals, process groups, limits, mounted file systems.
 OF_POSIX = (

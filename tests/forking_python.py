@@ -41,6 +41,8 @@ SET_BY_LAUNCHERS = (
     *("JPY_", "PYDEVD_", "MPLBACKEND", "CLICOLOR", "FORCE_COLOR", "PAGER", "GIT_PAGER", "TERM"),
 )
 MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "torchrun": "torch.distributed.run"}
+# Variables that a launcher passes on to its workers, and does not use itself.
+USED_BY_WORKERS = ("HF_",)
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
 
 
@@ -68,6 +70,8 @@ def main() -> None:
     is_script = bool(words) and os.path.isfile(words[0])
     is_module = len(words) > 1 and words[0] == "-m"
     read_late = READ_LATE + SET_BY_LAUNCHERS
+    if is_module and words[1] in MODULES.values():
+        read_late += USED_BY_WORKERS
     same_imports = has_same_imports(dict(os.environ), settings["environment"], read_late)
     if not same_imports or not (is_script or is_module):
         options = ["-u"] if unbuffered else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tests.launch import Finished
@@ -37,9 +38,18 @@ def records(run: Finished) -> dict[str, Any]:
 
 
 @functools.cache
-def inspect(file: object, *flags: str) -> str:
-    """Return the output of `wandb leet inspect` for the file of a run that has ended."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
+def inspect(file: Path, *flags: str) -> str:
+    """Return the output of `wandb leet inspect` for the file of a run that has ended.
+
+    This starts the program that `wandb leet inspect` starts, without a Python process above it.
+    `test_compare` reads a file by the command itself, as `recipes compare` does.
+    """
+    wandb = find_spec("wandb")
+    assert wandb is not None
+    assert wandb.origin is not None
+    program = Path(wandb.origin).with_name("bin") / "wandb-core"
+    command = [str(program), "leet", "inspect", "--no-observability", "--json", *flags]
+    command += ["--run-file", str(file), str(file.parent.parent)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout

@@ -189,9 +189,9 @@ def nothing(step: gpu_step.Step) -> None:
 
 
 FORKED_STEP = """
-import os, sys
-os.environ["PYTHONPATH"] = sys.argv.pop(1)
-sys.path.insert(0, os.environ["PYTHONPATH"])
+import sys
+sys.executable = sys.argv.pop(1)
+sys.path.insert(0, sys.argv.pop(1))
 from benchmarks.gpu_session.steps import main
 main(*sys.argv[1:])
 """
@@ -208,7 +208,7 @@ def test_steps_that_need_datasets_run_to_their_end(
     environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
 
     def fork(command: list[str], stdout: Any, **named: Any) -> Any:
-        step = [str(script), str(REPOSITORY), *command[3:]]
+        step = [str(script), str(runner.python), str(REPOSITORY), *command[3:]]
         return runner.start(step, "python", environment, REPOSITORY, stdout, stdout)
 
     offered = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
@@ -233,29 +233,39 @@ def all_figures(output: Path) -> dict[str, Any]:
     return figures
 
 
-# Runs the programme with steps that are forks, without the seconds of their imports.
+# Runs the programme with steps that are forks, without the seconds of their imports. What a step
+# launches is a fork as well, except for the recipes that its tests kill.
 BARE_PROGRAMME = """
-import os, sys, traceback
+import os, runpy, sys, traceback
 from types import SimpleNamespace
 repository, output = sys.argv[1:]
 sys.path.insert(0, repository)
 from benchmarks import gpu
+from benchmarks.gpu_session import step as gpu_step
 from benchmarks.gpu_session import steps as gpu_steps
 
+def interpret(words):
+    is_module = words[0] == "-m"
+    sys.argv = words[1:] if is_module else words
+    if is_module:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+
 class Fork:
-    def __init__(self, command, *, stdout, env, **others):
+    def __init__(self, work, env):
+        sys.stdout.flush()
         self.pid = os.fork()
         if self.pid:
             return
         status = 1
         try:
-            os.setsid()
-            os.dup2(stdout.fileno(), 1)
-            os.dup2(stdout.fileno(), 2)
-            os.chdir(repository)
             os.environ.update(env)
-            gpu_steps.main(*command[3:])
+            work()
             status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -263,16 +273,30 @@ class Fork:
             sys.stderr.flush()
             os._exit(status)
 
-    def wait(self, seconds):
+    def wait(self, seconds=None):
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def poll(self):
         return 0
 
+def start_step(command, *, stdout, env, **others):
+    def work():
+        os.setsid()
+        os.dup2(stdout.fileno(), 1)
+        os.dup2(stdout.fileno(), 2)
+        os.chdir(repository)
+        gpu_steps.main(*command[3:])
+    return Fork(work, env)
+
+def run(words, *, env, check):
+    status = Fork(lambda: interpret(words[1:]), env).wait()
+    assert status == 0, f"{words} ended with {status}"
+
 started = gpu.subprocess
 gpu.subprocess = SimpleNamespace(
-    Popen=Fork, DEVNULL=started.DEVNULL, TimeoutExpired=started.TimeoutExpired
+    Popen=start_step, DEVNULL=started.DEVNULL, TimeoutExpired=started.TimeoutExpired
 )
+gpu_step.subprocess = SimpleNamespace(run=run)
 gpu.main(gpu.Options(output=gpu.Path(output), tiny=True))
 """
 MISSING = ("wandb", "datasets", "optuna", "wandb-workspaces", "matplotlib", "scikit-learn")
