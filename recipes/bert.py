@@ -5,7 +5,7 @@ One process, on a CPU or one GPU:
 Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/bert.py
 
-Result, from the 6-layer all-MiniLM-L6-v2: 81.9 % test accuracy and 87.0 % F1 on MRPC after 5 epochs;
+Result, from the 6-layer all-MiniLM-L6-v2: 81.9 % test accuracy, 87.0 % F1 on MRPC after 5 epochs;
 90.0 % validation accuracy on SST-2 after 3, at a learning rate of 5e-5; torch 2.13, bf16, two cores
 of an AMD EPYC. Not measured on a GPU yet.
 """
