@@ -21,7 +21,7 @@ from typing import Any, Literal
 import psutil
 
 from benchmarks.resume.attempt import RUN_FOLDER, WEIGHTS_FILE, Attempt, record_name
-from benchmarks.resume.contestants import REPOSITORY, Contestant
+from benchmarks.resume.contestants import Contestant
 from benchmarks.resume.counting import Update, merge_ranks
 from benchmarks.resume.kills import Kill
 from benchmarks.resume.task import CLASSES, HIDDEN, PIXELS, write_digits
@@ -165,11 +165,7 @@ class Training:
         attempt.write(self.folder)
         command = self.contestant.command(self.folder, attempt, self.processes, free_port())
         log = self.folder / f"attempt-{attempt.number}.log"
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w", encoding="utf-8") as output:
             launcher = psutil.Popen(
                 command,

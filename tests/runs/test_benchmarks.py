@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from benchmarks import gpu, time_to_accuracy, transfer
+from benchmarks import gpu, resume_peers, time_to_accuracy, transfer
 from benchmarks.accuracy import materials as accuracy_materials
 from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import FAST_TRAINER, WORKLOADS
@@ -25,12 +25,14 @@ from benchmarks.gpu_session import step as gpu_step
 from benchmarks.gpu_session.steps import STEPS, Plan
 from benchmarks.harness import guarded
 from benchmarks.harness import materials as harness_materials
+from benchmarks.harness import results as harness_results
 from benchmarks.harness.bare_environment import make_bare_environment
 from benchmarks.harness.isolation import isolated
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Training
 from benchmarks.pictures import screen_of
+from benchmarks.resume.results import Results as ResumeResults
 from common.errors import UserError
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 from tests.local_data import WORDS, grey_images, write_image_parquet, write_parquet, write_tiny_bert
@@ -410,3 +412,35 @@ def test_picture_shows_what_stood_in_the_terminal() -> None:
         console.print("later")
         live.update("two thirds", refresh=True)
     assert screen_of(written.getvalue().replace("\n", "\r\n")) == "above\nlater\ntwo thirds"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_kills_of_the_recipe_and_of_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed twice, the recipe leaves no trace; Accelerate's example repeats and loses samples."""
+    machine = {"hardware": {"processor": "a CPU"}, "versions": {"torch": "2"}}
+    monkeypatch.setattr(harness_results, "describe_machine", lambda rates: machine)
+    options = resume_peers.Options(
+        contestants=("recipe", "Accelerate, checkpointing.py"),
+        kills=("24@0.50", "29"),
+        processes=(1,),
+        output=tmp_path / "results.json",
+    )
+    resume_peers.main(options)
+    results = ResumeResults.read(options.output)
+    assert results is not None
+    ours = {result.kill: result for result in results.in_order() if result.contestant == "recipe"}
+    assert all(result.is_exact for result in ours.values()), capsys.readouterr().out
+    # The recipe writes checkpoints in the background, so that of update 24 may be incomplete.
+    assert ours["29"].resumed_at in ([17], [25])
+    assert ours["24@0.50"].resumed_at == [17], "the checkpoint was complete before the kill"
+    (share,) = ours["24@0.50"].written_shares
+    assert 0.5 <= share < 1
+    peer = results.results["Accelerate, checkpointing.py", 1, "29"]
+    assert peer.resumed_at == [25]
+    assert peer.repeated == peer.lost > 0
+    assert not peer.same_bits
+    resume_peers.main(options)
+    assert capsys.readouterr().out.count(": kept") == 4
