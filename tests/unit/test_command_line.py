@@ -18,6 +18,7 @@ from common.command_line import comments_of, read_config, refuse_credentials
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of
+from tests.conftest import first
 from tests.examples import COPIES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
@@ -107,8 +108,6 @@ def test_wrong_type_is_refused(
         (("--hidden-sizes", 64, 0), "--hidden-sizes 0"),
         (("--max-grad-norm", -1), "--max-grad-norm -1"),
         (("--image-size", 65537), "give 1 to 65,536"),
-        # It would become a tensor's size, a timeout or a number of processes.
-        (("--collective-timeout", 10**20), f"--collective-timeout {10**20}"),
     ],
 )
 def test_value_beyond_its_limits_is_refused(
@@ -119,6 +118,17 @@ def test_value_beyond_its_limits_is_refused(
         parse(monkeypatch, "mnist_mlp", *flags)
     assert sentence in error.value.message
     assert "can't work: give" in error.value.message
+
+
+@pytest.mark.parametrize("recipe", first(1, RECIPES))
+def test_huge_integers_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise they would become a tensor's size, a timeout or a number of processes."""
+    owner = config_class(recipe)
+    for field in dataclasses.fields(owner):
+        if kind_of(owner, field.name) is int:
+            for number in (10**20, -(10**20)):
+                with pytest.raises(UserError, match=rf"{number} can't work: give"):
+                    parse(monkeypatch, recipe, *words(owner, field.name, number))
 
 
 def test_evaluate_only_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
