@@ -18,7 +18,6 @@ from common.command_line import comments_of, read_config, refuse_credentials
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of
-from tests.conftest import first
 from tests.examples import COPIES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
@@ -120,7 +119,8 @@ def test_value_beyond_its_limits_is_refused(
     assert "can't work: give" in error.value.message
 
 
-@pytest.mark.parametrize("recipe", first(1, RECIPES))
+@pytest.mark.slow  # It parses some 50 command lines.
+@pytest.mark.parametrize("recipe", RECIPES[:1])
 def test_huge_integers_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would become a tensor's size, a timeout or a number of processes."""
     owner = config_class(recipe)
