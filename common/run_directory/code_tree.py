@@ -21,6 +21,8 @@ MOST_BYTES_OF_FILE = 2**20
 MOST_BYTES = 4 * 2**20  # of a patch
 MOST_FILES = 1000  # changed ones; with more, the command line would be too long
 GIT_SECONDS = 10.0  # after which git is ended
+# Without the second one, `git diff` would write to the index, to note which files are unchanged.
+SETTINGS = ("-c", "core.quotePath=false", "-c", "diff.autoRefreshIndex=false")
 # Variables that point git to another repository, as in a hook of git.
 FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 SECRET_FILES = (
@@ -54,7 +56,7 @@ def ask_git(folder: Path, *words: str, most_bytes: int = 2**26) -> bytes | None:
     None if it fails, takes longer than `GIT_SECONDS`, or prints more than `most_bytes`; also if
     there is no git. The command does not write to the repository by itself.
     """
-    command = ["git", "-C", str(folder), "-c", "core.quotePath=false", *words]
+    command = ["git", "-C", str(folder), *SETTINGS, *words]
     try:
         process = subprocess.Popen(
             command,

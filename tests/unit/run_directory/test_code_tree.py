@@ -86,7 +86,8 @@ def test_commit_and_patch_restore_all_files(repository: Path, tmp_path: Path) ->
 
 
 def test_collecting_leaves_the_repository_as_it_is(repository: Path) -> None:
-    """Neither its index nor its files change."""
+    """Neither its index nor its files change, even if git could note that a file is unchanged."""
+    os.utime(repository / "unchanged.py", (2e9, 2e9))
     before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     collected(repository)
     after = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
